@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
 from scope_jax.models.transformer import Params, declare
@@ -65,7 +66,7 @@ def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
             chosen.add(dense[target])
         else:
             known = ", ".join((*dense, "all-linear", *(["experts"] if cfg.num_experts else [])))
-            raise ValueError(
+            raise UserError(
                 f"model.adapter.targets names {target!r}, but the model ({cfg.architecture}) has only {known}; choose "
                 "among these."
             )

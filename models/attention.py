@@ -21,6 +21,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from scope_jax.errors import UserError
+
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
@@ -39,7 +41,7 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
     if choice == "auto":
         choice = {"tpu": "splash", "gpu": "dot_product", "cuda": "dot_product"}.get(platform, "reference")
     if choice == "splash" and platform != "tpu":
-        raise ValueError(
+        raise UserError(
             f'attention = "splash" is a TPU kernel but the devices are {platform}; use "auto" or "reference".'
         )
     if choice == "dot_product" and platform in ("gpu", "cuda") and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.errors import UserError
 from scope_jax.models.attention import Attend, make_attend
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import count, cut, number
@@ -46,7 +47,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
-            raise ValueError(f"BertConfig.width ({self.width}) must be a multiple of num_heads ({self.num_heads}).")
+            raise UserError(f"BertConfig.width ({self.width}) must be a multiple of num_heads ({self.num_heads}).")
 
 
 def from_hf(config: Mapping[str, Any], model_type: str = "bert") -> BertConfig:
@@ -56,7 +57,7 @@ def from_hf(config: Mapping[str, Any], model_type: str = "bert") -> BertConfig:
     wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for name, value in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {value!r} is supported.")
+            raise UserError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {value!r} is supported.")
     first = 0 if model_type == "bert" else count(config, "pad_token_id", least=0) + 1
     return BertConfig(
         vocab_size=count(config, "vocab_size"),

@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.errors import UserError
 from scope_jax.models import rendering
 from scope_jax.models.fields import cut
 
@@ -174,12 +175,12 @@ class _MaskedChat:
     ) -> None:
         self._hf = chat._hf
         if self._hf.chat_template is None:
-            raise ValueError(
+            raise UserError(
                 "the tokenizer has no chat template; set model.chat_template to a .jinja file, or use a model with one."
             )
         named = self._hf.chat_template
         if isinstance(named, dict) and "default" not in named and (tools is None or "tool_use" not in named):
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer has chat templates named {', '.join(map(cut, sorted(named)))}, none of them 'default'; "
                 "set model.chat_template to a .jinja file with the one to use."
             )
@@ -246,7 +247,7 @@ class _Masker:
         used = set(payload)
         free = [chr(code) for code in PRIVATE_USE[: len(used) + len(edges) + 1] if chr(code) not in used]
         if len(free) <= len(edges):
-            raise ValueError("The messages use up all private-use characters; remove them from the text.")
+            raise UserError("The messages use up all private-use characters; remove them from the text.")
         self.spare = free[len(edges)]
         self._mask = dict(zip(edges, free, strict=False))
         self._unmask = {mask: char for char, mask in self._mask.items()}

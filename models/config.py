@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scope_jax.errors import UserError
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
 from scope_jax.models.rope import Rope
@@ -82,21 +83,21 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.architecture not in FAMILIES:
-            raise ValueError(f"ModelConfig.architecture is {self.architecture!r}; supported are {', '.join(FAMILIES)}.")
+            raise UserError(f"ModelConfig.architecture is {self.architecture!r}; supported are {', '.join(FAMILIES)}.")
         sizes = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width")
         for name in (*sizes, "max_positions"):
             if vars(self)[name] < 1:
-                raise ValueError(f"ModelConfig.{name} is {vars(self)[name]}; it must be at least 1.")
+                raise UserError(f"ModelConfig.{name} is {vars(self)[name]}; it must be at least 1.")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise UserError(
                 f"ModelConfig.num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})."
             )
         if self.head_dim % 2:
-            raise ValueError(f"ModelConfig.head_dim ({self.head_dim}) must be even for rotary embeddings.")
+            raise UserError(f"ModelConfig.head_dim ({self.head_dim}) must be even for rotary embeddings.")
         if FAMILIES[self.architecture].experts and not self.num_experts:
-            raise ValueError(f"ModelConfig.num_experts is 0; the architecture {self.architecture!r} needs experts.")
+            raise UserError(f"ModelConfig.num_experts is 0; the architecture {self.architecture!r} needs experts.")
         if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
-            raise ValueError(
+            raise UserError(
                 f"ModelConfig.experts_per_token ({self.experts_per_token}) must be 1 to num_experts "
                 f"({self.num_experts})."
             )
@@ -107,12 +108,12 @@ class ModelConfig:
         if self.sliding_rope == self.rope:
             object.__setattr__(self, "sliding_rope", None)
         if len(self.layer_windows) != self.num_layers:
-            raise ValueError(
+            raise UserError(
                 f"ModelConfig.layer_windows has {len(self.layer_windows)} entries; give one for each of the "
                 f"{self.num_layers} layers."
             )
         if any(window is not None and window < 1 for window in self.layer_windows):
-            raise ValueError(f"ModelConfig.layer_windows {self.layer_windows} holds a window below 1 token.")
+            raise UserError(f"ModelConfig.layer_windows {self.layer_windows} holds a window below 1 token.")
 
     @property
     def table_rows(self) -> int:
@@ -134,19 +135,19 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = number(parameters if "rope_theta" in parameters else config, "rope_theta")
     if theta <= 1:
-        raise ValueError(f"config.json: field 'rope_theta' is {theta}; it must be above 1.")
+        raise UserError(f"config.json: field 'rope_theta' is {theta}; it must be above 1.")
     for source in (parameters, config):
         share = source.get("partial_rotary_factor")
         if share not in (None, 1, 1.0):
-            raise ValueError(
+            raise UserError(
                 f"config.json: field 'partial_rotary_factor' is {shown(share)}; only whole heads are rotated."
             )
     if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise ValueError("config.json gives rotary parameters by layer type, which only OLMo-3 has; correct them.")
+        raise UserError("config.json gives rotary parameters by layer type, which only OLMo-3 has; correct them.")
     if kind == "default":
         return Rope(theta)
     if kind not in ("linear", "llama3", "yarn"):
-        raise ValueError(
+        raise UserError(
             f"config.json: rope type {cut(repr(kind))} is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
         )
     positions = count(config, "max_position_embeddings")
@@ -221,12 +222,12 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
         types = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(num_layers)]
     strange = set(types) - {"sliding_attention", "full_attention"}
     if strange or len(types) != num_layers:
-        raise ValueError(
+        raise UserError(
             f"config.json: field 'layer_types' must name 'full_attention' or 'sliding_attention' for each of the "
             f"{num_layers} layers, not {shown(types)}."
         )
     if "sliding_attention" in types and window is None:
-        raise ValueError("config.json: 'layer_types' has sliding layers, but 'sliding_window' is not set or not used.")
+        raise UserError("config.json: 'layer_types' has sliding layers, but 'sliding_window' is not set or not used.")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -239,16 +240,14 @@ def _refuse(config: Mapping[str, Any]) -> None:
     }
     for name, (value, supported) in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(
-                f"config.json: field {name!r} is {cut(repr(config[name]))}; only {supported} is supported."
-            )
+            raise UserError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {supported} is supported.")
     if config.get("mlp_only_layers"):
-        raise ValueError(
+        raise UserError(
             f"config.json: field 'mlp_only_layers' is {cut(repr(config['mlp_only_layers']))}; only models with "
             "experts in every layer are supported."
         )
     if config.get("quantization_config"):
-        raise ValueError(
+        raise UserError(
             "config.json has a 'quantization_config'; quantised weights are not supported, use the model that they "
             "were made of."
         )
@@ -262,7 +261,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
     if architecture is None:
         known = ", ".join(family.hf for family in FAMILIES.values())
-        raise ValueError(f"config.json: field 'architectures' is {shown(names)}; supported are {known}.")
+        raise UserError(f"config.json: field 'architectures' is {shown(names)}; supported are {known}.")
     return architecture
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.errors import UserError
 from scope_jax.models.attention import MASKED, Attend, make_attend
 
 How = Literal["auto", "ulysses", "ring"]
@@ -41,9 +42,9 @@ def resolve(choice: How, kv_heads: int, devices: int) -> Literal["ulysses", "rin
     unknown choice.
     """
     if choice not in get_args(How):
-        raise ValueError(f"context_attention is {choice!r}; it must be one of {', '.join(map(repr, get_args(How)))}.")
+        raise UserError(f"context_attention is {choice!r}; it must be one of {', '.join(map(repr, get_args(How)))}.")
     if choice == "ulysses" and kv_heads % devices:
-        raise ValueError(
+        raise UserError(
             f'learner.context_attention = "ulysses" divides the kv heads, {kv_heads} on each device of a tensor group, '
             f'over mesh.context = {devices}, which does not divide them; use "auto" or "ring".'
         )
@@ -59,7 +60,7 @@ def token_order(length: int, devices: int) -> np.ndarray:
     if devices == 1:
         return np.arange(length)
     if length % (2 * devices):
-        raise ValueError(
+        raise UserError(
             f"a row of {length} tokens cannot be divided over mesh.context = {devices}; choose multiples of "
             f"{2 * devices} for learner.buckets, two pieces for each device."
         )

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from scope_jax.errors import UserError
 from scope_jax.models import bert, claims, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
@@ -123,7 +124,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
         named = names or [name for name, kind in ARCHITECTURES.items() if kind == contents.get("model_type")]
         kind = next((ARCHITECTURES[name] for name in named if name in ARCHITECTURES), None)
         if kind is None:
-            raise ValueError(
+            raise UserError(
                 f"architectures {shown(names)} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
             )
         if kind == "qwen3":
@@ -134,7 +135,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
         usual = Modules("last" if kind == "qwen3" else "mean", (), normalize=True)
         cfg = EncoderConfig(model, modules or usual, said, modules is not None)
         if said.similarity == "euclidean" and not cfg.normalize:
-            raise ValueError("its vectors are compared by distance, which is supported only for normalised vectors.")
+            raise UserError("its vectors are compared by distance, which is supported only for normalised vectors.")
     except ValueError as error:
         raise WeightsError(f"{folder}: {error}") from None
     return cfg

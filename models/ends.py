@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scope_jax.errors import UserError
 from scope_jax.models.chat import ChatTemplate, Stretch
 from scope_jax.models.fields import MOST, cut, read_object
 
@@ -58,7 +59,7 @@ def _named(path: Path) -> tuple[int, ...]:
     ends = tuple(named) if isinstance(named, list) else () if named is None else (named,)
     if len(ends) > MOST_ENDS or not all(type(end) is int and 0 <= end <= MOST for end in ends):
         value = named if not isinstance(named, list) else named[:20]
-        raise ValueError(
+        raise UserError(
             f"{path}: eos_token_id is {cut(repr(value))}; it must be a token id or a list of them, up to {MOST_ENDS}."
         )
     return ends

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scope_jax.errors import UserError
 from scope_jax.sharding.files import FileNameError, inside
 
 MOST = 2**31 - 1  # largest accepted count
@@ -14,7 +15,7 @@ MOST_BYTES = 2**24  # of a JSON file; the largest of published folders, indices 
 MOST_DEEP = 64
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
 
 
@@ -89,7 +90,7 @@ def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
     value = config.get(name)
     value = default if value is None else value
     if value is None:
-        raise ValueError(f"config.json has no field {name!r}; the model cannot be built without it.")
+        raise UserError(f"config.json has no field {name!r}; the model cannot be built without it.")
     return value
 
 

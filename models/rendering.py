@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from scope_jax.errors import UserError
 from scope_jax.models.fields import cut
 
 WORKER = Path(__file__).with_name("template_worker.py")
@@ -29,7 +30,7 @@ WAIT = 60.0  # seconds on the clock, for a worker that is not scheduled
 CHARS, CHARS_PER_CHAR = 2**20, 8  # the longest text: a constant, and more for long conversations
 
 
-class TemplateLimit(ValueError):
+class TemplateLimit(UserError):
     """A chat template takes more time or memory, or writes more text, than any real one."""
 
 
@@ -68,7 +69,7 @@ def render(
         return answer["text"]
     if answer.get("limit"):
         raise TemplateLimit(f"The chat template was stopped: {answer['error']}; use another template.")
-    raise ValueError(f"The chat template rejects the conversation ({cut(answer['error'], 200)}).")
+    raise UserError(f"The chat template rejects the conversation ({cut(answer['error'], 200)}).")
 
 
 class _Worker:

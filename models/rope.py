@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from scope_jax.errors import UserError
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -38,9 +40,9 @@ class Rope:
 
     def __post_init__(self) -> None:
         if self.kind in ("llama3", "yarn") and self.original_positions < 1:
-            raise ValueError(f"Rope of kind {self.kind!r} needs original_positions, the length it was trained for.")
+            raise UserError(f"Rope of kind {self.kind!r} needs original_positions, the length it was trained for.")
         if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
+            raise UserError(
                 f"Rope of kind 'llama3' needs low_freq_factor ({self.low_freq_factor}) below high_freq_factor "
                 f"({self.high_freq_factor})."
             )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from scope_jax.errors import UserError
 from scope_jax.models.fields import MOST, count, cut, flag, read_json, read_object, table, within
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -84,9 +85,9 @@ def listed(folder: Path) -> list[tuple[str, str]] | None:
         return None
     found = read_json(path)
     if not isinstance(found, list) or not all(isinstance(module, Mapping) for module in found):
-        raise ValueError("modules.json is not a list of modules.")
+        raise UserError("modules.json is not a list of modules.")
     if len(found) > MOST_MODULES:
-        raise ValueError(f"modules.json lists {len(found)} modules; up to {MOST_MODULES} are supported.")
+        raise UserError(f"modules.json lists {len(found)} modules; up to {MOST_MODULES} are supported.")
     pairs = [(str(module.get("type", "")).rsplit(".", 1)[-1], module.get("path") or "") for module in found]
     return [(kind, str(place and within(folder, place, path).relative_to(folder))) for kind, place in pairs]
 
@@ -97,23 +98,23 @@ def modules(folder: Path, width: int) -> Modules | None:
         return None
     kinds = [kind for kind, _ in found]
     if unknown := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
-        raise ValueError(
+        raise UserError(
             f"modules.json has a module {cut(min(unknown))}; only Transformer, Pooling, Dense and Normalize are "
             "supported."
         )
     layers = kinds.count("Dense")
     if kinds not in (["Transformer", "Pooling", *["Dense"] * layers, *last] for last in ([], ["Normalize"])):
-        raise ValueError(
+        raise UserError(
             f"modules.json lists {cut(', '.join(kinds), 99) or 'nothing'}; supported are one Transformer, one Pooling, "
             "any number of Dense and at most one Normalize, in this order."
         )
     if found[0][1]:
-        raise ValueError(f"modules.json has the transformer in the folder {found[0][1]}; give a folder that holds it.")
+        raise UserError(f"modules.json has the transformer in the folder {found[0][1]}; give a folder that holds it.")
     pooling = _pooling(folder, found[1][1], width)
     for _, place in found[2:]:
         config = _read(folder / place, "config.json")  # of a Normalize, older folders have none
         if any(config.get(f"module_{end}_name") not in (None, "sentence_embedding") for end in ("input", "output")):
-            raise ValueError(f"the module {place} works on something else than the pooled vector; this is unsupported.")
+            raise UserError(f"the module {place} works on something else than the pooled vector; this is unsupported.")
     dense = []
     for _, place in found[2 : 2 + layers]:
         dense.append(_dense(folder, place, dense[-1].outputs if dense else width))
@@ -129,12 +130,12 @@ def _pooling(folder: Path, place: str, width: int) -> Pooling:
     mode = FLAGS.get(str(modes[0]), str(modes[0])) if len(modes) == 1 else None
     if mode not in POOLINGS:
         named = cut(" and ".join(map(str, modes)))
-        raise ValueError(f"the pooling {named} in {place} is not supported; supported is one of {', '.join(POOLINGS)}.")
+        raise UserError(f"the pooling {named} in {place} is not supported; supported is one of {', '.join(POOLINGS)}.")
     if config.get("include_prompt", True) is not True:
-        raise ValueError(f"pooling without the prompt (include_prompt in {place}) is not supported.")
+        raise UserError(f"pooling without the prompt (include_prompt in {place}) is not supported.")
     for name in ("embedding_dimension", "word_embedding_dimension"):
         if config.get(name, width) != width:
-            raise ValueError(f"{place} pools vectors of {config[name]} numbers, but the model's width is {width}.")
+            raise UserError(f"{place} pools vectors of {config[name]} numbers, but the model's width is {width}.")
     return POOLINGS[mode]
 
 
@@ -144,16 +145,16 @@ def _dense(folder: Path, place: str, width: int) -> Dense:
         inputs, outputs = count(config, "in_features"), count(config, "out_features")
         bias, residual = flag(config, "bias", True), flag(config, "use_residual", False)
     except ValueError as error:
-        raise ValueError(f"{place}/{error}") from None
+        raise UserError(f"{place}/{error}") from None
     if inputs != width:
-        raise ValueError(f"the dense layer {place} takes {inputs} numbers, but gets {width}.")
+        raise UserError(f"the dense layer {place} takes {inputs} numbers, but gets {width}.")
     if residual:
-        raise ValueError(f"the dense layer {place} has a residual connection (use_residual); this is not supported.")
+        raise UserError(f"the dense layer {place} has a residual connection (use_residual); this is not supported.")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     package, _, name = str(activation).rpartition(".")
     if not f"{package}.".startswith("torch.nn.") or name not in get_args(Activation):
         known = ", ".join(get_args(Activation))
-        raise ValueError(
+        raise UserError(
             f"the dense layer {place} has the activation {cut(str(activation))}; supported are torch's {known}."
         )
     return Dense(place, inputs, outputs, bias, cast(Activation, name))
@@ -164,25 +165,25 @@ def said(folder: Path) -> Said:
     settings = _read(folder, next((name for name in SETTINGS if (folder / name).is_file()), SETTINGS[0]))
     changes = next((name for name in ("config_args", "config_kwargs") if settings.get(name)), None)
     if changes or settings.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise ValueError(f"sentence_bert_config.json has {changes or 'transformer_task'}; this is not supported.")
+        raise UserError(f"sentence_bert_config.json has {changes or 'transformer_task'}; this is not supported.")
     longest = settings.get("max_seq_length") or _read(folder, "tokenizer_config.json").get("model_max_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 1):
-        raise ValueError(
+        raise UserError(
             f"the longest text (max_seq_length, model_max_length) is {cut(repr(longest))}; it must be a number."
         )
     contents = _read(folder, PROMPTS)
     try:
         lower_case, prompts = flag(settings, "do_lower_case", False), table(contents, "prompts")
     except ValueError as error:
-        raise ValueError(f"sentence-transformers' {error}") from None
+        raise UserError(f"sentence-transformers' {error}") from None
     if wrong := [name for name, text in prompts.items() if not isinstance(text, str | None)]:
-        raise ValueError(f"{PROMPTS}: the prompt {cut(repr(wrong[0]))} is not a text.")
+        raise UserError(f"{PROMPTS}: the prompt {cut(repr(wrong[0]))} is not a text.")
     usual = contents.get("default_prompt_name")
     if usual is not None and usual not in prompts:
-        raise ValueError(f"{PROMPTS}: default_prompt_name is {cut(repr(usual))}, but there is no such prompt.")
+        raise UserError(f"{PROMPTS}: default_prompt_name is {cut(repr(usual))}, but there is no such prompt.")
     similarity = contents.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot", "euclidean"):
-        raise ValueError(
+        raise UserError(
             f"{PROMPTS}: similarity_fn_name {cut(repr(similarity))} is not supported; use cosine, dot or euclidean."
         )
 

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.errors import UserError
 from scope_jax.models import tokenizer_file
 from scope_jax.models.fields import MOST, cut, read_object, shown
 from scope_jax.models.tokenizer_file import check_name, shown_name
@@ -80,7 +81,7 @@ def class_of(folder: Path) -> str | None:
     usual = of_model or in_config
     found = {str(name).removesuffix("Fast") for name in (named, usual) if name and name not in GENERIC}
     if len(found) > 1:
-        raise ValueError(
+        raise UserError(
             f"{folder}: {CONFIG} names {cut(str(named))} and config.json means {usual}, which may divide a text "
             "differently, and there is no tokenizer.json that decides; add it, or correct the class."
         )
@@ -97,7 +98,7 @@ def check_classes(folder: Path) -> None:
             continue
         kind = tokenizer_class_from_name(name)
         if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerFast):
-            raise ValueError(
+            raise UserError(
                 f"{folder} names the tokenizer class {name}, which is no fast tokenizer of transformers, and code of "
                 "a folder is never run; add tokenizer.json, or correct the class."
             )
@@ -118,7 +119,7 @@ def _class_named(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The tokenizer class in tokenizer_config.json. Raises ValueError for anything but a name."""
     named = config.get("tokenizer_class")
     if named is not None and not isinstance(named, str):
-        raise ValueError(f"{folder / CONFIG}: tokenizer_class is {cut(repr(named))}, not a name; correct or remove it.")
+        raise UserError(f"{folder / CONFIG}: tokenizer_class is {cut(repr(named))}, not a name; correct or remove it.")
     return named
 
 
@@ -130,7 +131,7 @@ def _content(value: Any, said_by: str) -> str:
     """The text of a token, which files give as such or as an object."""
     content = value.get("content") if isinstance(value, Mapping) else value
     if not isinstance(content, str) or not content:
-        raise ValueError(f"{said_by}: {cut(repr(value))} is not a token; correct or remove it.")
+        raise UserError(f"{said_by}: {cut(repr(value))} is not a token; correct or remove it.")
     check_name(said_by, content)
     return content
 
@@ -141,7 +142,7 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
     decoder = config.get("added_tokens_decoder")
     decoder = {} if decoder is None else decoder
     if not isinstance(decoder, Mapping) or not all(id.isdecimal() and len(id) <= 10 for id in decoder):
-        raise ValueError(f"{path}: added_tokens_decoder is not an object of tokens by id; correct or remove it.")
+        raise UserError(f"{path}: added_tokens_decoder is not an object of tokens by id; correct or remove it.")
     for id, token in decoder.items():
         flags = {flag: token[flag] is True for flag in FLAGS if isinstance(token, Mapping) and flag in token}
         yield _Said(path, _content(token, path), int(id), flags)
@@ -149,12 +150,12 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
     path = str(folder / "added_tokens.json")
     for content, id in _object(folder / "added_tokens.json").items():
         if type(id) is not int or not 0 <= id <= MOST:
-            raise ValueError(f"{path}: the id of {shown_name(content)} is {cut(repr(id))}; it must be a whole number.")
+            raise UserError(f"{path}: the id of {shown_name(content)} is {cut(repr(id))}; it must be a whole number.")
         check_name(path, content)
         if content not in ids:
             yield _Said(path, content, id, {})
         elif ids[content] != id:
-            raise ValueError(
+            raise UserError(
                 f"{path} gives {shown_name(content)} the id {id}, but {CONFIG} another; correct one of them."
             )
     maps = {CONFIG: config} | (
@@ -165,7 +166,7 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
             extra = contents_of.get(key)
             extra = [] if extra is None else extra
             if not isinstance(extra, Mapping | list):
-                raise ValueError(
+                raise UserError(
                     f"{folder / file}: {key} is {cut(repr(extra))}, not a list of tokens; correct or remove it."
                 )
             for token in extra.values() if isinstance(extra, Mapping) else extra:
@@ -189,7 +190,7 @@ def _roles(folder: Path, config: Mapping[str, Any], ids: Collection[str], usual:
         if content in ids:
             named[role] = content
         elif role in NEEDED:
-            raise ValueError(
+            raise UserError(
                 f"{folder / file} names {shown_name(content)} as {role}, but no file gives it an id; correct it."
             )
     return named
@@ -220,7 +221,7 @@ def _add(fast: FastTokenizer, said: Sequence[_Said], special: set[str], folder: 
     new = []
     for token in said:
         if whole and token.content not in listed and token.content not in special:
-            raise ValueError(
+            raise UserError(
                 f"{token.file} adds {shown_name(token.content)}, which {folder / 'tokenizer.json'} does not list as an "
                 "added token, so that texts would get other ids; save the tokenizer again."
             )
@@ -233,12 +234,12 @@ def _add(fast: FastTokenizer, said: Sequence[_Said], special: set[str], folder: 
     for token in said:
         have = known.get(token.content)
         if token.id is None and have is None:
-            raise ValueError(
+            raise UserError(
                 f"{token.file} names {shown_name(token.content)} as a special token, but no file gives it an id; "
                 "remove it, or save the tokenizer again."
             )
         if token.id is not None and have != token.id:
-            raise ValueError(
+            raise UserError(
                 f"{token.file} gives {shown_name(token.content)} the id {token.id}, which the vocabulary cannot assign "
                 f"(there it is {have}); copy the folder again, or save the tokenizer again."
             )
@@ -247,18 +248,18 @@ def _add(fast: FastTokenizer, said: Sequence[_Said], special: set[str], folder: 
 def template_file(path: Path) -> str:
     """A chat template as stored. Raises ValueError with one sentence if it is too long or not UTF-8."""
     if (size := path.stat().st_size) > 4 * MOST_TEMPLATE:
-        raise ValueError(f"The chat template {path} has {size} bytes, more than any template; use another one.")
+        raise UserError(f"The chat template {path} has {size} bytes, more than any template; use another one.")
     try:
         return _template(path.read_text(encoding="utf-8"), path)
     except UnicodeDecodeError as error:
-        raise ValueError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
+        raise UserError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
 
 
 def _template(text: Any, path: Path) -> str:
     """A chat template of a file. Raises ValueError unless it is a text, of a length that templates have."""
     if not isinstance(text, str) or len(text) > MOST_TEMPLATE:
         what = f"has {len(text)} characters" if isinstance(text, str) else f"is {shown(text)}, not a text"
-        raise ValueError(f"The chat template in {path} {what}; correct it, or set model.chat_template.")
+        raise UserError(f"The chat template in {path} {what}; correct it, or set model.chat_template.")
     return text
 
 
@@ -267,7 +268,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, s
     paths = {"default": folder / "chat_template.jinja"}
     several = sorted(folder.glob("additional_chat_templates/*.jinja"))
     if len(several) > MOST_TEMPLATES:
-        raise ValueError(f"{folder} has {len(several)} chat templates; up to {MOST_TEMPLATES} are supported.")
+        raise UserError(f"{folder} has {len(several)} chat templates; up to {MOST_TEMPLATES} are supported.")
     paths |= {path.stem: path for path in several}
     if files := {name: template_file(path) for name, path in paths.items() if path.is_file()}:
         return files["default"] if set(files) == {"default"} else files
@@ -278,7 +279,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, s
         return _template(stated, path)
     known = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in stated)
     if not known or len(stated) > MOST_TEMPLATES:
-        raise ValueError(
+        raise UserError(
             f"{path}: chat_template is a list of something else than up to {MOST_TEMPLATES} names and templates."
         )
     return {template["name"]: _template(template.get("template"), path) for template in stated}

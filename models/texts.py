@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.errors import UserError
 from scope_jax.models import encoder
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.encoder import EncoderConfig, Params
@@ -53,18 +54,18 @@ class TextTokenizer:
         marked = self._plain.encode("a").ids
         start = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), None)
         if start is None:
-            raise ValueError(
+            raise UserError(
                 "The encoder's tokenizer changes the text when it adds special tokens; this is not supported."
             )
         self.before, self.after = tuple(marked[:start]), tuple(marked[start + len(bare) :])
         if ends_with is not None and not self.after:
             end = self._plain.token_to_id(ends_with)
             if end is None:
-                raise ValueError(f"The tokenizer has no token {ends_with}, which must end every text of this model.")
+                raise UserError(f"The tokenizer has no token {ends_with}, which must end every text of this model.")
             self.after = (end,)
         self._room = max_tokens - len(self.before) - len(self.after)
         if self._room < 1:
-            raise ValueError(
+            raise UserError(
                 f"max_tokens = {max_tokens} leaves no room for text beside the encoder's special tokens; raise it."
             )
 
@@ -115,7 +116,7 @@ class TextEncoder:
             raise ValueError(f"The batch of texts is {rows}; it must be at least 1.")
         model = cfg.model
         if max_tokens > model.max_positions:
-            raise ValueError(
+            raise UserError(
                 f"The encoder has {model.max_positions} positions, fewer than max_tokens = {max_tokens}; "
                 "lower max_tokens."
             )
@@ -167,7 +168,7 @@ class TextEncoder:
             ids_BT[row, : len(text_ids)] = text_ids
             lengths_B[row] = len(text_ids)
         if ids_BT.max() >= self.cfg.model.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"The encoder's tokenizer gives token {ids_BT.max()} but it has only {self.cfg.model.vocab_size} "
                 "embeddings; use the encoder's own tokenizer."
             )

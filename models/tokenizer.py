@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.errors import UserError
 from scope_jax.models import ends, rendering, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from scope_jax.models.ends import End, TemplateEnd
@@ -74,7 +75,7 @@ class Tokenizer:
         self._chat = ChatTemplate(hf, special)
         self.ends, self.template_end = self._ends(eos_ids, [Path(folder) for folder in folders])
         if not self.ends:
-            raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
+            raise UserError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self.eos_ids: tuple[int, ...] = tuple(end.id for end in self.ends)
         self.eos_id: int = self.eos_ids[0]
         self.pad_id: int = hf.pad_token_id if isinstance(hf.pad_token_id, int) else self.eos_id
@@ -120,7 +121,7 @@ class Tokenizer:
             rendering.start()
         tokenizer = Tokenizer(hf, eos_ids, [folder] if model is None else [folder, model])
         if exact and not tokenizer.exact:
-            raise ValueError(
+            raise UserError(
                 f"The tokenizer in {folder} does not preserve the bytes of a text, so it works for text encoders only, "
                 "not for a policy."
             )
@@ -200,7 +201,7 @@ class Tokenizer:
         tokenizer that is not exact.
         """
         if not self.exact:
-            raise ValueError(
+            raise UserError(
                 "This tokenizer does not preserve the bytes of a text, so it cannot be used for generation."
             )
         return self._spell([int(id)])

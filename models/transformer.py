@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from scope_jax.errors import UserError
 from scope_jax.models import context
 from scope_jax.models.attention import Attend, make_attend
 from scope_jax.models.config import ModelConfig
@@ -107,7 +108,7 @@ def _check_tensor(cfg: ModelConfig, size: int) -> None:
     for name in ("num_kv_heads", "num_heads", "ffn_width", "table_rows"):
         count = getattr(cfg, name)
         if count % size:
-            raise ValueError(f"mesh tensor={size} does not divide the model's {name}={count}; choose one that does.")
+            raise UserError(f"mesh tensor={size} does not divide the model's {name}={count}; choose one that does.")
 
 
 def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> Float[Array, "..."]:

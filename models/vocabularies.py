@@ -24,6 +24,7 @@ from transformers.convert_slow_tokenizer import (
     generate_merges,
 )
 
+from scope_jax.errors import UserError
 from scope_jax.models import specials, tokenizer_file
 from scope_jax.models.fields import WeightsError, cut, read_object, within
 from scope_jax.models.tokenizer_file import parts
@@ -85,7 +86,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
         hf = of_folder(folder)
     kind = type(hf.backend_tokenizer.model).__name__
     if kind not in KINDS:
-        raise ValueError(f"{folder} has a tokenizer of type {kind}; supported are BPE, Unigram and WordPiece.")
+        raise UserError(f"{folder} has a tokenizer of type {kind}; supported are BPE, Unigram and WordPiece.")
     if hf.eos_token is None:
         special = {token.content for token in hf.added_tokens_decoder.values() if token.special}
         hf.eos_token = next((name for name in USUAL_ENDS if name in special), None)
@@ -116,7 +117,7 @@ def _built(folder: Path, build: Callable[[], Built]) -> Built:
     except BaseException as error:
         if isinstance(error, WeightsError) or not (isinstance(error, Exception) or _is_panic(error)):
             raise
-        raise ValueError(f"{folder} has no readable tokenizer ({_first_line(error)}).") from None
+        raise UserError(f"{folder} has no readable tokenizer ({_first_line(error)}).") from None
 
 
 def _is_panic(error: BaseException) -> bool:
@@ -129,7 +130,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
     that tokenizer_config.json or config.json names decides.
     """
     if (folder / "vocab.json").is_file() and specials.class_of(folder) is None:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no readable tokenizer (vocab.json and merges.txt do not say how text is divided, and no "
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
@@ -148,7 +149,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
         ),
     )
     if not isinstance(hf, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
+        raise UserError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
     tokenizer_file.check_ids(folder, hf.backend_tokenizer.get_vocab())
     _built(folder, lambda: hf.backend_tokenizer.encode(PROBE))
     return hf

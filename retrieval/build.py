@@ -27,6 +27,7 @@ import numpy as np
 import tensorstore as ts
 from jax.sharding import Mesh
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Corpus
 from scope_jax.retrieval.embed import Embedder, HashedLexical, Progress
 from scope_jax.retrieval.exact import ExactIndex
@@ -38,7 +39,7 @@ VERSION = 1
 MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"
 
 
-class IndexFolderError(ValueError):
+class IndexFolderError(UserError):
     """An index folder is missing, incomplete, damaged or built from another corpus; one sentence says which."""
 
 
@@ -227,7 +228,7 @@ def _embed(corpus: Corpus, embedder: Embedder, folder: Path, manifest: Manifest,
         stop = min(start + manifest.chunk, manifest.passages)
         vectors_NE = _vectors(corpus, embedder, start, stop)
         if vectors_NE.shape[1] != manifest.width:
-            raise ValueError(
+            raise UserError(
                 f"The encoder {embedder.identity} changed its width from {manifest.width} to {vectors_NE.shape[1]}."
             )
         store[start:stop].write(vectors_NE).result()
@@ -242,13 +243,13 @@ def _vectors(corpus: Corpus, embedder: Embedder, start: int, stop: int) -> np.nd
     documents = corpus.documents(start, stop)
     vectors_NE = np.asarray(embedder.passages([d.contents for d in documents]), np.float32)
     if vectors_NE.ndim != 2 or len(vectors_NE) != stop - start:
-        raise ValueError(
+        raise UserError(
             f"The encoder {embedder.identity} returned shape {vectors_NE.shape} for {stop - start} passages; "
             "it must return one row per passage."
         )
     bad_N = ~np.isfinite(vectors_NE).all(axis=1)
     if bad_N.any():
-        raise ValueError(
+        raise UserError(
             f"The encoder {embedder.identity} returned a non-finite vector for passage "
             f"{documents[int(bad_N.argmax())].id}; no such vector can be searched."
         )

@@ -19,6 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import READ_ROWS, Document
 from scope_jax.sharding.files import replaced
 
@@ -82,7 +83,7 @@ class PrefixedEncoder:
     def _vectors(self, encode: Encoder, texts: list[str]) -> np.ndarray:
         vectors_NE = np.asarray(encode(texts), np.float32)
         if vectors_NE.ndim != 2 or len(vectors_NE) != len(texts):
-            raise ValueError(
+            raise UserError(
                 f"The encoder {self.identity} returned shape {vectors_NE.shape} for {len(texts)} texts; "
                 "it must return one row per text."
             )
@@ -141,7 +142,7 @@ class HashedLexical:
     def fit(corpus: Passages, dim: int, progress: Progress | None = None) -> HashedLexical:
         """Fits the weights on a corpus in two passes, the second over at most 8,192 evenly spaced passages."""
         if dim < 16:
-            raise ValueError(f"A hashed embedding of {dim} dimensions is too small; use 1024 to 4096.")
+            raise UserError(f"A hashed embedding of {dim} dimensions is too small; use 1024 to 4096.")
         features_F, counts_F, mean_lengths = _document_frequencies(corpus, progress)
         idf_F = np.log1p((len(corpus) - counts_F + 0.5) / (counts_F + 0.5)).astype(np.float32)
         free = HashedLexical(dim, features_F, idf_F, mean_lengths, 1.0)
@@ -217,9 +218,9 @@ class HashedLexical:
                 constants, words, grams, top = saved["constants"], *saved["scales"]
                 loaded = int(saved["dim"]), saved["features"], saved["idf"]
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            raise ValueError(f"The encoder weights in {file} are missing or damaged; build the index again.") from error
+            raise UserError(f"The encoder weights in {file} are missing or damaged; build the index again.") from error
         if not np.array_equal(constants, _CONSTANTS):
-            raise ValueError(f"The encoder weights in {file} were fitted by another version; rebuild the index.")
+            raise UserError(f"The encoder weights in {file} were fitted by another version; rebuild the index.")
         return HashedLexical(*loaded, (float(words), float(grams)), float(top))
 
 

@@ -21,6 +21,8 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scope_jax.errors import UserError
+
 Row = dict[str, Any]
 LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 BATCH = 1024  # rows decoded at a time
@@ -30,7 +32,7 @@ BLOCK = 1 << 16  # bytes in which a list is looked for
 UTF8_MARK, UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Data that cannot be used: one sentence with file, line or row, and what to do."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from google.protobuf import text_format
 from jaxtyping import Float, Int
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.index import checked_k
 from scope_jax.sharding.files import FileNameError, inside, replaced
 
@@ -40,9 +41,9 @@ class ScannConfig:
     def __post_init__(self) -> None:
         for name in ("num_leaves", "leaves_to_search", "dimensions_per_block", "reorder"):
             if (value := vars(self)[name]) < 1:
-                raise ValueError(f"ScaNN's {name} is {value}; it must be 1 or more.")
+                raise UserError(f"ScaNN's {name} is {value}; it must be 1 or more.")
         if self.leaves_to_search > self.num_leaves:
-            raise ValueError(
+            raise UserError(
                 f"ScaNN cannot search {self.leaves_to_search} of {self.num_leaves} leaves; "
                 "lower leaves_to_search or raise num_leaves."
             )
@@ -65,7 +66,7 @@ class ScannIndex:
             builder = builder.score_brute_force()
         else:
             if config.num_leaves > size:
-                raise ValueError(
+                raise UserError(
                     f"ScaNN cannot split {size} passages into {config.num_leaves} leaves; lower num_leaves to about "
                     f"{round(size**0.5)} or raise brute_force_below."
                 )
@@ -118,7 +119,7 @@ class ScannIndex:
         except FileNameError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, text_format.ParseError) as error:
-            raise ValueError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
+            raise UserError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
 
 
 def _assets(folder: Path) -> str:
@@ -142,7 +143,7 @@ def _scann() -> Any:
     try:
         import scann  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ValueError('ScaNN cannot be imported (it supports Linux only); use kind = "exact".') from error
+        raise UserError('ScaNN cannot be imported (it supports Linux only); use kind = "exact".') from error
     finally:
         if before is absent:
             del sys.modules["tensorflow"]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import Embedder
 from scope_jax.retrieval.exact import BLOCKS, COUNTS
@@ -110,7 +111,7 @@ class SearchTool:
         cache_size: int,
     ) -> None:
         if top_k < 1 or max_tokens < 1:
-            raise ValueError(
+            raise UserError(
                 f"A search result of {top_k} passages in {max_tokens} tokens is empty; both must be at least 1."
             )
         self._retrieve = retrieve

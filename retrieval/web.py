@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from scope_jax.errors import UserError
+
 GONE = 499  # nginx's status for a client that disconnected; never sent
 BODY_SECONDS = 30.0  # for a body to arrive
 CONTAINERS = 16_384  # arrays and objects of a body
@@ -46,7 +48,7 @@ def host_name(text: str) -> str:
         return str(address)
     parts = _AUTHORITY.fullmatch(text)
     if parts is None or parts[2] is None or parts[3] is not None:
-        raise ValueError(f"{text!r} is not the name of a host; give one such as gpu1.example.org.")
+        raise UserError(f"{text!r} is not the name of a host; give one such as gpu1.example.org.")
     return parts[2].lower().removesuffix(".")
 
 

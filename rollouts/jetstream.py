@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from scope_jax.errors import UserError
 from scope_jax.rollouts.engine import Engine, Prefix
 from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
 from scope_jax.rollouts.slots import DecodeState, Placement
@@ -343,23 +344,23 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
     def _request(self, request: Messages) -> Request:
         """Raises ValueError for what cannot be decoded."""
         if request.session_cache:
-            raise ValueError("session_cache is not supported; leave it empty.")
+            raise UserError("session_cache is not supported; leave it empty.")
         kind = request.WhichOneof("content")
         if kind == "text_content":
             ids = self._encode(request.text_content.text)
         elif kind == "token_content":
             ids = request.token_content.token_ids
         else:
-            raise ValueError("The request has no content; give text_content or token_content.")
+            raise UserError("The request has no content; give text_content or token_content.")
         vocabulary, room = self._rollouts.engine.model.vocab_size, self._rollouts.engine.config.max_length
         if len(ids) >= room:
-            raise ValueError(f"The prompt has {len(ids)} tokens; this server takes {room - 1}.")
+            raise UserError(f"The prompt has {len(ids)} tokens; this server takes {room - 1}.")
         if not ids or not all(0 <= id < vocabulary for id in ids):
-            raise ValueError(f"A prompt has at least one token id, each from 0 to {vocabulary - 1}.")
+            raise UserError(f"A prompt has at least one token id, each from 0 to {vocabulary - 1}.")
         if not 1 <= request.max_tokens <= self._max_tokens:
-            raise ValueError(f"max_tokens is {request.max_tokens}; this server takes 1 to {self._max_tokens}.")
+            raise UserError(f"max_tokens is {request.max_tokens}; this server takes 1 to {self._max_tokens}.")
         if len(ids) + request.max_tokens > room:
-            raise ValueError(f"{len(ids)} tokens and {request.max_tokens} more; together this server takes {room}.")
+            raise UserError(f"{len(ids)} tokens and {request.max_tokens} more; together this server takes {room}.")
         params = SamplingParams(
             temperature=0.0,
             top_k=0,

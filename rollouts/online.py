@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import Episode
 from scope_jax.rollouts.keys import key_data
@@ -155,7 +156,7 @@ class OnlineRollouts:
             own = replace(_guarded(request, errors), group=group)
             episode = Episode(own, number, self.tokenizer, limit)
             if episode.finish_reason is not None:
-                raise ValueError(f"The prompt has {len(episode.prompt)} tokens; the engine takes at most {limit - 1}.")
+                raise UserError(f"The prompt has {len(episode.prompt)} tokens; the engine takes at most {limit - 1}.")
             tickets.append(Ticket(episode, listener, self._loop, errors))
             keys.append(key_data("online", number) if request.key is None else request.key)
         grouped([ticket.episode for ticket in tickets])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.pages import (
     PAGE,
@@ -82,7 +83,7 @@ class PagedEngine(PagedPrograms):
         enough = max(least, 1 + config.slots // shards * self._needed(config.max_length))
         pages = enough if config.pages is None else config.pages
         if pages < least:
-            raise ValueError(
+            raise UserError(
                 f"a shard of the rollout engine has {pages} pages of {PAGE} tokens, but one episode of "
                 f"rollout.max_length = {config.max_length} (or evaluate.max_length, if that is longer) needs {least}; "
                 "raise the budget or lower it."
@@ -99,7 +100,7 @@ class PagedEngine(PagedPrograms):
             for window in self.windows
         )
         if most is not None and (needed := tables_in_smem(rows, columns)) > most:
-            raise ValueError(
+            raise UserError(
                 f"rollout.{setting} = {getattr(self.config, setting)} is too much for episodes of "
                 f"{self.config.max_length} tokens: the page tables of {rows} rows take {needed / 2**20:.2f} MiB of the "
                 f"scalar memory of a TPU core, which has room for {most / 2**20:.2f}; lower rollout.{setting} or "

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from scope_jax.errors import UserError
 from scope_jax.models.cascade import Tiles, tile_count
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
@@ -53,7 +54,7 @@ class PagedPrograms(EngineWeights):
         self.lanes = config.cascade  # slots of a tile
         if self.lanes and not (self._how.cascade and None in model.layer_windows):
             reason = "every layer has a window" if self._how.cascade else "JAX's kernel for TPUs does not give the sums"
-            raise ValueError(f"rollout.cascade is {self.lanes}, but {reason}; set it to 0.")
+            raise UserError(f"rollout.cascade is {self.lanes}, but {reason}; set it to 0.")
         self._shards = Shards(
             fsdp=(),
             tensor="tensor" if mesh.shape["tensor"] > 1 else None,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from scope_jax.errors import UserError
 from scope_jax.models import cache as kv
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.writes import put
@@ -145,7 +146,7 @@ class Extension:
 def stop_row(params: SamplingParams) -> np.ndarray:
     """The stop ids of a request as a row of the state. Raises ValueError if there are more than STOP_IDS."""
     if len(params.stop_ids) > STOP_IDS:
-        raise ValueError(f"A request has {len(params.stop_ids)} stop ids; the engine takes at most {STOP_IDS}.")
+        raise UserError(f"A request has {len(params.stop_ids)} stop ids; the engine takes at most {STOP_IDS}.")
     return np.asarray([*params.stop_ids, *[-1] * (STOP_IDS - len(params.stop_ids))], np.int32)
 
 

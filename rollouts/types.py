@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 
 Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
@@ -17,7 +18,7 @@ class RolloutError(RuntimeError):
     """An episode that failed: one sentence with the request and the reason."""
 
 
-class NonFiniteError(RolloutError, ValueError):
+class NonFiniteError(RolloutError, UserError):
     """The model computed NaN or infinity for an episode: one sentence with the program and the token."""
 
 

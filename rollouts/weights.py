@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from scope_jax.errors import UserError
 from scope_jax.models.adapter import declare_adapted, declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank, gate_rows, is_low_rank
@@ -34,11 +35,11 @@ class EngineWeights:
         check_mesh(model, mesh)
         rows = row_shards(mesh)
         if config.slots % rows:
-            raise ValueError(
+            raise UserError(
                 f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
             )
         if config.max_length > model.max_positions:
-            raise ValueError(
+            raise UserError(
                 f"rollout max_length={config.max_length} exceeds the model's {model.max_positions} positions; lower it."
             )
         self.model = model

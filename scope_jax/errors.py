@@ -1,8 +1,4 @@
-"""Distinguishes user errors (one sentence, exit code 2) from bugs (a traceback).
-
-Our packages raise ValueError, FileNotFoundError, ConnectionError or a subclass with one sentence: what, where, what to
-do. numpy and jax also raise ValueError if our own code is wrong; the file that raised it tells the two apart.
-"""
+"""User errors (one sentence, exit code 2) and what turns faults of disks into them; everything else is a bug."""
 
 from __future__ import annotations
 
@@ -13,27 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HOME = Path(__file__).parents[1]
-PACKAGES = tuple(HOME / name for name in ("scope_jax", "rollouts", "models", "retrieval", "sharding"))
 
-
-class UserError(Exception):
-    """An error that the user has to fix; the message is one sentence that says how."""
+class UserError(ValueError):
+    """An error that the user has to fix; the message is one sentence: what, where, what to do."""
 
 
 def is_users(error: BaseException) -> bool:
-    """True for errors with a message for the user: a UserError, an OSError (files, connections), or our ValueError."""
-    if isinstance(error, (UserError, OSError)):
-        return True
-    if not isinstance(error, ValueError):
-        return False
-    step = error.__traceback__
-    if step is None:
-        return False
-    while step.tb_next is not None:
-        step = step.tb_next
-    source = Path(step.tb_frame.f_code.co_filename)
-    return any(source.is_relative_to(package) for package in PACKAGES)
+    """True for errors with a message for the user: a UserError, or an OSError (files, connections)."""
+    return isinstance(error, (UserError, OSError))
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

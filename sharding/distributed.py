@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scope_jax.errors import UserError
 from scope_jax.sharding import signing
 
 PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -73,7 +74,7 @@ def detect() -> Place | None:
     given = {name: os.environ.get(name, "") for name in PLAIN}
     if any(given.values()):
         if missing := [name for name, value in given.items() if not value]:
-            raise ValueError(
+            raise UserError(
                 f"{', '.join(PLAIN)} describe a run of several processes together, but {', '.join(missing)} is not "
                 "set; set all of them, or none for a run of one process."
             )
@@ -91,12 +92,12 @@ def check(place: Place) -> None:
     """Raises ValueError for an address that is not one of a host, with a port, or an index that is not below the number
     of processes."""
     if not re.fullmatch(r".+:\d+", place.coordinator) or _is_any(_host(place.coordinator)):
-        raise ValueError(
+        raise UserError(
             f"The coordinator's address is {place.coordinator!r}; give host:port, the host of process 0 and a port "
             "that is free there."
         )
     if not 0 <= place.index < place.count:
-        raise ValueError(
+        raise UserError(
             f"This is process {place.index} of {place.count}; processes are numbered from 0 to {place.count - 1}."
         )
 
@@ -117,7 +118,7 @@ def _is_any(host: str) -> bool:
 def _number(name: str) -> int:
     value = os.environ[name]
     if not value.isdecimal():
-        raise ValueError(f"{name} is {value!r}; set it to a whole number.")
+        raise UserError(f"{name} is {value!r}; set it to a whole number.")
     return int(value)
 
 
@@ -126,7 +127,7 @@ def _device_ids() -> tuple[int, ...] | None:
     if not listed:
         return None
     if not re.fullmatch(r"\d+(,\d+)*", listed):
-        raise ValueError(f"{DEVICES} is {listed!r}; list the numbers of this process's devices, as in 0,1,2,3.")
+        raise UserError(f"{DEVICES} is {listed!r}; list the numbers of this process's devices, as in 0,1,2,3.")
     return tuple(map(int, listed.split(",")))
 
 
@@ -208,7 +209,7 @@ def _serve(place: Place) -> None:
     assert _service.stdout is not None
     line = _service.stdout.readline().strip()
     if line != "ready":
-        raise ValueError(
+        raise UserError(
             f"The coordinator's address {address} cannot be opened ({line or 'the service ended'}); choose another "
             f"port, or set {BIND} to an address of this host."
         )
@@ -227,7 +228,7 @@ def _listening(place: Place) -> str:
     except OSError:
         found = set()  # gRPC will say so
     if found and host not in {"localhost", *found} and all(ipaddress.ip_address(each).is_loopback for each in found):
-        raise ValueError(
+        raise UserError(
             f"The coordinator's host {host} is {', '.join(sorted(map(str, found)))} on itself, where no other host can "
             f"reach it; set {BIND} to its address in the network, or give localhost if all processes are here."
         )

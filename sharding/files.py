@@ -26,7 +26,7 @@ STALE = 86_400.0  # seconds without a write after which such a file is one of a 
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")  # Unicode categories: control characters, half surrogate pairs, line separators
 
 
-class FileNameError(ValueError):
+class FileNameError(UserError):
     """A name that does not lead to a file in its folder; one sentence says who gave it and what to do."""
 
 

@@ -11,6 +11,8 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from scope_jax.errors import UserError
+
 FSDP = ("fsdp", "fsdp_inner")  # the axes of fsdp, outermost first; gathers and reduce-scatters take one at a time
 ROWS = ("data", *FSDP)  # axes that the rows of a batch, and the slots of an engine, are divided over
 SHARDED = (*FSDP, "context")  # axes that the rows of the weights are divided over while training
@@ -46,16 +48,16 @@ def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int, int
     if cfg.context != 1:
         asked += f", context={cfg.context}"
     if any(size < 1 and size != -1 for size in sizes):
-        raise ValueError(f"{asked}: every size must be a positive number or -1 (the remaining devices).")
+        raise UserError(f"{asked}: every size must be a positive number or -1 (the remaining devices).")
     if sizes.count(-1) > 1:
-        raise ValueError(f"{asked}: only one size may be -1.")
+        raise UserError(f"{asked}: only one size may be -1.")
     known = math.prod(size for size in sizes if size != -1)
     if -1 in sizes:
         if num_devices % known:
-            raise ValueError(f"{asked}: {num_devices} devices are not divisible by {known}; change the sizes.")
+            raise UserError(f"{asked}: {num_devices} devices are not divisible by {known}; change the sizes.")
         sizes[sizes.index(-1)] = num_devices // known
     elif known != num_devices:
-        raise ValueError(
+        raise UserError(
             f"{asked} needs {known} devices but there are {num_devices}; change the sizes or use -1 in one."
         )
     data, fsdp, context, tensor = sizes

@@ -11,6 +11,8 @@ import hashlib
 import hmac
 import os
 
+from scope_jax.errors import UserError
+
 KEY = "SCOPE_JAX_RUN_KEY"  # the variable of the environment that has it; launch/run.py makes a new one for each launch
 SHORTEST = 32  # characters of a key
 
@@ -20,7 +22,7 @@ def run_key() -> bytes:
     key = os.environ.get(KEY, "")
     if len(key) < SHORTEST:
         said = "is not set" if not key else f"has {len(key)} characters"
-        raise ValueError(
+        raise UserError(
             f"The processes of a run recognise each other by a key, but {KEY} {said}; set it to the same random "
             f"characters for each of them, {SHORTEST} or more, as from openssl rand -hex 32."
         )

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from scope_jax.errors import UserError
 from scope_jax.sharding.rules import Rules
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
@@ -128,7 +129,7 @@ def param_shardings(tree: Tree, mesh: Mesh, rules: Rules) -> Tree:
         spec = spec_for(param, rules)
         for size, axis, pieces in zip(param.shape, param.axes, shards_per_dim(spec, mesh), strict=True):
             if size % pieces:
-                raise ValueError(
+                raise UserError(
                     f"Weight {path_name(path)}: its {axis} dimension of {size} is not divisible by {pieces}; "
                     f"choose mesh sizes (now {dict(mesh.shape)}) that divide it."
                 )

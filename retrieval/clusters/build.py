@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.clusters.folder import (
     BLOCK,
     CLUSTERS,
@@ -155,7 +156,7 @@ def _embed(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: 
             vectors_NE = np.asarray(encode([document.contents for document in documents]), "<f4")
             if not np.isfinite(vectors_NE).all():
                 bad = documents[int((~np.isfinite(vectors_NE).all(axis=1)).argmax())]
-                raise ValueError(f"The encoder returned a non-finite vector for document {bad.id}; use another.")
+                raise UserError(f"The encoder returned a non-finite vector for document {bad.id}; use another.")
             state.width = vectors_NE.shape[1]
             folder.append(VECTORS, vectors_NE.itemsize * state.width * state.embedded, vectors_NE.tobytes())
             state.embedded = numbers.stop

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.rows import DataError, hub_table, is_file
 from scope_jax.sharding.files import is_partial, replaced
@@ -44,7 +45,7 @@ BLOCK = 1 << 20  # bytes hashed at a time
 Tell = Callable[[str, int, int], None]  # (name of the step, pieces done, pieces in all)
 
 
-class ClustersFolderError(ValueError):
+class ClustersFolderError(UserError):
     """A folder that cannot be used for the requested clusters or does not hold them; one sentence says why."""
 
 

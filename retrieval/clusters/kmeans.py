@@ -21,6 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float, Int
 
+from scope_jax.errors import UserError
+
 SAMPLE = 256  # vectors sampled per centre to find the centres
 ROUNDS = 25  # most iterations of Lloyd's algorithm
 BATCH = 4096  # vectors read at a time
@@ -40,7 +42,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.mean <= self.most or 2 * self.least > self.most or self.branching < 2:
-            raise ValueError(f"{self} is invalid: least ≤ mean ≤ most, 2 · least ≤ most and branching ≥ 2.")
+            raise UserError(f"{self} is invalid: least ≤ mean ≤ most, 2 · least ≤ most and branching ≥ 2.")
 
 
 def clusters(
@@ -59,7 +61,7 @@ def clusters(
     Raises ValueError for fewer rows than `sizes.least`.
     """
     if len(rows) < sizes.least:
-        raise ValueError(f"{len(rows)} vectors are too few for a cluster of at least {sizes.least}.")
+        raise UserError(f"{len(rows)} vectors are too few for a cluster of at least {sizes.least}.")
     found: list[np.ndarray] = []
     nodes: list[tuple[np.ndarray, tuple[int, ...]]] = [(np.sort(rows), ())]
     done = 0

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from scope_jax.config.base import HOME
+from scope_jax.errors import UserError
 
 ASSETS = HOME / "assets" / "atlas"
 TABLES = {"countries": "country", "cities": "city", "rivers": "river", "mountains": "mountain", "people": "person"}
@@ -111,7 +112,7 @@ def load_world(folder: Path = ASSETS / "facts") -> World:
             return
         fact = Fact(attribute, entity, value)
         if facts.setdefault((attribute, entity), fact) != fact:
-            raise ValueError(f"{folder}: two values for the {attribute} of {entity}; keep one.")
+            raise UserError(f"{folder}: two values for the {attribute} of {entity}; keep one.")
 
     for table, kind in TABLES.items():
         with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
@@ -138,9 +139,9 @@ def load_numbers(world: World, folder: Path = ASSETS / "facts") -> tuple[Fact, .
         for row in csv.DictReader(file):
             fact = Fact(row["attribute"], row["name"], row["value"])
             if fact.entity not in world.kinds or not fact.value.isdecimal():
-                raise ValueError(f"{folder / 'numbers.csv'}: {row} is no whole number of a name of the world.")
+                raise UserError(f"{folder / 'numbers.csv'}: {row} is no whole number of a name of the world.")
             if facts.setdefault((fact.attribute, fact.entity), fact) != fact:
-                raise ValueError(f"{folder}: two values for the {fact.attribute} of {fact.entity}; keep one.")
+                raise UserError(f"{folder}: two values for the {fact.attribute} of {fact.entity}; keep one.")
     return tuple(facts.values())
 
 

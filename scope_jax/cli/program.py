@@ -14,8 +14,9 @@ import typer
 from typer._click import exceptions as click  # typer carries its own copy
 from typer.core import TyperGroup
 
-from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.errors import is_users, sentence
 from scope_jax.run.stopping import Stopped, listen
+from scope_jax.version import __version__
 
 MEMORY = "0.95"  # share of a GPU's memory that JAX takes: what a plan counts on
 MEMORY_VARIABLES = (  # jaxlib refuses both names of the share together
@@ -28,6 +29,12 @@ WHAT_FOLLOWS = {  # by command, what the same command does after it was stopped
     **dict.fromkeys(("train", "demo"), "; the same command resumes from the last checkpoint"),
     "index": "; the same command goes on with what was built",
 }
+
+
+BUG = (
+    f"what follows is a bug in scope-jax {__version__}, or in a game of your own if that is what the last lines name; "
+    "please report it with these lines (CONTRIBUTING.md, Bugs)."
+)
 
 
 class Commands(TyperGroup):
@@ -55,21 +62,24 @@ class Commands(TyperGroup):
             after = WHAT_FOLLOWS.get(ctx.invoked_subcommand, "")
             typer.echo(f"{_who()}stopped by {stopped}{after}.", err=True)
             raise typer.Exit(stopped.exit_code) from None
-        except (UserError, OSError, ValueError) as error:
-            if ctx.params["debug"] or not is_users(error):
+        except (typer.Exit, typer.Abort, click.ClickException):
+            raise
+        except Exception as error:
+            if ctx.params["debug"]:
                 raise
-            typer.echo(f"{_who()}{sentence(error)}", err=True)
-            raise typer.Exit(2) from None
-        except (RuntimeError, AssertionError) as error:
-            if ctx.params["debug"] or not _of_backends(error):
-                raise
-            wanted = os.environ.get("JAX_PLATFORMS", "")
-            typer.echo(
-                f"scope-jax: JAX finds no device of the platform {wanted!r} that JAX_PLATFORMS asks for; install its "
-                "package (README, Accelerators), or unset the variable.",
-                err=True,
-            )
-            raise typer.Exit(2) from None
+            if is_users(error):
+                typer.echo(f"{_who()}{sentence(error)}", err=True)
+                raise typer.Exit(2) from None
+            if _of_backends(error):
+                wanted = os.environ.get("JAX_PLATFORMS", "")
+                typer.echo(
+                    f"scope-jax: JAX finds no device of the platform {wanted!r} that JAX_PLATFORMS asks for; install "
+                    "its package (README, Accelerators), or unset the variable.",
+                    err=True,
+                )
+                raise typer.Exit(2) from None
+            typer.echo(f"{_who()}{BUG}", err=True)
+            raise
 
 
 def _of_backends(error: BaseException) -> bool:
@@ -134,8 +144,6 @@ def any_character() -> None:
 
 def _version(asked: bool) -> bool:
     if asked:
-        from scope_jax.version import __version__
-
         typer.echo(f"scope-jax {__version__}")
         raise typer.Exit
     return asked

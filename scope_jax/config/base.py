@@ -12,12 +12,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from scope_jax.errors import UserError
+
 PACKAGE = Path(__file__).parents[1]
 HOME = (PACKAGE / "configs").resolve().parent  # of configs/ and assets/: the checkout, or the installed package
 PROMPTS = PACKAGE / "prompts"  # default prompts, one folder per game
 
 
-class CardError(ValueError):
+class CardError(UserError):
     """A card cannot be used; the message is one sentence with file, key and remedy."""
 
 

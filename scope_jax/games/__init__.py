@@ -20,6 +20,7 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
+from scope_jax.errors import UserError
 from scope_jax.games import scope, score, spell, spice, ssp
 from scope_jax.play.game import Game
 
@@ -159,10 +160,10 @@ def _check_what_is_read(cfg: Config, game: Game) -> None:
     title = game.name.upper()
     rows = [name for name in DataSection.model_fields if name not in (*RowsSection.model_fields, *game.data)]
     if unread := cfg.data.changed(*rows):
-        raise ValueError(f"data.{unread[0]} is set, but {title} does not read it; remove it")
+        raise UserError(f"data.{unread[0]} is set, but {title} does not read it; remove it")
     if game.batch and cfg.train.batch_size != TrainSection.model_fields["batch_size"].default:
-        raise ValueError(f"train.batch_size is {cfg.train.batch_size}, but {title} does not use it; set {game.batch}")
+        raise UserError(f"train.batch_size is {cfg.train.batch_size}, but {title} does not use it; set {game.batch}")
     if game.iterations is None and cfg.train.steps is None:
-        raise ValueError(f"train.steps is missing; {title} needs the number of steps")
+        raise UserError(f"train.steps is missing; {title} needs the number of steps")
     if game.iterations is None and cfg.train.keep_iterations:
-        raise ValueError(f"train.keep_iterations is set, but {title} has no iterations; use train.keep instead")
+        raise UserError(f"train.keep_iterations is set, but {title} has no iterations; use train.keep instead")

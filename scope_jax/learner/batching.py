@@ -25,6 +25,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from scope_jax.config import LearnerSection, LossCard
+from scope_jax.errors import UserError
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.context import token_order
@@ -157,7 +158,7 @@ def pairs(episodes: Sequence[Episode]) -> list[Episode]:
         rewards = [episode.reward for episode in members]
         if len(rewards) != 2 or not (rewards[0] < rewards[1] or rewards[0] > rewards[1]):
             found = ", ".join(f"{reward:g}" for reward in rewards)
-            raise ValueError(
+            raise UserError(
                 f"group {name!r} of role {role!r} has trained episodes with the rewards {found}; for DPO a "
                 "group needs exactly two with different rewards: set trained = False on the others."
             )
@@ -321,7 +322,7 @@ def abstract(
     micro-batch."""
     share = rows_per_shard(section, row_shards)
     if not share:
-        raise ValueError(
+        raise UserError(
             "learner.micro_batch_rows is 0, so a micro-batch's size is known only when it runs; set a number of rows."
         )
     places = np.argsort(token_order(width, context))[width - 1 - sampled : width - 1]

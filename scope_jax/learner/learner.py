@@ -33,6 +33,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.errors import UserError
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.layout import Layout
@@ -128,7 +129,7 @@ class Learner(Layout):
         for bucket in section.buckets:
             context.token_order(bucket, self.context)
             if self.shards.sequence and bucket // self.context % mesh.shape["tensor"]:
-                raise ValueError(
+                raise UserError(
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {mesh.shape['tensor']} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )

@@ -10,6 +10,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
+from scope_jax.errors import UserError
 from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
 from scope_jax.models.config import ModelConfig
@@ -282,7 +283,7 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
     if stated is not None:
         rows, _, width = stated.partition("x")
         if not (rows.isdecimal() and width.isdecimal()):
-            raise ValueError(f"--index {stated} is not of the form PASSAGESxWIDTH, for example 21015324x768.")
+            raise UserError(f"--index {stated} is not of the form PASSAGESxWIDTH, for example 21015324x768.")
         return int(rows) * int(width), ""
     if card is None or card.url is not None or card.kind != "exact":
         return 0, ""
@@ -294,5 +295,5 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
             read = json.loads(manifest.read_text(encoding="utf-8"))
             return int(read["passages"]) * int(read["width"]), ""
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise ValueError(f"{manifest} is no index's; state its vectors with --index PASSAGESxWIDTH.") from None
+            raise UserError(f"{manifest} is no index's; state its vectors with --index PASSAGESxWIDTH.") from None
     return 0, "the search index is not built yet and not counted; state its vectors with --index PASSAGESxWIDTH"

@@ -13,6 +13,7 @@ from typing import Any
 
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
+from scope_jax.errors import UserError
 from scope_jax.play import grading, pairwise, rating, rubrics, searching
 from scope_jax.play.asking import Judge
 from scope_jax.play.math_answers import Comparison
@@ -97,7 +98,7 @@ def max_turns_of(cfg: Config, exam: Exam) -> int:
     if cfg.evaluate.max_turns is None:
         return exam.max_turns
     if exam.respond is None:
-        raise ValueError(
+        raise UserError(
             f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched, so an "
             "episode has one turn; remove it."
         )
@@ -154,7 +155,7 @@ def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
     if cfg.evaluate.judge is not None:
         return JUDGE, cfg.evaluate.judge, "evaluate.judge"
     if cfg.judge is None:
-        raise ValueError(
+        raise UserError(
             "evaluate.sets: the measures judge and pairwise, and accuracy with a judge, need an external model; "
             "add [evaluate.judge] with url and model to the card."
         )
@@ -167,7 +168,7 @@ def grader_of(cfg: Config, exam: Exam) -> Grader:
         judge = Judge(GRADER, "evaluate.grader", cfg.evaluate.grader)
         return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
     if exam.grader is None:
-        raise ValueError(
+        raise UserError(
             "evaluate.sets: the measures rubric, points and rating need a grader, and this game has none; add "
             "[evaluate.grader] with temperature and max_tokens, and an endpoint unless the base is to grade."
         )

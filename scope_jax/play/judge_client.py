@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scope_jax.config import JudgeSection
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 
@@ -23,7 +24,7 @@ ONES_OWN = (400, 413, 422)  # statuses of a rejected request, for example becaus
 PROBE = 10.0  # seconds
 
 
-class JudgeError(ValueError):
+class JudgeError(UserError):
     """The judge cannot be used; the message is one sentence with the URL and the remedy."""
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from scope_jax.errors import UserError
 from scope_jax.models.chat import HistoryRewritten
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import parsing
@@ -115,11 +116,11 @@ class Joiner:
         try:
             ids = self.prompt(replace(SHORT, tools=self.dialect.tools))
         except ValueError as error:
-            raise ValueError(f"{str(error).rstrip('.')} when the search is declared as a tool; {remedy}") from None
+            raise UserError(f"{str(error).rstrip('.')} when the search is declared as a tool; {remedy}") from None
         if ids == self.prompt(SHORT):
-            raise ValueError(f"The chat template leaves out the search that model.dialect declares as a tool; {remedy}")
+            raise UserError(f"The chat template leaves out the search that model.dialect declares as a tool; {remedy}")
         if self.dialect.open not in self.tokenizer.decode(ids):
-            raise ValueError(
+            raise UserError(
                 f"The chat template declares tools but does not mention {self.dialect.open}, which model.dialect uses "
                 f"for calls; {remedy}"
             )
@@ -132,13 +133,13 @@ class Joiner:
             chat = self.mode == "chat"
             ids = self.glue(messages, message) if chat else self._rendered(messages, [ANSWER, message])
         except HistoryRewritten:
-            raise ValueError(
+            raise UserError(
                 'With model.turns = "chat" the chat template and its options rewrite earlier turns, so that '
                 'sampled tokens would change; choose model.turns = "chat-trimmed", which re-renders '
                 "the conversation in every turn."
             ) from None
         if "probe" not in self.tokenizer.decode(ids):
-            raise ValueError(
+            raise UserError(
                 f"The chat template leaves out messages of role {message['role']!r}, which the dialect uses for search "
                 'results; choose another model.dialect, or model.turns = "raw".'
             )
@@ -150,7 +151,7 @@ class Joiner:
         except ValueError:
             shown = False
         if not shown:
-            raise ValueError(
+            raise UserError(
                 f"The chat template does not support system messages, but {file} exists; remove it and put its "
                 "text into the user prompt, or set another model.chat_template."
             )

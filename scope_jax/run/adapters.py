@@ -72,7 +72,7 @@ def first_factors(cfg: Config, learner: Learner, policy: str) -> Any:
 def check_folder(folder: str, section: AdapterSection, policy: str) -> None:
     """Raises ValueError unless the folder, from which a policy starts, holds an adapter."""
     if not peft.is_adapter(folder):
-        raise ValueError(
+        raise UserError(
             f"model.policies.{policy} is {folder}, which holds no adapter (no adapter_config.json), but the policies "
             "of this card are adapters; give a folder written by `scope-jax export` or PEFT."
         )

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config, JudgeSection, ServedModel
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
+from scope_jax.errors import UserError
 from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
@@ -162,7 +163,7 @@ def check_policies(cfg: Config, game: Game) -> None:
     trained = game.policies(cfg)
     for name in cfg.model.policies:
         if name not in trained:
-            raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
+            raise UserError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
 
 
 def check_beginning(cfg: Config, name: str, folder: str) -> None:
@@ -172,7 +173,7 @@ def check_beginning(cfg: Config, name: str, folder: str) -> None:
         return
     base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
     if differing := [key for key in base if base[key] != given[key]]:
-        raise ValueError(
+        raise UserError(
             f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
             f"{', '.join(differing)}; all policies must have the base's architecture."
         )
@@ -181,7 +182,7 @@ def check_beginning(cfg: Config, name: str, folder: str) -> None:
 def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, checkpoint: str) -> None:
     """Raises ValueError if the model in `checkpoint` lacks embeddings of the tokenizer's tokens."""
     if tokenizer.vocab_size > model.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} has only "
             f"{model.vocab_size} embeddings; use the model's own tokenizer."
         )

@@ -127,7 +127,7 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
     model: ModelConfig = weights.load_config(folder)
     if weights.is_orbax(folder):
         if wrong := fault(Path(folder), sizes_only=True):
-            raise ValueError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")
+            raise UserError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")
         return f"{model.architecture}, {model.num_layers} layers, in the orbax layout"
     weights.stored_dtypes(folder)
     with ExitStack() as stack:
@@ -190,7 +190,7 @@ def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:
 def _described(rendered: Rendered) -> str:
     """Raises ValueError if no prompt can be sampled."""
     if not rendered.sampled():
-        raise ValueError(rendered.described())
+        raise UserError(rendered.described())
     return rendered.described()
 
 

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel
+from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.pages import Implementation, Loop, Ragged
 from scope_jax.models.tokenizer import Tokenizer
@@ -60,7 +61,7 @@ def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> 
             mesh = make_mesh(MeshConfig(**cfg.rollout.mesh.model_dump()), list(mesh.devices.flat))
             check_mesh(model, mesh)
         except ValueError as error:  # its sentence begins with "mesh"
-            raise ValueError(f"rollout.{error}") from None
+            raise UserError(f"rollout.{error}") from None
     return mesh, decode_rules(model.num_experts, mesh.shape) if _paged(cfg, mesh) else DECODE
 
 
@@ -94,7 +95,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
     there is no cascade attention for the engine, or as `decode_layout` does."""
     card, dtype, processes = cfg.rollout, DTYPES[cfg.model.compute_dtype], distributed.count()
     if card.slots % processes:
-        raise ValueError(
+        raise UserError(
             f"rollout.slots is {card.slots}, which {processes} processes cannot share; "
             f"choose a multiple of {processes}."
         )
@@ -118,7 +119,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
     )
     if not _paged(cfg, mesh):
         if card.cascade:
-            raise ValueError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
+            raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return Engine(model, config, mesh)
     platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
     return PagedEngine(model, config, mesh, attention_over_pages(platform, model.head_dim))

@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import EncoderSection, RetrievalSection
-from scope_jax.errors import writing
+from scope_jax.errors import UserError, writing
 from scope_jax.models import encoder
 from scope_jax.models.encoder import EncoderConfig
 from scope_jax.models.texts import TextEncoder
@@ -65,7 +65,7 @@ def open_or_build_index(
     progress; say(text) what was assumed about the encoder. rebuild: delete an existing index first.
     """
     if card.corpus is None:
-        raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
+        raise UserError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
     datasets.disable_progress_bars()  # `part` shows the progress
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)

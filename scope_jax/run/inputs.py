@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.config.base import paths
-from scope_jax.errors import PACKAGES
+from scope_jax.config.base import PACKAGE, paths
 from scope_jax.games import GAMES
 from scope_jax.run.metrics import RunError, begun, flattened, is_free
 from scope_jax.sharding.files import replaced
 
+PARTS = ("", "models", "rollouts", "retrieval", "sharding")
+OURS = tuple((PACKAGE / part).resolve() for part in PARTS)  # some are links
 NAME = "inputs.json"
 THREADS = 8  # files that are read at the same time; hashing does not hold Python's lock
 SETTLED = 2 * 10**9  # nanoseconds after a change during which another one may leave a file's times the same
@@ -151,7 +152,7 @@ def _modules(game: Path) -> Iterator[tuple[str, _File]]:
         file = getattr(module, "__file__", None)
         place = Path(file).resolve() if isinstance(file, str) else above
         inside = place.is_file() and place.is_relative_to(above) and place != game.resolve()
-        if inside and "site-packages" not in place.parts and not any(map(place.is_relative_to, PACKAGES)):
+        if inside and "site-packages" not in place.parts and not any(map(place.is_relative_to, OURS)):
             name = place.relative_to(above).as_posix()
             yield f"{GAME}/{name}", _File(str(game.parent / name), place)
 

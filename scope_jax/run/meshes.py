@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel
+from scope_jax.errors import UserError
 from scope_jax.sharding import distributed
 from scope_jax.sharding.mesh import MeshConfig, make_mesh, resolve_sizes, torus, without_context
 
@@ -38,14 +39,14 @@ def divided_devices(cfg: Config | ServedModel, devices: Sequence[Any]) -> tuple[
         owners.setdefault(device.process_index, []).append(device)
     fewest = min(map(len, owners.values()))
     if fewest <= count:
-        raise ValueError(
+        raise UserError(
             f"rollout.devices is {count}, but a process has {fewest} devices, of which at least one must learn; lower "
             "it, or remove it for an engine on the learner's devices."
         )
     learning = [device for own in owners.values() for device in own[:-count]]
     generating = [device for own in owners.values() for device in own[-count:]]
     if any(box and math.prod(box) != len(part) for part in (learning, generating) for box in [torus(part)]):
-        raise ValueError(
+        raise UserError(
             f"rollout.devices is {count}, but on this slice the last {count} chips of all hosts, or the others, are no "
             "box of the torus, which their collectives need; choose another number or slice."
         )
@@ -91,7 +92,7 @@ def _in_groups(cfg: Config | ServedModel, devices: Sequence[Any], tensor: int) -
     """A mesh of tensor groups, with rows of their own; without groups if [rollout.mesh] has them."""
     tensor = 1 if cfg.rollout.mesh is not None else tensor
     if len(devices) % tensor:
-        raise ValueError(
+        raise UserError(
             f"mesh.tensor is {tensor}, but a process generates on {len(devices)} devices, and on these alone; give the "
             "engine a mesh of its own with [rollout.mesh]."
         )

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import tensorstore as ts
 
+from scope_jax.errors import UserError
 from scope_jax.sharding.files import all_inside, is_partial, remove_stale, replaced
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ def is_object(path: str | Path) -> bool:
 def _spec(url: str) -> dict[str, Any]:
     match = _URL.fullmatch(url)
     if match is None:
-        raise ValueError(f"{url} is not a path on object storage; give gs://bucket/path or s3://bucket/path.")
+        raise UserError(f"{url} is not a path on object storage; give gs://bucket/path or s3://bucket/path.")
     scheme, bucket, path = match[1], match[2], (match[3] or "").strip("/")
     spec: dict[str, Any] = {"driver": {"gs": "gcs", "s3": "s3"}[scheme], "bucket": bucket, "context": CONTEXT}
     if path:
@@ -178,5 +179,5 @@ def local_place(url: str, cache: Path) -> Path:
     """Where the local copy of a path on object storage lies."""
     scheme, _, path = url.partition("://")
     if any(part in ("", ".", "..") for part in path.strip("/").split("/")):
-        raise ValueError(f"{url} has an empty part, . or .. in its path; correct it.")
+        raise UserError(f"{url} has an empty part, . or .. in its path; correct it.")
     return cache / scheme / path.strip("/")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.judge_client import JudgeClient, JudgeError
@@ -53,12 +54,12 @@ class RemoteTools:
         not answer.
         """
         if agent.policy == BASE:
-            raise ValueError(
+            raise UserError(
                 "the base model cannot judge the answers of an endpoint; give the grader an endpoint, "
                 "such as --set evaluate.grader.endpoint.url=…"
             )
         if agent.respond is not None or agent.max_turns != 1:
-            raise ValueError("a model behind an endpoint answers without searches; use an exam's own prompt.")
+            raise UserError("a model behind an endpoint answers without searches; use an exam's own prompt.")
         given = agent.sampling
         fields: dict[str, Any] = {name: getattr(given, name) for name in ("temperature", "max_tokens", "top_p")}
         if given.top_k:

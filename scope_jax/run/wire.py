@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import Comparison
 from scope_jax.rollouts.types import Completion, Row, Turn
@@ -45,7 +46,7 @@ def decoded(message: bytes) -> Any:
             message, ext_hook=_of_extension, strict_map_key=False, unicode_errors="surrogatepass", raw=False
         )
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"a message of another process cannot be read ({error}); give all the same version.") from None
+        raise UserError(f"a message of another process cannot be read ({error}); give all the same version.") from None
 
 
 def _extended(value: Any) -> msgpack.ExtType:

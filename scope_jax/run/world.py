@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config
 from scope_jax.data import sources
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
@@ -135,7 +136,7 @@ class StepTools:
 
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
-            raise ValueError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
+            raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
         if threading.current_thread() is threading.main_thread():  # the game's own search, which all processes make
             return divided(self.world.search, queries, [1.0] * len(queries))
         return self.world.search(queries)  # a responder's, in the process that generates its episode

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.turns import Joiner
@@ -174,9 +175,9 @@ def plain_ids(model: Served, text: str) -> list[int]:
     for a text with the name of one, which would be encoded as characters, or far longer than the model takes."""
     room = model.rollouts.engine.config.max_length
     if (least := model.tokenizer.least_tokens(text)) >= room:
-        raise ValueError(f"The text has at least {least} tokens; this server takes {room - 1}.")
+        raise UserError(f"The text has at least {least} tokens; this server takes {room - 1}.")
     if names := model.tokenizer.special_names(text):
-        raise ValueError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
+        raise UserError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
     return model.tokenizer.encode(text)
 
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scope_jax.errors import UserError
 from scope_jax.text.messages import Messages
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
-class PromptError(ValueError):
+class PromptError(UserError):
     """A prompt file cannot be used; the message is one sentence with file and remedy."""
 
 

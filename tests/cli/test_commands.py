@@ -14,6 +14,7 @@ from launch import run as launch
 from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.games import parse_config
+from scope_jax.play.rewards import mean
 from scope_jax.run.metrics import RunLog
 
 ROOT = Path(__file__).parents[2]
@@ -85,11 +86,24 @@ def caught(action) -> BaseException:
     return info.value
 
 
+def test_a_bug_shows_where_it_is_and_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strict zip of unequal lengths is a ValueError, of which we have many: a bug, whatever file raises it."""
+
+    def broken(*given: object) -> None:
+        for _ in zip([1, 2], [1], strict=True):
+            pass
+
+    monkeypatch.setattr("scope_jax.run.checking.check", broken)
+    result = CliRunner().invoke(app, ["check", "ssp/atlas"])
+    assert isinstance(result.exception, ValueError) and result.exit_code == 1
+    assert "a bug in scope-jax" in result.stderr and "CONTRIBUTING.md" in result.stderr
+
+
 def test_which_errors_are_user_errors(tmp_path: Path) -> None:
     assert errors.is_users(errors.UserError("x"))
     assert errors.is_users(caught(lambda: parse_config({}, "card")))
     assert errors.is_users(caught(lambda: (tmp_path / "none").read_text()))
     assert not errors.is_users(caught(lambda: json.loads("{")))  # raised inside a library: a bug of ours
     assert not errors.is_users(caught(lambda: {}["x"]))
-    assert not errors.is_users(ValueError("never raised"))
+    assert not errors.is_users(caught(lambda: mean([])))  # raised by a function of ours that was called wrongly
     assert errors.sentence(ValueError("two\n  lines")) == "two lines."

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
+from scope_jax.errors import UserError
 from scope_jax.games.spell import given, instructions, rules
 from scope_jax.games.spell.exams import exam
 from scope_jax.games.spell.history import History, accepts, orders, push
@@ -89,12 +90,12 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         asked, groups, grades = asked + new_questions, groups + new_groups, grades + new_grades
         position, rounds = position + options(cfg).clusters_per_round, rounds + 1
     if not asked:
-        raise ValueError(
+        raise UserError(
             f"none of the {position - memory['position']} clusters drawn in this step is for a task with a share in "
             "spell.tasks; give their tasks a share, or set the tasks of their families in spell.families."
         )
     if all(one.reason == "documents_too_long" for one in asked):
-        raise ValueError(
+        raise UserError(
             f"the documents of none of the {len(asked)} clusters drawn in this step fit into "
             f"spell.responder.max_prompt_tokens = {options(cfg).responder.max_prompt_tokens}; build clusters with "
             "fewer clusters.max_tokens, or raise it."

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from scope_jax.errors import UserError
+
 JOINT = "\n---\n"  # separates the results of several queries of one turn (verl)
 _RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # such a line in a result is made one dash longer
 _LONGER_RULE = re.compile(r"^-(?=---+$)", re.MULTILINE)
@@ -24,7 +26,7 @@ _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class DialectError(ValueError):
+class DialectError(UserError):
     """A dialect cannot be used; the message is one sentence with its name or file and the remedy."""
 
 
@@ -84,18 +86,18 @@ class Dialect(_Table):
     def _whole(self) -> Dialect:
         for key, tag in (("call.tag", self.call.tag), ("results.tag", self.results.tag)):
             if not _NAME.fullmatch(tag):
-                raise ValueError(f"{key} is {tag!r}; use lower-case letters, digits and _, without < and >")
+                raise UserError(f"{key} is {tag!r}; use lower-case letters, digits and _, without < and >")
         if self.call.tag == self.results.tag:
-            raise ValueError("call.tag and results.tag are the same; a result must not look like a search")
+            raise UserError("call.tag and results.tag are the same; a result must not look like a search")
         named = self.call.name is not None and self.call.argument is not None
         if named != (self.call.payload != "text"):
-            raise ValueError(
+            raise UserError(
                 'set both call.name and call.argument with the payloads "json" and "expression", neither with "text"'
             )
         if "{query}" not in self.call.template:
-            raise ValueError("call.template lacks {query}")
+            raise UserError("call.template lacks {query}")
         if self.tool is not None and not self._declares(self.tool):
-            raise ValueError("tool must be the JSON schema of a function with the name call.name and its call.argument")
+            raise UserError("tool must be the JSON schema of a function with the name call.name and its call.argument")
         return self
 
     def _declares(self, tool: Mapping[str, Any]) -> bool:
@@ -132,7 +134,7 @@ class Dialect(_Table):
         """
         if self.call.payload == "text":
             if self.open in query or self.close in query:
-                raise ValueError(f"the query {query!r} holds {self.open} or {self.close} and cannot be written as text")
+                raise UserError(f"the query {query!r} holds {self.open} or {self.close} and cannot be written as text")
         else:
             query = json.dumps(query, ensure_ascii=False).replace("<", "\\u003c")
         return self.call.template.replace("{query}", query)
