@@ -289,6 +289,12 @@ class Checkpoints:
         if not writes() or self._saving is None:
             return
         places = found(self.folder)
+        if (place := self._saving) not in places:
+            self._saving = None
+            raise CheckpointError(
+                f"the checkpoint {place} was removed while the run goes on; run the same command again, which goes on "
+                "from the one before."
+            )
         sealed = [path.name for path in places if path == self._saving or (path / SEAL).is_file()]
         stay = staying(sealed, self._saving.name, self.keep)
         unfinished = [path for path in self.folder.iterdir() if path.is_dir() and TEMPORARY in path.name]

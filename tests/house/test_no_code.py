@@ -10,7 +10,7 @@ import contextlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,11 @@ SMALL = ("rollout.slots=8", "rollout.max_length=256", "rollout.prefill_buckets=[
 
 
 @pytest.fixture
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
-    """Asserts at the end that nothing ran, and that no question was asked: the answer would have been yes."""
+def reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> Iterator[Reports]:
+    """Asserts at the end that nothing ran, and that no question was asked: the answer would have been yes. Notes how
+    many files with code there were."""
     reports, asked = Reports(tmp_path / "reports"), []
 
     def yes(*question: object) -> str:
@@ -53,6 +56,8 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports
 
     monkeypatch.setattr(dynamic_module_utils, "input", yes, raising=False)
     yield reports
+    record_property("planted", reports.planted(tmp_path))
+    record_property("ran", len(reports.ran()))
     assert (reports.ran(), asked) == ([], [])
 
 
