@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from scope_jax.config import Config
+from scope_jax.config.base import paths
 from scope_jax.errors import UserError
 from scope_jax.evaluate import evaluate
 from scope_jax.learner import advantages
@@ -45,6 +46,7 @@ from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import Watch, watched
 from scope_jax.run.world import World
+from scope_jax.text import templates
 
 Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
 
@@ -77,6 +79,9 @@ def train(
     card, cfg = cfg, fetched(cfg, progress.say)
     inputs = Inputs(run, card, cfg)
     by_one(lambda: inputs.check(accept_inputs, progress.say))
+    for key, folder in paths(cfg):
+        if key.endswith(".prompts"):
+            templates.hold(folder)  # a step of this run has the prompts that were compared
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
@@ -91,7 +96,8 @@ def train(
         log.check_begun(done)
     if mirror is not None:
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
-    log.rewind(done if resumed else None)
+    if gone := log.rewind(done if resumed else None):
+        progress.say(gone)
     world.verdicts.record(run, done)
     watch = _watch(cfg, run)
     over = over or watch.reason is not None

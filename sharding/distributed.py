@@ -27,7 +27,8 @@ DEVICES = "JAX_LOCAL_DEVICE_IDS"
 BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 CLUSTERS = ("gketpu", "gcetpu", "slurm")  # of those that JAX detects
 JOIN = 300  # seconds until all processes have to be there
-HEARTBEAT = 50  # seconds without a sign of life after which JAX itself ends a process; `sharding.watch` is quicker
+HEARTBEAT = 600  # seconds without a sign of life after which JAX itself ends a process, with a C++ stack trace
+# (`sharding.watch` is quicker, and does not count the time in which a process was stopped, as JAX does)
 POLL = 500  # milliseconds after which a wait for another process lets Python handle signals
 SMALL = 64 * 2**10  # bytes; larger payloads are gathered by the devices, through their network
 PIECES = 32 * 2**20  # bytes gathered at a time, of all processes and this one's own: the most that a device needs

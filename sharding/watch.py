@@ -43,7 +43,15 @@ class Watch:
 
     def _watch(self) -> None:
         beat, heard = 0, time.monotonic()
-        while not self._over.wait(BEAT):
+        while True:
+            began = time.monotonic()
+            if self._over.wait(BEAT):
+                return
+            stopped = time.monotonic() - began - BEAT  # with its machine or job: nobody else has been silent so long
+            if stopped > BEAT:
+                heard += stopped
+                self._began += stopped
+                self._counts = {number: (value, since + stopped) for number, (value, since) in self._counts.items()}
             try:
                 beat += 1
                 self._look(str(beat))

@@ -347,6 +347,12 @@ class Checkpoints:
         if not writes() or self._saving is None:
             return
         places = found(self.folder)
+        if (place := self._saving) not in places:
+            self._saving = None
+            raise CheckpointError(
+                f"the checkpoint {place} was removed while the run goes on; run the same command again, which goes on "
+                "from the one before."
+            )
         sealed = [path.name for path in places if path == self._saving or (path / SEAL).is_file()]
         stay = staying(sealed, self._saving.name, self.keep)
         stay |= {reference.named_by(path) or "" for path in places if path.name in stay}

@@ -62,6 +62,8 @@ class Inputs:
         """
         if self._known is None:
             self._known = _read(self._run / NAME) if begun(self._run) else {}
+            if begun(self._run) and not self._known:
+                tell(f"{self._run / NAME} is not there: the files of this run are not compared with the earlier ones")
         files = dict(_files(self._card, self._here))
         found = _entries(files, self._known, tell)
         changed = _changed(self._known, found)

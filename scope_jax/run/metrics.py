@@ -22,6 +22,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from scope_jax.config import Config, base
 from scope_jax.errors import UserError, writing
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
+from scope_jax.models.seal import SEAL
 from scope_jax.run import answers, judgements, members, tokens
 from scope_jax.run import records as run_records
 from scope_jax.run.processes import by_one, writes
@@ -248,6 +250,7 @@ class RunLog:
         self._tokens = run / tokens.NAME
         self._exams = run / answers.NAME
         self.token_bytes: tokens.TokenBytes | None = None  # None: tokens are not recorded
+        self._sizes: dict[Path, int] = {}  # of the files as this process left them
         self._trackers: Trackers | None = None  # only in the process that writes
         self._close = lambda: None
         self._save_every = cfg.train.save_every  # the larger one of this process and of the one before
@@ -261,6 +264,7 @@ class RunLog:
         if (
             run.is_dir()
             and not config.is_file()
+            and not any((run / "checkpoints").glob(f"*/{SEAL}"))  # which know the config that they belong to
             and any(path.name not in (".lock", ".token") and not is_partial(path) for path in run.iterdir())
         ):
             raise RunError(
@@ -311,29 +315,48 @@ class RunLog:
 
         by_one(check)
 
-    def rewind(self, step: int | None) -> None:
+    def rewind(self, step: int | None) -> str:
         """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines.
 
-        Trackers start with the lines that are left.
+        Trackers start with the lines that are left. Returns a sentence if the metrics of `step` are not among them, ""
+        otherwise.
         """
-        by_one(lambda: self._rewind(step))
+        return by_one(lambda: self._rewind(step))
 
-    def _rewind(self, step: int | None) -> None:
+    def _rewind(self, step: int | None) -> str:
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
         for path in (self._judgements, self._tokens, self._exams):
             if path.is_file():
                 members.cut(path, step)
+        files = (self._metrics, self._episodes, self._judgements, self._tokens, self._exams)
+        self._sizes = {path: _size(path) for path in files}
+        left = read_lines(self._metrics)
         if self._trackers is not None:
-            self._trackers.start(read_lines(self._metrics))
+            self._trackers.start(left)
+        if step is None or any(line["step"] == step for line in left):
+            return ""
+        return f"{self._metrics} has no line of step {step}; the run goes on without the lines that are gone"
+
+    @contextmanager
+    def _adding(self, path: Path) -> Iterator[Path]:
+        """A file that is added to. Raises RunError if it is not as this process left it."""
+        if self._sizes.get(path) not in (None, size := _size(path)):
+            raise RunError(
+                f"{path} was removed or changed while the run wrote it ({self._sizes[path]} bytes, now {size}); put it "
+                "back, then run the same command again, which otherwise goes on without the lines that are gone."
+            )
+        yield path
+        self._sizes[path] = _size(path)
 
     def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; returns when they are on disk."""
         if not writes():
             return
         line = _plain({"step": step, **metrics})
-        _append(self._metrics, [line])
+        with self._adding(self._metrics) as path:
+            _append(path, [line])
         if self._trackers is not None:
             self._trackers.log(line)
 
@@ -341,15 +364,19 @@ class RunLog:
         """Appends one line per episode of a step, and judgements and tokens of it; returns when they are on disk."""
         if not writes():
             return
-        judgements.append(self._judgements, step, episodes)
+        with self._adding(self._judgements) as path:
+            judgements.append(path, step, episodes)
         if self.token_bytes is not None:
-            tokens.append(self._tokens, step, episodes, self.token_bytes)
-        _append(self._episodes, [_record(step, episode) for episode in episodes])
+            with self._adding(self._tokens) as path:
+                tokens.append(path, step, episodes, self.token_bytes)
+        with self._adding(self._episodes) as path:
+            _append(path, [_record(step, episode) for episode in episodes])
 
     def exams(self, step: int, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Appends the measures of an evaluation's questions, by name of the set; returns when they are on disk."""
         if writes():
-            answers.append(self._exams, step, records)
+            with self._adding(self._exams) as path:
+                answers.append(path, step, records)
 
     def evaluated(self, step: int) -> bool:
         """True if an evaluation after this step was recorded."""
@@ -374,6 +401,10 @@ def _append(path: Path, records: list[dict[str, Any]]) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _cut(path: Path, step: int | None) -> None:

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Literal
@@ -42,15 +41,18 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, since, reported = None, time.monotonic(), False
-        while not self._over.wait(min(self._limit / 4, 5.0)):
+        seen, idle, reported = None, 0.0, False
+        pause = min(self._limit / 4, 5.0)
+        while not self._over.wait(pause):
             running = self._phases.running
             now = (running, self._progress())
             if running is None or now != seen:
-                seen, since, reported = now, time.monotonic(), False
-            elif not reported and time.monotonic() - since > self._limit:
+                seen, idle, reported = now, 0.0, False
+                continue
+            idle += pause  # not by the clock, which goes on while the process is stopped
+            if not reported and idle > self._limit:
                 reported = True
-                self._report(running.name, running.step, time.monotonic() - since)
+                self._report(running.name, running.step, idle)
 
     def _report(self, phase: str, step: int, seconds: float) -> None:
         number = jax.process_index()

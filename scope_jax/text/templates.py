@@ -22,15 +22,31 @@ class PromptError(UserError):
     """A prompt file cannot be used; the message is one sentence with file and remedy."""
 
 
+_held: dict[Path, dict[str, bytes]] = {}  # by folder, the files that `hold` has read
+
+
+def hold(folder: str | Path) -> None:
+    """From now on this process has the prompt files of a folder as they are now, whoever edits or removes them."""
+    _held[Path(folder)] = {file.name: file.read_bytes() for file in Path(folder).glob("*.txt") if file.is_file()}
+
+
+def _content(path: Path) -> bytes | None:
+    """What a prompt file holds; None if there is none."""
+    if (files := _held.get(path.parent)) is not None:
+        return files.get(path.name)
+    return path.read_bytes() if path.is_file() else None
+
+
 def load(folder: str | Path, name: str, *, known: Sequence[str], required: Sequence[str]) -> str:
     """Text of `folder/name.txt`, stripped; `PromptError` for an unknown variable or if a required one is missing."""
     path = Path(folder) / f"{name}.txt"
-    if not path.is_file():
+    content = _content(path)
+    if content is None:
         raise PromptError(
             f"{path}: the prompt file does not exist; create it, or set `prompts` in the card to a folder that has it."
         )
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").strip()
     except UnicodeDecodeError as error:
         raise PromptError(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8.") from None
     if not text:
@@ -69,7 +85,7 @@ def load_messages(
 
 def system_files(folder: str | Path, roles: Sequence[str]) -> tuple[Path, ...]:
     """The existing system message files of these roles."""
-    return tuple(file for role in roles if (file := Path(folder) / f"{role}.system.txt").is_file())
+    return tuple(file for role in roles if _content(file := Path(folder) / f"{role}.system.txt") is not None)
 
 
 def _listed(names: Sequence[str]) -> str:

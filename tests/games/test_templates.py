@@ -21,6 +21,24 @@ def test_filled_in_text_is_not_substituted_again(tmp_path: Path):
     assert templates.fill(text, {"question": "{n} {question}", "n": 3}) == '{n} {question} {"json": 1} {}'
 
 
+def test_prompts_that_are_held_stay_as_they_are(tmp_path: Path):
+    """Whoever edits, removes or adds one."""
+    folder = write(tmp_path, "\ufefffirst\r\nline {n}")
+    templates.hold(folder)
+    write(folder, "edited {n}")
+    write_system = folder / "role.system.txt"
+    write_system.write_text("added")
+    read = {"known": ("n",), "required": ("n",)}
+    assert templates.load(folder, "role", **read) == templates.load(str(folder), "role", **read) == "first\nline {n}"
+    assert templates.system_files(folder, ["role"]) == ()
+    (folder / "role.txt").unlink()
+    assert templates.load(folder, "role", **read) == "first\nline {n}"
+    templates.hold(folder)  # by the next run
+    assert templates.system_files(folder, ["role"]) == (write_system,)
+    with pytest.raises(templates.PromptError, match="does not exist"):
+        templates.load(folder, "role", **read)
+
+
 def test_a_missing_file_and_wrong_variables_each_give_one_clear_error(tmp_path: Path):
     with pytest.raises(templates.PromptError, match=r"role\.txt: the prompt file does not exist"):
         templates.load(tmp_path, "role", known=(), required=())

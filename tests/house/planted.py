@@ -57,6 +57,12 @@ class Reports:
     def ran(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
 
+    def planted(self, folder: Path) -> int:
+        """The number of files in a folder that hold a piece of code: it says where to report."""
+        marks = [part.encode() for part in self.folder.parts[-2:]]  # in a pickle they are apart
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return sum(all(mark in content for mark in marks) for content in map(Path.read_bytes, files))
+
     def code(self, name: str) -> str:
         """A module that reports, with the class that the JSON files name."""
         names = " = ".join(("Evil", *(f"Evil{one}" for one in AUTO)))

@@ -127,6 +127,16 @@ def test_old_ones_are_removed(folder: Path) -> None:
     assert all(fault(folder / str(step)) is None for step in (2, 3))
 
 
+def test_one_that_is_removed_while_the_run_goes_on_is_said(folder: Path) -> None:
+    checkpoints = Checkpoints(folder, card())
+    checkpoints.save(9, {"actor": state(9), "other": state(19)}, {})
+    checkpoints._checkpointer.wait_until_finished()
+    shutil.rmtree(folder / "9")
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {folder}/9 was removed while the run goes on"):
+        checkpoints.wait()
+    checkpoints.wait()  # said once
+
+
 def test_a_named_checkpoint_is_kept(folder: Path) -> None:
     checkpoints = Checkpoints(folder, card(keep=2))
     for step in range(4, 8):

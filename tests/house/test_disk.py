@@ -61,7 +61,8 @@ def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> 
 def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(tmp_path: Path) -> None:
     """Also after one that was killed while it wrote."""
     answers = [
-        {"question": "".join(random.choices("abcdefgh", k=400)), "measures": {"accuracy": 1.0}} for _ in range(9)
+        {"question": "".join(random.choices("abcdefgh", k=400)), "measures": {"accuracy": 1.0}, "text": {}}
+        for _ in range(9)
     ]
     place = tmp_path / evaluations.NAME
 

@@ -51,6 +51,48 @@ def test_the_written_config_is_a_card_with_the_same_values(cfg: Config, tmp_path
     assert fingerprint(again) == fingerprint(cfg)
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl"])
+@pytest.mark.parametrize("change", ["removed", "cut", "longer"])
+def test_a_file_that_others_change_under_a_run_ends_it(name: str, change: str, cfg: Config, tmp_path: Path) -> None:
+    log, path = RunLog(tmp_path, cfg), tmp_path / name
+    assert log.rewind(None) == ""
+
+    def step(number: int) -> None:
+        log.episodes(number, [episode(1.0)])
+        log.metrics(number, {"loss": 0.5})
+
+    step(1)
+    step(2)
+    whole = path.read_bytes()
+    path.unlink() if change == "removed" else path.write_bytes(whole[:-9] if change == "cut" else whole + b"{}\n")
+    with pytest.raises(RunError, match=rf"{name} was removed or changed while the run wrote it \({len(whole)} bytes"):
+        step(3)
+    path.write_bytes(whole)
+    assert log.rewind(2) == ""
+    step(3)
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 3]
+
+
+def test_a_run_without_its_metrics_says_so_when_it_goes_on(cfg: Config, tmp_path: Path) -> None:
+    log = RunLog(tmp_path, cfg)
+    log.rewind(None)
+    log.metrics(1, {"loss": 0.5})
+    assert log.rewind(1) == ""
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "metrics.jsonl has no line of step 1" in log.rewind(1)
+
+
+def test_a_run_without_its_config_is_known_by_its_checkpoints(cfg: Config, tmp_path: Path) -> None:
+    """Which belong to one config."""
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with pytest.raises(RunError, match=r"is not a run \(no config\.toml\)"):
+        RunLog(tmp_path, cfg)
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "1" / "seal.json").write_text("{}")
+    RunLog(tmp_path, cfg)
+    assert load_card(tmp_path / "config.toml") == cfg
+
+
 def test_the_written_config_has_no_tables_of_other_games(cfg: Config) -> None:
     """Their defaults may be others in another version, and a card with values there is refused."""
     assert {"ssp", "model", "train"} <= tomllib.loads(to_toml(cfg)).keys()

@@ -10,7 +10,7 @@ import contextlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,11 @@ SMALL = ("rollout.slots=8", "rollout.max_length=256", "rollout.prefill_buckets=[
 
 
 @pytest.fixture
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
-    """Asserts at the end that nothing ran, and that no question was asked: the answer would have been yes."""
+def reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> Iterator[Reports]:
+    """Asserts at the end that nothing ran, and that no question was asked: the answer would have been yes. Notes how
+    many files with code there were."""
     reports, asked = Reports(tmp_path / "reports"), []
 
     def yes(*question: object) -> str:
@@ -53,6 +56,8 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports
 
     monkeypatch.setattr(dynamic_module_utils, "input", yes, raising=False)
     yield reports
+    record_property("planted", reports.planted(tmp_path))
+    record_property("ran", len(reports.ran()))
     assert (reports.ran(), asked) == ([], [])
 
 
@@ -280,7 +285,7 @@ def test_pickled_adapters_are_refused(name: str, tmp_path: Path, reports: Report
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(BASE), **KEYS}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     (folder / name).write_bytes(reports.pickled("adapter"))
-    assert "adapter_model.safetensors" in refused("chat", folder)
+    assert "safetensors" in refused("chat", folder)
 
 
 def test_a_module_of_an_encoder_that_is_code_is_refused(tmp_path: Path, reports: Reports) -> None:

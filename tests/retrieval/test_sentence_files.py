@@ -55,7 +55,7 @@ def dense(outputs: int = 8, activation: str = "torch.nn.modules.activation.Tanh"
 REFUSED: list[tuple[Change, str]] = [
     (
         pooled(pooling_mode_cls_token=True, pooling_mode_mean_tokens=True),
-        "pooling_mode_cls_token and pooling_mode_mean",
+        "pooling_mode_cls_token and pooling_mo",
     ),
     (pooled(pooling_mode=["mean", "max"]), "mean and max in 1_Pooling is not supported"),
     (pooled(pooling_mode="attention"), "the pooling attention in 1_Pooling is not supported"),
@@ -86,7 +86,7 @@ REFUSED: list[tuple[Change, str]] = [
             dense()(folder),
             (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "x.bin"),
         ),
-        "2_Dense/model.safetensors is missing",
+        "2_Dense has its weights in x.bin, and only safetensors are read",
     ),
     (put(SETTINGS, max_seq_length="256"), "max_seq_length, model_max_length) is '256'"),
     (put(SETTINGS, do_lower_case="yes"), "do_lower_case"),

@@ -3,6 +3,7 @@
     python -m tests.torture                                     everything: about an hour and a half of one core
     python -m tests.torture --game ssp --kills 20               kills in one game
     python -m tests.torture --faults --hostile --kills 0        the machine's faults; servers and documents
+    python -m tests.torture --attacks --kills 0                 what strangers put into folders, names and networks
     python -m tests.torture --only "the clock jumps"            one row
     python -m tests.torture --only "random texts through all parsers" --texts 1000000
     python -m tests.torture ... --out docs/reliability.md       the rows of this table that were run are replaced
@@ -26,18 +27,19 @@ from pathlib import Path
 import jax
 
 from scope_jax.cli import quiet_libtpu
-from tests.torture import crowds, faults, games, hostile, lives, table, texts
+from tests.torture import attacks, crowds, deletions, faults, games, hostile, lives, stops, table, texts
+from tests.torture.table import Tried
 from tests.train import runs
 
-Row = Callable[[Path], str]
+Row = Callable[[Path], Tried | str]  # words alone: tried once
 
 
-def kills(game: str, count: int, seed: int, seconds: float, folder: Path) -> str:
+def kills(game: str, count: int, seed: int, seconds: float, folder: Path) -> Tried:
     """SIGKILL at random moments of the small run of a game."""
     found = lives.killed(game, count, seed, folder, seconds)
     where = ", ".join(f"{found[name]} {name}" for name in lives.MOMENTS if found[name])
     every = "one run, which ends" if found["runs"] == 1 else f"{found['runs']} runs, which all end"
-    return f"{found['kills']} kills ({where}) in {every} with the bits of an undisturbed one"
+    return Tried(found["kills"], f"{where}: in {every} with the bits of an undisturbed one")
 
 
 @cache
@@ -48,7 +50,7 @@ def _undisturbed() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def with_whole(fault: Row, folder: Path) -> str:
+def with_whole(fault: Row, folder: Path) -> Tried | str:
     """A fault that needs the undisturbed run."""
     shutil.copytree(Path(_undisturbed().name) / "whole", folder / "whole")
     return fault(folder)
@@ -56,7 +58,7 @@ def with_whole(fault: Row, folder: Path) -> str:
 
 def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
     """What was asked for, by its name in the table."""
-    every = not (given.game or given.faults or given.hostile or given.only)
+    every = not (given.game or given.faults or given.hostile or given.attacks or given.only)
     if given.kills:
         for game in given.game or (games.SETS if every or given.only else ()):
             yield (
@@ -64,12 +66,15 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
                 partial(kills, game, given.kills, given.seed, given.seconds),
             )
     if every or given.faults or given.only:
-        for name, fault in faults.faults(given.damages, given.seed).items():
+        of_the_machine = faults.faults(given.damages, given.seed) | stops.stops(given.seed) | deletions.deletions()
+        for name, fault in of_the_machine.items():
             yield name, partial(with_whole, fault)
     if every or given.hostile or given.only:
         yield from hostile.hostile(given.seed).items()
         yield from crowds.crowds().items()
-    if given.texts and (every or given.only or not (given.game or given.faults or given.hostile)):
+    if every or given.attacks or given.only:
+        yield from attacks.attacks().items()
+    if given.texts and (every or given.only):
         yield texts.row(given.first, given.texts, given.seed, given.seconds)
 
 
@@ -93,6 +98,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--faults", action="store_true", help="faults of the machine")
     options.add_argument("--damages", type=int, default=10, help="copies that are damaged in each way")
     options.add_argument("--hostile", action="store_true", help="hostile servers and documents")
+    options.add_argument("--attacks", action="store_true", help="folders, names and networks of strangers")
     options.add_argument("--texts", type=int, default=100_000, help="random texts through all parsers")
     options.add_argument("--first", type=int, default=0, help="number of the first of them, for runs in parts")
     options.add_argument("--only", nargs="+", metavar="ROW", help="rows of the table, by their names")
@@ -112,12 +118,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                outcome = row(Path(folder))
+                found = row(Path(folder))
             except faults.NotPossible as reason:
-                outcome = f"not run: {reason}"
-        print(f"{name}: {outcome} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+                found = Tried(0, f"not run: {reason}")
+        tried = found if isinstance(found, Tried) else Tried(1, found)
+        took = time.monotonic() - began
+        print(f"{name}: {tried.tries:,} tries: {tried.outcome} ({took:.0f} s)", file=sys.stderr, flush=True)
         if given.out is not None:
-            table.put(given.out, name, outcome)
+            table.put(given.out, name, tried)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from scope_jax.run.indexing import open_or_build_index
 from tests.serving import world
 from tests.torture import bodies
 from tests.torture.lives import CONTEXT
+from tests.torture.table import Tried
 
 HONEST = 2000  # requests beside the worst bodies
 CLIENTS = 8  # of them, at a time
@@ -153,7 +154,7 @@ def _replies(url: str, count: int) -> list[str]:
         return list(pool.map(ask, range(count)))
 
 
-def worst_bodies(folder: Path, count: int = HONEST) -> str:
+def worst_bodies(folder: Path, count: int = HONEST) -> Tried:
     """Honest requests to `serve`, alone and beside ten clients that send the worst bodies."""
     shutil.copytree(world.BASE, folder / "base")
     config = folder / "base" / "config.json"
@@ -184,10 +185,11 @@ def worst_bodies(folder: Path, count: int = HONEST) -> str:
         assert max(more) <= 1000 * WAITS, (alone[1:], beside[1:])
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
-    return (
-        f"{len(statuses)} of them beside {count} honest requests, none wrong or lost; longest wait of /health "
+    return Tried(
+        len(statuses),
+        f"beside {count} honest requests, none wrong or lost; longest wait of /health "
         f"{1000 * beside[1]:.0f} ms ({1000 * alone[1]:.0f} without), of a running stream {1000 * beside[2]:.0f} ms "
-        f"({1000 * alone[2]:.0f})"
+        f"({1000 * alone[2]:.0f})",
     )
 
 
@@ -201,7 +203,7 @@ def _check(reference: np.ndarray, places: dict[str, int], hits: list[dict[str, A
     assert scores[-1] >= np.sort(reference)[-len(found)] - 1e-5
 
 
-def many_searches(folder: Path, kind: str, large: int = 4) -> str:
+def many_searches(folder: Path, kind: str, large: int = 4) -> Tried:
     """Single queries beside clients that ask for every k and for 8,192 queries at once; then SIGTERM."""
     card = load_card(world.ROOT / "configs" / "ssp" / "atlas.toml", [f"retrieval.kind={kind}"]).retrieval
     assert card is not None
@@ -242,14 +244,15 @@ def many_searches(folder: Path, kind: str, large: int = 4) -> str:
         assert beside.longest <= SEARCH_WAITS, beside.longest
         assert not [one for one in statuses if one not in (200, 503)], statuses
         assert ended < 2 + 5, ended
-    return (
+    return Tried(
+        beside.count + 1000,
         f"{beside.count} single queries and 1,000 values of k beside {large} clients of 8,192 queries: none wrong, "
         f"longest wait {1000 * beside.longest:.0f} ms ({1000 * alone.longest:.0f} without); ended {ended:.1f} s after "
-        "SIGTERM with a grace of 2 s"
+        "SIGTERM with a grace of 2 s",
     )
 
 
-def crowds() -> dict[str, Callable[[Path], str]]:
+def crowds() -> dict[str, Callable[[Path], Tried]]:
     """Every crowd by its name in the table."""
     return {
         "serve: the worst bodies of a mebibyte": worst_bodies,

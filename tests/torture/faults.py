@@ -1,6 +1,7 @@
 """Faults of the machine: disks, folders, clocks, damaged files. Each leaves a run that ends with the undisturbed bits.
 
-A fault is a function of a folder that is empty but for `whole`, the undisturbed run; it returns the outcome in words.
+A fault is a function of a folder that is empty but for `whole`, the undisturbed run; it returns the outcome
+in words, with the number of tries if there were several.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from random import Random
 
 from scope_jax.models.seal import SEAL
 from tests.torture import lives
+from tests.torture.table import Tried
 from tests.train import runs
 
 GAME = "ssp"
@@ -70,7 +72,7 @@ def full_disk(folder: Path) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- read-only folder
-def read_only_disk(folder: Path) -> str:
+def read_only_disk(folder: Path) -> Tried:
     """The disk is read-only when a run goes on, and when one begins."""
     with disk(folder, "1g") as place:
         run = place / "run"
@@ -83,7 +85,7 @@ def read_only_disk(folder: Path) -> str:
         ended(folder, place / "other", before="Read-only file system")
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)
         compared(folder, run)
-    return "one sentence; once it can be written the same command goes on, the same bits"
+    return Tried(2, "one sentence; once it can be written the same command goes on, the same bits")
 
 
 def _without_privileges() -> None:
@@ -109,7 +111,7 @@ def forbidden_folder(folder: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- two processes
-def two_processes(folder: Path) -> str:
+def two_processes(folder: Path) -> Tried:
     """Five times a second process on the folder of a running one."""
     run = folder / "run"
     life = lives.Life(lives.words(GAME, run), folder / "first.log")
@@ -126,7 +128,7 @@ def two_processes(folder: Path) -> str:
     life.end()
     assert refused
     runs.same(folder / "whole", run)
-    return f"{refused} of {refused} second processes refused with one sentence; the first is not disturbed"
+    return Tried(refused, "second processes refused with one sentence each; the first is not disturbed")
 
 
 # --------------------------------------------------------------------------------------------------------------- clock
@@ -144,7 +146,7 @@ def _jumping(seed: int) -> None:
     time.time_ns = lambda: int(now() * 1e9)
 
 
-def clock(folder: Path) -> str:
+def clock(folder: Path) -> Tried:
     run = folder / "run"
     life = lives.Life(lives.words(GAME, run), folder / "life.log", partial(_jumping, 0))
     while len(runs.saved(run)) < 2:
@@ -152,7 +154,7 @@ def clock(folder: Path) -> str:
     life.kill()
     lives.Life(lives.words(GAME, run), folder / "life.log", partial(_jumping, 1)).end()
     runs.same(folder / "whole", run)
-    return "two lives with jumps by up to ten years: the same bits"
+    return Tried(2, "two lives with jumps by up to ten years: the same bits")
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
@@ -170,7 +172,7 @@ def _remove(file: Path, draw: Random) -> None:
     file.unlink()
 
 
-def damaged(damage: Callable[[Path, Random], None], count: int, seed: int, folder: Path) -> str:
+def damaged(damage: Callable[[Path, Random], None], count: int, seed: int, folder: Path) -> Tried:
     """Damages one random file of the newest checkpoint, `count` times in copies of the undisturbed run.
 
     Not orbax's notes of the commit, which nobody reads and the seal does not list.
@@ -187,7 +189,7 @@ def damaged(damage: Callable[[Path, Random], None], count: int, seed: int, folde
         assert any(line.startswith(f"going on from step {before} ") for line in said), said
         runs.same(folder / "whole", run)
         shutil.rmtree(run)
-    return f"{count} of {count}: says which, goes on from the one before, the same bits"
+    return Tried(count, "says which, goes on from the one before, the same bits")
 
 
 def cut_records(folder: Path) -> str:
@@ -211,7 +213,7 @@ def every_checkpoint(folder: Path) -> str:
     return "one sentence: no silent beginning from the start"
 
 
-def faults(damages: int, seed: int) -> dict[str, Callable[[Path], str]]:
+def faults(damages: int, seed: int) -> dict[str, Callable[[Path], Tried | str]]:
     """Every fault by its name in the table."""
     return {
         "the disk is full": full_disk,

@@ -1,4 +1,4 @@
-"""Hostile servers and documents. An outcome is in words, as in `faults`; the folder is empty."""
+"""Hostile servers and documents. Rows as in `faults`; the folder is empty."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from scope_jax.text import parsing
 from tests.torture import games, lives, servers
+from tests.torture.table import Tried
 from tests.train import runs
 
 # ------------------------------------------------------------------------------------------------------------- servers
@@ -56,7 +57,7 @@ class Searching:
         return lives.words("ssp", run, "train.steps=12", card=searched_at(folder, port))
 
 
-def passing(kind: Callable[[], Any], seed: int, folder: Path) -> str:
+def passing(kind: Callable[[], Any], seed: int, folder: Path) -> Tried:
     """Some requests meet a fault that passes: every one is asked again, and the bits are the same."""
     run = kind()
     with servers.serving(run.honest) as (port, _):
@@ -66,10 +67,10 @@ def passing(kind: Callable[[], Any], seed: int, folder: Path) -> str:
     runs.same(folder / "whole", folder / "run")
     met = {name: count for name, count in server.done.items() if name != "answers"}
     assert sum(met.values()) > 10, met
-    return f"{sum(met.values())} of {server.done.total()} requests: asked again, the same bits"
+    return Tried(sum(met.values()), f"of {server.done.total()} requests: asked again, the same bits")
 
 
-def lasting(kind: Callable[[], Any], seed: int, folder: Path) -> str:
+def lasting(kind: Callable[[], Any], seed: int, folder: Path) -> Tried:
     """A fault that does not pass ends the run with one sentence; with an honest server it goes on to the same bits."""
     run = kind()
     with servers.serving(run.honest) as (port, _):
@@ -81,7 +82,7 @@ def lasting(kind: Callable[[], Any], seed: int, folder: Path) -> str:
     with servers.serving(run.honest, port=port):
         lives.Life(run.words(folder, folder / "run", port), folder / "run.log").end()
     runs.same(folder / "whole", folder / "run")
-    return f"{len(run.lasting)} kinds: one sentence each; with an honest server the run goes on, the same bits"
+    return Tried(len(run.lasting), "one sentence each; with an honest server the run goes on, the same bits")
 
 
 # ----------------------------------------------------------------------------------------------------------- documents
@@ -143,19 +144,19 @@ def read(episode: dict[str, Any]) -> list[str]:
     return [after for text in texts for after in text.split(MARK)[1:]]
 
 
-def documents(game: str, folder: Path) -> str:
+def documents(game: str, folder: Path) -> Tried:
     """A run whose documents hold our tags, chat-template tokens and orders to judges and policies."""
     lives.train(game, folder / "run", *hostile_files(game, folder))
     episodes = runs.lines(folder / "run", "episodes.jsonl")
     met = [text for episode in episodes for text in read(episode)]
     assert met, "no episode met a hostile document"
     assert not [text for text in met if text.startswith(RESERVED)]
-    return f"{len(episodes)} episodes met {len(met)}: every tag they read is in square brackets, the run ends"
+    return Tried(len(met), f"met by {len(episodes)} episodes: every tag they read is in square brackets, the run ends")
 
 
-def hostile(seed: int) -> dict[str, Callable[[Path], str]]:
+def hostile(seed: int) -> dict[str, Callable[[Path], Tried]]:
     """Every hostile party by its name in the table."""
-    found: dict[str, Callable[[Path], str]] = {
+    found: dict[str, Callable[[Path], Tried]] = {
         "a judge that hangs, drips, floods, breaks off, is overloaded": partial(passing, Judged, seed),
         "a judge that redirects or refuses": partial(lasting, Judged, seed),
         "a search server that hangs, drips, floods, breaks off, is overloaded": partial(passing, Searching, seed),

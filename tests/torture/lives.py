@@ -6,6 +6,7 @@ life begins in a second instead of twelve, and its end is a real SIGKILL of a re
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -59,6 +60,12 @@ class Life:
     def ends_within(self, seconds: float) -> bool:
         self._process.join(seconds)
         return self._process.exitcode is not None
+
+    def send(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self._process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()

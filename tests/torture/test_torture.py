@@ -11,6 +11,7 @@ from scope_jax.games import load_card
 from scope_jax.text import parsing
 from tests.torture import games, hostile, lives, table, texts
 from tests.torture.__main__ import main, parsed, rows
+from tests.torture.table import Tried
 from tests.train import runs
 
 PAGE = runs.ROOT / "docs" / "reliability.md"
@@ -25,10 +26,10 @@ def test_every_row_of_the_table_is_one_of_the_command() -> None:
 def test_a_row_replaces_the_one_of_its_name_and_no_other(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\n\n{table.HEAD}\n\n{table.END}\nafter\n", encoding="utf-8")
-    for fault, outcome in (("a", "1"), ("b", "2"), ("a", "3")):
-        table.put(page, fault, outcome)
+    for attack, tries, outcome in (("a", 1, "x"), ("b", 2000, "y"), ("a", 3, "z")):
+        table.put(page, attack, Tried(tries, outcome))
     text = page.read_text(encoding="utf-8")
-    assert table.rows(text) == {"a": "3", "b": "2"}
+    assert table.rows(text) == {"a": Tried(3, "z"), "b": Tried(2000, "y")}
     assert text.startswith("before\n") and text.endswith(f"{table.END}\nafter\n")
 
 
@@ -68,8 +69,8 @@ def test_the_moment_of_a_kill(
 
 
 def test_a_text_that_breaks_a_parser_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = texts.parsed(5, 3, 1, 60.0, Path())
-    assert said.startswith("3 texts through ") and "numbers 5 to 7 of seed 1" in said
+    tries, said = texts.parsed(5, 3, 1, 60.0, Path())
+    assert tries == 3 and said.startswith("through ") and "numbers 5 to 7 of seed 1" in said
     assert texts.text_of(6, 1) == texts.text_of(6, 1) != texts.text_of(7, 1)
     lengths = sorted(len(texts.text_of(number, 1)) for number in range(4000))
     assert 50 <= lengths[2000] <= 500 and 1_000 <= lengths[3900] <= 4_000 < lengths[-1]
@@ -88,5 +89,5 @@ def test_the_command_kills_and_writes_its_row(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{table.BEGIN}\n{table.END}\n", encoding="utf-8")
     main(["--game", "ssp", "--kills", "2", "--out", str(page)])
-    (outcome,) = table.rows(page.read_text(encoding="utf-8")).values()
-    assert outcome.startswith("2 kills (")
+    (found,) = table.rows(page.read_text(encoding="utf-8")).values()
+    assert found.tries == 2 and "undisturbed" in found.outcome

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.house import test_parsers as checks
+from tests.torture.table import Tried
 
 ALL = sorted({*checks.SAID, *checks.JUDGED, *checks.WRITTEN, *checks.RUBRICS})
 # Half of the texts mix the pieces of one role, so that more of them are valid.
@@ -37,7 +38,7 @@ def check(text: str, opened: bool, vectors: bool) -> None:
     checks.check_scores(text)
 
 
-def parsed(first: int, count: int, seed: int, seconds: float, folder: Path) -> str:
+def parsed(first: int, count: int, seed: int, seconds: float, folder: Path) -> Tried:
     """The texts from number `first` on, `count` of them or as many as `seconds` allow. The folder is not used."""
     began, number = time.monotonic(), first
     while number < first + count and time.monotonic() - began < seconds:
@@ -50,10 +51,10 @@ def parsed(first: int, count: int, seed: int, seconds: float, folder: Path) -> s
         number += 1
     which = f"numbers {first:,} to {number - 1:,} of seed {seed}"
     ordinary = len(checks.PARSERS) - len(VECTORS)
-    done = f"{number - first:,} texts through {ordinary} parsers, every {EVERY}th through {len(VECTORS)} more, {which}"
-    return f"{done}: no exception, nothing found that is not there"
+    done = f"through {ordinary} parsers, every {EVERY}th through {len(VECTORS)} more, {which}"
+    return Tried(number - first, f"{done}: no exception, nothing found that is not there")
 
 
-def row(first: int, count: int, seed: int, seconds: float) -> tuple[str, Callable[[Path], str]]:
+def row(first: int, count: int, seed: int, seconds: float) -> tuple[str, Callable[[Path], Tried]]:
     """The row of the table: its name and what it does."""
     return "random texts through all parsers", lambda folder: parsed(first, count, seed, seconds, folder)

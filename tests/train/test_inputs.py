@@ -145,6 +145,13 @@ def test_a_changed_file_is_named_and_may_be_accepted(change: str, world: World) 
     assert world.check() == after  # asked once
 
 
+def test_a_record_that_is_gone_is_said(world: World) -> None:
+    before, said = world.check(), list(world.said)
+    (world.run / NAME).unlink()
+    assert world.check() == before
+    assert said == [] and [NAME in sentence for sentence in world.said] == [True]
+
+
 def test_files_of_editors_and_systems_do_not_matter(world: World) -> None:
     before = world.check()
     for name in ("prompts/.solver.txt.swp", "prompts/solver.txt~", "base/.cache/x.json", "base/.DS_Store"):

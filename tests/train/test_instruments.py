@@ -63,6 +63,18 @@ def test_the_watchdog_names_process_and_phase_once(tmp_path: Path, capfd: pytest
     assert not any(thread.name == "watchdog" for thread in threading.enumerate())
 
 
+def test_the_watchdog_does_not_count_the_time_in_which_the_process_was_stopped(tmp_path: Path, monkeypatch) -> None:
+    phases, ahead, real = Phases(), [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+    dog = watchdog.Watchdog(phases, lambda: 0, 2.0, "report", tmp_path)
+    with phases.phase("play", 7):
+        time.sleep(0.7)
+        ahead[0] = 3600.0  # the clock goes on while nothing runs
+        time.sleep(0.7)
+    dog.stop()
+    assert not (tmp_path / "stacks-0.txt").exists()
+
+
 @pytest.mark.parametrize(("folder", "said"), [("", "its stacks are in"), ("gone", "its stacks are above, as")])
 def test_the_watchdog_can_end_the_process(folder: str, said: str, tmp_path: Path, monkeypatch, capfd) -> None:
     """Also if the stacks cannot be written."""
