@@ -160,6 +160,7 @@ def main(
     quiet_libtpu()
     take_memory()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch, which is not used, is not there
 
 
 def take_memory() -> None:
