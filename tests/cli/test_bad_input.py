@@ -153,11 +153,6 @@ def test_index_without_a_folder(card: Path) -> None:
     assert "has no index folder" in refused(run("index", card))
 
 
-def test_demo_outside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "run the demo from the root of the scope-jax checkout" in refused(run("demo"))
-
-
 def test_a_process_prints_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scope_jax", "train", "none.toml", "--run", str(tmp_path / "run")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
