@@ -74,7 +74,7 @@ class Commands(TyperGroup):
                 wanted = os.environ.get("JAX_PLATFORMS", "")
                 typer.echo(
                     f"scope-jax: JAX finds no device of the platform {wanted!r} that JAX_PLATFORMS asks for; install "
-                    "its package (README, Accelerators), or unset the variable.",
+                    "its package (README), or unset the variable.",
                     err=True,
                 )
                 raise typer.Exit(2) from None

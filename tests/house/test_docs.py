@@ -160,13 +160,21 @@ def test_links_are_valid(document: str) -> None:
     assert missing == []
 
 
-def test_paths_in_the_readme_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_paths_in_the_layout_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.split("## Repository layout")[1].split("```")[1]
     names = [name for name in re.findall(r"([a-z_]+/[a-z_/]*|[a-z_]+\.py)", tree) if not name.startswith("ssp")]
     assert len(names) > 20
     missing = [n for n in names if not any((ROOT / place / n).exists() for place in ("", "scope_jax", "tests"))]
     assert missing == []
+
+
+def test_the_readme_is_one_screen() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    cells = [
+        cell.strip() for line in text.splitlines() if line.startswith("|") for cell in line.strip("|").split(" | ")
+    ]
+    assert len(text.splitlines()) < 90 and max(map(len, cells)) <= 120
 
 
 def test_the_site_has_every_page() -> None:
