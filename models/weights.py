@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, writing
 from scope_jax.models import claims, redundant, streaming, tensorfile
 from scope_jax.models.config import ModelConfig, from_hf, to_hf
 from scope_jax.models.fields import WeightsError, read_object
@@ -287,15 +287,16 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
 
 
 def _in_new_folder(folder: Path, new: Path, writer: bool, several: bool) -> Iterator[Path]:
-    if writer:
-        _remove_stale(folder)
-        new.mkdir(parents=True)
     try:
-        if several:
-            multihost_utils.sync_global_devices(f"{folder}: begun")
-        yield new
-        if writer:
-            _replace(new, folder)
+        with writing(folder):
+            if writer:
+                _remove_stale(folder)
+                new.mkdir(parents=True)
+            if several:
+                multihost_utils.sync_global_devices(f"{folder}: begun")
+            yield new
+            if writer:
+                _replace(new, folder)
         if several:
             multihost_utils.sync_global_devices(f"{folder}: in its place")
     finally:

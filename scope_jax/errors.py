@@ -31,7 +31,7 @@ def disk_fault(error: BaseException) -> int | None:
     return int(found[1]) if found else None
 
 
-def unwritten(path: Path, fault: int) -> UserError:
+def unwritten(path: Path | str, fault: int) -> UserError:
     """The error for a file or folder that could not be written."""
     remedy = "free some space" if fault in FULL else "fix the problem"
     return UserError(f"{path} could not be written ({os.strerror(fault)}); {remedy} and run the same command again.")
@@ -52,6 +52,8 @@ def writing(path: Path) -> Iterator[None]:
 def sentence(error: BaseException) -> str:
     """The error's message on one line, with a full stop; of a system error that names a file, what to do about it."""
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno in FULL:
+        return str(unwritten(error.filename or "a file", error.errno))
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename} cannot be used ({error.strerror}); correct the path or its permissions."
     return text if text.endswith((".", ")")) else text + "."

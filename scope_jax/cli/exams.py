@@ -13,7 +13,7 @@ import typer
 
 from scope_jax.cli.options import Base, Json, Sets
 from scope_jax.cli.output import check_local, check_place, show, tell
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, writing
 from scope_jax.sharding.files import alone
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def _with_records(
             return
         found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
         tell(f"{name}: {found}")
-        if partial is not None:
-            with partial.open("a" if kept else "w", encoding="utf-8") as file:
+        if partial is not None and records is not None:
+            with writing(records), partial.open("a" if kept else "w", encoding="utf-8") as file:
                 file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
         kept.append(name)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from scope_jax.data.published import RECIPES, Make, Recipe, joined
 from scope_jax.data.schemas import SCHEMAS
+from scope_jax.errors import writing
 from scope_jax.retrieval.corpus import passage
 from scope_jax.retrieval.rows import DataError, Row, attempts, is_file, is_text, short
 from scope_jax.sharding.files import alone, partial_of, remove_stale, replaced
@@ -61,7 +62,7 @@ def convert(
             raise DataError(f"{out} is also a source, which would be overwritten; give another file to write.")
     make = recipe.make if baseline is None else joined(list(_whole(baseline)), recipe.make)
     counts, refused = Counts(), out.with_name(out.name + ".refused.jsonl")
-    with alone(out):
+    with alone(out), writing(out):
         remove_stale(out.parent)
         partial, partly = partial_of(out), partial_of(refused)
         try:

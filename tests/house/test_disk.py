@@ -138,6 +138,10 @@ def test_which_errors_are_disk_errors() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(FileNotFoundError, match="'other'"), writing(Path("f")):  # the message already has the name
         raise FileNotFoundError(errno.ENOENT, "there is none", "other")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    told = "could not be written (No space left on device); free some space and run the same command again."
+    assert sentence(full) == f"a file {told}"
+    assert sentence(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a/b")) == f"a/b {told}"
     denied = PermissionError(errno.EACCES, "Permission denied", "a/b")
     assert sentence(denied) == "a/b cannot be used (Permission denied); correct the path or its permissions."
 

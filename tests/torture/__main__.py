@@ -27,7 +27,7 @@ from pathlib import Path
 import jax
 
 from scope_jax.cli import quiet_libtpu
-from tests.torture import attacks, crowds, deletions, faults, games, hostile, lives, stops, table, texts
+from tests.torture import attacks, crowds, deletions, faults, games, hostile, lives, spaces, stops, stores, table, texts
 from tests.torture.table import Tried
 from tests.train import runs
 
@@ -69,9 +69,11 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
         of_the_machine = faults.faults(given.damages, given.seed) | stops.stops(given.seed) | deletions.deletions()
         for name, fault in of_the_machine.items():
             yield name, partial(with_whole, fault)
+        yield from spaces.spaces().items()
     if every or given.hostile or given.only:
         yield from hostile.hostile(given.seed).items()
         yield from crowds.crowds().items()
+        yield from stores.stores(given.seed).items()
     if every or given.attacks or given.only:
         yield from attacks.attacks().items()
     if given.texts and (every or given.only):

@@ -131,6 +131,35 @@ def two_processes(folder: Path) -> Tried:
     return Tried(refused, "second processes refused with one sentence each; the first is not disturbed")
 
 
+def at_once(folder: Path) -> Tried:
+    """Two processes begin at the same moment: on one run folder, of which one is refused, and on one search index and
+    compilation cache, which both fill."""
+    tries = 3
+    for number in range(tries):
+        run, logs = folder / f"run-{number}", [folder / f"{number}-{one}.log" for one in range(2)]
+        both = [lives.Life(lives.words(GAME, run), log) for log in logs]
+        codes = sorted(str(life.code()) for life in both)
+        assert codes == ["0", "2"], [life.output for life in both]
+        (refused,) = [life for life in both if life.code()]
+        assert "another process is using" in refused.end(2)[-1]
+        runs.same(folder / "whole", run)
+    for number in range(tries):
+        shared = (f"retrieval.index={folder / f'index-{number}'}", f"train.compilation_cache={folder / 'cache'}")
+        places = [folder / f"{number}-{one}" for one in range(2)]
+        both = [
+            lives.Life(lives.words(GAME, place, *shared), place.with_suffix(".log"), _own_cache) for place in places
+        ]
+        for life, place in zip(both, places, strict=True):
+            life.end()
+            runs.same(folder / "whole", place)
+    return Tried(2 * tries, "on one run: one of them refused; on one index and compilation cache: both the same bits")
+
+
+def _own_cache() -> None:
+    """Only the cache of the card."""
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+
 # --------------------------------------------------------------------------------------------------------------- clock
 def _jumping(seed: int) -> None:
     """The wall clock jumps at every hundredth look, back and forth; the monotonic clock cannot."""
@@ -220,6 +249,7 @@ def faults(damages: int, seed: int) -> dict[str, Callable[[Path], Tried | str]]:
         "the disk becomes read-only": read_only_disk,
         "the folder belongs to another user": forbidden_folder,
         "two processes on one folder": two_processes,
+        "two processes that begin at the same moment": at_once,
         "the clock jumps": clock,
         "a truncated file in the newest checkpoint": partial(damaged, _truncate, damages, seed),
         "a flipped bit in the newest checkpoint": partial(damaged, _flip, damages, seed),

@@ -71,6 +71,11 @@ class Life:
         self._process.kill()
         self._process.join()
 
+    def code(self) -> int | None:
+        """Its exit code, once it has ended."""
+        assert self.ends_within(LIMIT), self.output
+        return self._process.exitcode
+
     def end(self, code: int = 0) -> list[str]:
         """Its lines, once it has ended; asserts its exit code."""
         if not self.ends_within(LIMIT):

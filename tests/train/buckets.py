@@ -22,8 +22,8 @@ class Buckets(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, handler: type[Handler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.objects: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.requests: list[tuple[str, str]] = []
         self.written = 0
