@@ -26,7 +26,7 @@ COMMON = (
     "optimizer.eps=1e-6",  # as in test_processes.py
 )
 APART = ("rollout.devices=4",)
-AHEAD = ("train.one_step_off_policy=true", "game.loss.rollout_cap=2.0", "train.steps=5")
+AHEAD = ("train.one_step_off_policy=true", "coordination.loss.rollout_cap=2.0", "train.steps=5")
 SCOPE = (
     *runs.SCOPE,
     "train.keep=9",
@@ -65,7 +65,7 @@ def finish(folder: Path, name: str, devices: int, *sets: str) -> Path:
 
 @pytest.fixture(scope="module")
 def apart(folder: Path) -> Path:
-    return finish(folder, "apart", 8, *APART, "game.loss.rollout_cap=2.0", "train.steps=3")
+    return finish(folder, "apart", 8, *APART, "coordination.loss.rollout_cap=2.0", "train.steps=3")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def ahead(folder: Path) -> Path:
 def test_devices_of_its_own_change_no_token(folder: Path, apart: Path) -> None:
     """4 that learn and 4 that generate against 4 that do both. (XLA's CPU client divides sums by its number of devices,
     so that updates differ by rounding.)"""
-    shared = finish(folder, "shared", 4, "game.loss.rollout_cap=2.0", "train.steps=3")
+    shared = finish(folder, "shared", 4, "coordination.loss.rollout_cap=2.0", "train.steps=3")
     several.same_step(shared, apart)
     left, right = (runs.lines(run, "episodes.jsonl") for run in (shared, apart))
     assert [record["text"] for record in left] == [record["text"] for record in right]
@@ -111,7 +111,7 @@ def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Pa
 @pytest.mark.slow
 def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: Path) -> None:
     """2 of 4 devices in each process against 4 of 8 in one."""
-    sets = (*COMMON, "game.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")
+    sets = (*COMMON, "coordination.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")
     specs = []
     for processes, name in ((1, "one"), (2, "two")):
         chosen = (*sets, f"rollout.devices={4 // processes}")
