@@ -56,7 +56,7 @@ def _from_file(file: Path) -> Game:
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         raise CardError(f"{file} is not a game: it must define GAME, a scope_jax.play.game.Game (docs/tutorial.md).")
-    if game.name in GAMES or game.name in Config.model_fields or not game.name.isidentifier():
+    if game.name in Config.model_fields or not game.name.isidentifier():
         raise CardError(
             f"{file}: a game cannot be named {game.name!r}, as its table in a card has this name; rename it."
         )

@@ -173,7 +173,7 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
         ('retrieval.corpus="c.jsonl"', r"does not search; remove the table \[retrieval\]"),
         ("coordination.guesses=x", "`coordination.guesses` must be a whole number"),
         ("coordination.guess=3", "unknown key `coordination.guess`"),
-        ("coordination.guesses=3", "unknown key `game`"),
+        ("game.guesses=3", "unknown key `game`"),
     ],
 )
 def test_invalid_games_give_a_clear_error(folder: Path, change: str, complaint: str) -> None:

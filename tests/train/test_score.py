@@ -26,7 +26,6 @@ from collections import Counter
 from scope_jax.learner.learner import Learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.games import score
-globals().update({name: value for name, value in vars(score).items() if not name.startswith("__")})
 from scope_jax.games.score import rules, solver
 from scope_jax.games.score.records import Assessment, Rubric
 
@@ -73,6 +72,7 @@ Learner.update = update
 rules.rubric_of = rubric_of
 rules.assessments_of = assessments_of
 solver.report_of = lambda completion: completion.turns[-1].text or None
+GAME = score.GAME
 """
 CARD = """
 system = "{game}"

@@ -17,7 +17,6 @@ GAME = """
 import os, time, zlib
 from pathlib import Path
 from scope_jax.games import spell
-globals().update({name: value for name, value in vars(spell).items() if not name.startswith("__")})
 from scope_jax.games.spell import history, rules
 from scope_jax.games.spell.records import Question
 
@@ -39,6 +38,7 @@ def orders(cfg, memory, clusters, first):
     return history.orders(cfg, memory, clusters, first)
 
 spell.orders = orders
+GAME = spell.GAME
 """
 CARD = """
 system = "{game}"

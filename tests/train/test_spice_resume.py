@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 # before the second round of attempts, until it is killed.
 GAME = """
 import os, time, zlib
+from dataclasses import replace
 from pathlib import Path
 from scope_jax.games import spice
-globals().update({name: value for name, value in vars(spice).items() if not name.startswith("__")})
 from scope_jax.games.spice import challenger, contracts, reasoner, rules
 from scope_jax.games.spice.records import Task
 
@@ -44,6 +44,7 @@ def _round(cfg, tools, batch, first, count):
     return draw(cfg, tools, batch, first, count)
 
 challenger._round = _round
+GAME = replace(spice.GAME, play=play)
 """
 SETS = ('spice.loss.advantage="none"',)  # with no baseline every attempt trains
 
