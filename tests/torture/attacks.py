@@ -109,12 +109,13 @@ def _stranger(path: Path) -> bool:
 
 
 def names(folder: Path) -> Tried:
-    counts = tested(folder, "sharding/test_files.py", "retrieval/test_names_in_indexes.py")
+    bad = "-k=no_file or no_link or cannot_be_together or in_its_folder"
+    counts = tested(folder, "sharding/test_files.py", "retrieval/test_names_in_indexes.py", bad)
     return Tried(counts["tests"], f"in indexes, seals and tokenizers; files written outside: {counts['outside']}")
 
 
 def hosts(folder: Path) -> Tried:
-    counts = tested(folder, "launch/test_names.py")
+    counts = tested(folder, "launch/test_names.py", "-k=nothing_but_a_host or is_an_option")
     return Tried(counts["tests"], "hosts and names of a launch that would be options or commands: refused")
 
 

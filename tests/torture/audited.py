@@ -47,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    lines = "".join(f"{path!r}\n" for path in sorted(config.stash[_AUDIT].outside))
+    report = os.path.realpath(config.option.xmlpath)  # of pytest itself
+    outside = config.stash[_AUDIT].outside - {report, os.path.dirname(report)}
+    lines = "".join(f"{path!r}\n" for path in sorted(outside))
     Path(os.environ[VARIABLE]).write_text(lines, encoding="utf-8")
 
 
