@@ -285,7 +285,7 @@ def test_pickled_adapters_are_refused(name: str, tmp_path: Path, reports: Report
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(BASE), **KEYS}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     (folder / name).write_bytes(reports.pickled("adapter"))
-    assert "adapter_model.safetensors" in refused("chat", folder)
+    assert "safetensors" in refused("chat", folder)
 
 
 def test_a_module_of_an_encoder_that_is_code_is_refused(tmp_path: Path, reports: Reports) -> None:

@@ -32,7 +32,7 @@ def tested(folder: Path, *words: str) -> Counts:
     files = [word if word.startswith("-") or not word.endswith(".py") else f"tests/{word}" for word in words]
     options = [f"--basetemp={folder / 'tests'}", f"--junitxml={report}", "-p", "tests.torture.audited"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", *options, *files],
         cwd=runs.ROOT,
         env=os.environ | {VARIABLE: str(outside), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(runs.ROOT)},
         capture_output=True,
