@@ -31,10 +31,14 @@ def tested(folder: Path, *words: str) -> Counts:
     report, outside = folder / "report.xml", folder / "outside.txt"
     files = [word if word.startswith("-") or not word.endswith(".py") else f"tests/{word}" for word in words]
     options = [f"--basetemp={folder / 'tests'}", f"--junitxml={report}", "-p", "tests.torture.audited"]
+    own = {VARIABLE: str(outside), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(runs.ROOT)}
+    for place in ("HF_HOME", "MPLCONFIGDIR", "TMPDIR"):  # where libraries write
+        own[place] = str(folder / "places" / place)
+        Path(own[place]).mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", *options, *files],
         cwd=runs.ROOT,
-        env=os.environ | {VARIABLE: str(outside), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(runs.ROOT)},
+        env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=LIMIT,
