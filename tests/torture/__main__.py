@@ -1,6 +1,6 @@
 """Tortures small runs of the five games on Atlas, and writes what happened into the table of docs/reliability.md.
 
-    python -m tests.torture                                     everything: about an hour and a half of one core
+    python -m tests.torture                                     everything: about two hours of one core
     python -m tests.torture --game ssp --kills 20               kills in one game
     python -m tests.torture --faults --hostile --kills 0        the machine's faults; servers and documents
     python -m tests.torture --attacks --kills 0                 what strangers put into folders, names and networks

@@ -15,6 +15,7 @@ import pytest
 
 VARIABLE = "AUDITED"
 PLACES = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # event: which argument is what is made
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "HF_HOME", "MPLCONFIGDIR", "TMPDIR")  # variables: where libraries write
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -42,12 +43,14 @@ class Audit:
 
 def pytest_configure(config: pytest.Config) -> None:
     base = config.option.basetemp
-    caches = [Path(os.environ["JAX_COMPILATION_CACHE_DIR"]), Path("/dev"), Path("/proc")]
+    caches = [*(Path(os.environ[name]) for name in CACHES), Path("/dev"), Path("/proc")]
     config.stash[_AUDIT] = Audit([Path(base), *caches])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    lines = "".join(f"{path!r}\n" for path in sorted(config.stash[_AUDIT].outside))
+    report = os.path.realpath(config.option.xmlpath)  # of pytest itself
+    outside = config.stash[_AUDIT].outside - {report, os.path.dirname(report)}
+    lines = "".join(f"{path!r}\n" for path in sorted(outside))
     Path(os.environ[VARIABLE]).write_text(lines, encoding="utf-8")
 
 
