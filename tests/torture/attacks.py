@@ -23,7 +23,7 @@ from tests.train import runs
 from tests.train.buckets import Buckets
 
 LIMIT = 1800  # seconds for the tests of a row
-Counts = Counter[str]  # "tests", "outside" (files written there), and the numbers that tests note as properties
+Counts = Counter[str]  # "tests", of them "noted" with properties, their sums, and "outside" (files written there)
 
 
 def tested(folder: Path, *words: str) -> Counts:
@@ -48,6 +48,7 @@ def tested(folder: Path, *words: str) -> Counts:
     counts = Counts(outside=len(elsewhere := outside.read_text(encoding="utf-8").splitlines()))
     for case in ElementTree.parse(report).iter("testcase"):
         counts["tests"] += case.find("skipped") is None
+        counts["noted"] += case.find("properties") is not None
         for found in case.iter("property"):
             counts[found.get("name", "")] += int(found.get("value", ""))
     assert not elsewhere, elsewhere
@@ -57,7 +58,7 @@ def tested(folder: Path, *words: str) -> Counts:
 def code(folder: Path) -> Tried:
     counts = tested(folder, "house/test_no_code.py")
     assert counts["planted"] > 1000 and counts["ran"] == 0, counts
-    return Tried(counts["planted"], f"files with code, read in {counts['tests']} ways; code that ran: {counts['ran']}")
+    return Tried(counts["planted"], f"files with code, read in {counts['noted']} ways; code that ran: {counts['ran']}")
 
 
 def _asked(buckets: dict[str, str], urls: list[str], spool: Path, told: Any) -> None:
@@ -125,7 +126,10 @@ def hosts(folder: Path) -> Tried:
 
 def strangers(folder: Path) -> Tried:
     counts = tested(folder, "sharding/test_strangers.py")
-    return Tried(counts["tests"], "no key, another key, pickles and texts of a stranger: nothing runs, no run ends")
+    return Tried(
+        counts["tests"],
+        "tests of no key, another key, pickles and texts of a stranger: nothing of theirs runs or is shown",
+    )
 
 
 def small_files(folder: Path) -> Tried:
