@@ -20,7 +20,6 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.errors import UserError
 from scope_jax.games import scope, score, spell, spice, ssp
 from scope_jax.play.game import Game
 
@@ -87,18 +86,16 @@ def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return overridden(read_table(file), overrides, str(file), file.parent)
 
 
-def load_data(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_data(path: Path) -> Config:
     """The config of a card that nothing is run with: a game in a file is not imported, and its table stays plain data.
 
     Raises CardError.
     """
     table = read_table(path)
-    for override in overrides:
-        set_value(table, override, str(path))
-    known = table.get("system") in GAMES
-    return (
-        parse_config(table, str(path), path.parent) if known else parse_section(_Unread, table, str(path), path.parent)
-    )
+    system = table.get("system")
+    if isinstance(system, str) and system.endswith(".py"):
+        return parse_section(_Unread, table, str(path), path.parent)
+    return parse_config(table, str(path), path.parent)
 
 
 def overridden(table: dict[str, Any], overrides: Sequence[str], where: str, folder: Path | None = None) -> Config:
@@ -160,10 +157,10 @@ def _check_what_is_read(cfg: Config, game: Game) -> None:
     title = game.name.upper()
     rows = [name for name in DataSection.model_fields if name not in (*RowsSection.model_fields, *game.data)]
     if unread := cfg.data.changed(*rows):
-        raise UserError(f"data.{unread[0]} is set, but {title} does not read it; remove it")
+        raise ValueError(f"data.{unread[0]} is set, but {title} does not read it; remove it")
     if game.batch and cfg.train.batch_size != TrainSection.model_fields["batch_size"].default:
-        raise UserError(f"train.batch_size is {cfg.train.batch_size}, but {title} does not use it; set {game.batch}")
+        raise ValueError(f"train.batch_size is {cfg.train.batch_size}, but {title} does not use it; set {game.batch}")
     if game.iterations is None and cfg.train.steps is None:
-        raise UserError(f"train.steps is missing; {title} needs the number of steps")
+        raise ValueError(f"train.steps is missing; {title} needs the number of steps")
     if game.iterations is None and cfg.train.keep_iterations:
-        raise UserError(f"train.keep_iterations is set, but {title} has no iterations; use train.keep instead")
+        raise ValueError(f"train.keep_iterations is set, but {title} has no iterations; use train.keep instead")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.games import game_of, load_data
+from scope_jax.games import game_of, load_card
 from scope_jax.models import peft, weights
 from scope_jax.models.adapter import merge as merge_factors
 from scope_jax.models.config import ModelConfig
@@ -67,7 +67,7 @@ def convert(
             raise UserError(
                 f"{source} is neither a run (it has no config.toml) nor a model folder (it has no config.json)."
             )
-        card = fetched(load_data(run / "config.toml"))
+        card = fetched(load_card(run / "config.toml"))
         for model in (card.model.checkpoint, card.model.tokenizer, *card.model.policies.values()):
             _apart(Path(model or card.model.checkpoint), folder, "a model of the run")
         _check_merge(card, run, layout, merge)

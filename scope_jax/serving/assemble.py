@@ -11,9 +11,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel, load_served
-from scope_jax.config.loading import card_file
 from scope_jax.errors import UserError
-from scope_jax.games import game_of, load_data
+from scope_jax.games import game_of, load_card
 from scope_jax.models import peft, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
@@ -55,7 +54,7 @@ def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Card:
     config.json allows. Overrides apply to all. Raises UserError if the target is none of these."""
     run = run_of(target)
     if card is not None or run is not None:
-        return fetched(load_data(card_file(card or (run or target) / "config.toml"), overrides))
+        return fetched(load_card(card or (run or target) / "config.toml", overrides))
     if peft.is_adapter(target):
         base = Path(base_of(target, overrides))
         return load_served(base, weights.load_config(base).max_positions, overrides)

@@ -17,12 +17,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scope_jax import train
-from scope_jax.config import CardError
-from scope_jax.games import game_of, load_card
+from scope_jax.config import CardError, Config
+from scope_jax.games import game_of, load_card, load_data
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
+from scope_jax.run.metrics import to_toml
+from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
 from tests.games.harness import ScriptedTools
 from tests.learner.conftest import TINY
@@ -184,3 +186,15 @@ def test_invalid_games_give_a_clear_error(folder: Path, change: str, complaint: 
 def updates(card: Path, change: str) -> object:
     cfg = load_card(card, [change])
     return game_of(cfg).updates(cfg)
+
+
+def test_what_serves_and_exports_a_run_has_its_games_options(folder: Path) -> None:
+    cfg = load_card(folder / "card.toml")
+    run = folder / "served"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(cfg), encoding="utf-8")
+    served = card_of(run, None, ())
+    assert isinstance(served, Config) and game_of(served).updates(served) == game_of(cfg).updates(cfg)  # of the options
+    (run / "config.toml").write_text("system = []", encoding="utf-8")
+    with pytest.raises(CardError, match="`system` must be text"):
+        load_data(run / "config.toml")

@@ -108,8 +108,11 @@ def test_what_one_client_sends_holds_up_no_other(
     reading, done = threading.Event(), threading.Event()
     encode = model.tokenizer.encode_chat
 
+    begun = []
+
     def slow(messages: Any, *more: Any, **options: Any) -> list[int]:
         if len(messages) > 1:
+            begun.append(done.is_set())
             reading.set()
             done.wait(30)
         return encode(messages[:1], *more, **options)
@@ -126,6 +129,7 @@ def test_what_one_client_sends_holds_up_no_other(
         soon: dict[str, Any] = {"trust_env": False, "timeout": 25}  # before the large one is done
         assert httpx.post(f"{url}/chat/completions", json=chat, **soon).status_code == 200
         assert httpx.get(url.removesuffix("/v1") + "/health", **soon).status_code == 200
+        assert begun == [False]  # the first large one is still being read
         while not any(reply.done() for reply in replies):
             time.sleep(0.01)
         done.set()
