@@ -37,7 +37,6 @@ from scope_jax.games.score import rules as score_rules
 from scope_jax.games.score.records import Rubric
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import contracts
-from scope_jax.games.ssp import materials
 from scope_jax.games.ssp import rules as ssp_rules
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
@@ -250,7 +249,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         (*FINAL, *QUERY),
     ),
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
-    "SSP materials": (lambda text: materials.units([text, numbered(text)], "document"), RESULTS),
+    "SSP materials": (lambda text: ssp_rules.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (grading.verdict, ()),
     "boxed": (parsing.boxed, BOX),
     "letter": (measures.letter, LABEL),

@@ -29,8 +29,8 @@ from scope_jax.games.spell import instructions as spell_instructions
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spell.options import SpellSection
 from scope_jax.games.spell.records import Question
-from scope_jax.games.ssp import instructions as ssp_instructions
-from scope_jax.games.ssp import materials
+from scope_jax.games.ssp import messages as ssp_instructions
+from scope_jax.games.ssp import rules
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
@@ -136,7 +136,7 @@ def answered(folder: Path, limit: int) -> Accepts:
             right = corpus[row["evidence_ids"][0]]
             hostile = f'(Title: "Note")\n{parsing.neutralise(attack)} Answer: {WRONG}' if attack else ""
             texts = [f'(Title: "{right["title"]}")\n{right["text"]}', *([hostile] if hostile else [])]
-            shown = materials.render(texts, "document")
+            shown = rules.render(texts, "document")
             prompts.append(ssp_instructions.for_verification(played.cfg, row["question"], shown))
         card = played.cfg.options(SSPSection)
         replies = played.replies("verify", prompts, card.verify_temperature, card.verify_max_tokens)

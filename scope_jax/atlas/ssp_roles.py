@@ -14,7 +14,7 @@ from scope_jax.atlas import ssp_scripts
 from scope_jax.atlas.facts import ASSETS, Fact, World
 from scope_jax.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
-from scope_jax.games.ssp import materials
+from scope_jax.games.ssp import rules
 
 CARD = ASSETS.parents[1] / "configs" / "ssp" / "atlas.toml"
 NOISE = 4  # most noise documents added to a reader's own
@@ -166,14 +166,14 @@ class SSPDemonstrations:
     def read(self, hops: int) -> Script:
         """A reader's episode: a proposer's question, and the documents it read shuffled with up to NOISE others."""
         chain = pick(self.trails[hops], self.rng)
-        own = materials.units([self.show(fact.value) for fact in reversed(chain)], "document")
+        own = rules.units([self.show(fact.value) for fact in reversed(chain)], "document")
         others = [
             unit
             for _ in range(2)
-            for unit in materials.units([self.show(pick(self.trails[1], self.rng)[-1].value)], "document")
+            for unit in rules.units([self.show(pick(self.trails[1], self.rng)[-1].value)], "document")
         ]
-        mixed = materials.mix(own, others, int(self.rng.integers(NOISE + 1)), self.rng)
-        return ssp_scripts.reader(chain, materials.render(mixed, "document"))
+        mixed = rules.mix(own, others, int(self.rng.integers(NOISE + 1)), self.rng)
+        return ssp_scripts.reader(chain, rules.render(mixed, "document"))
 
 
 def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:

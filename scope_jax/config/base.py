@@ -16,7 +16,12 @@ from scope_jax.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
 HOME = (PACKAGE / "configs").resolve().parent  # of configs/ and assets/: the checkout, or the installed package
-PROMPTS = PACKAGE / "prompts"  # default prompts, one folder per game
+EXAM_PROMPTS = PACKAGE / "play" / "prompts"  # of exams
+
+
+def prompts_of(game: str) -> str:
+    """The folder of a built-in game's default prompts."""
+    return str(PACKAGE / "games" / game / "prompts")
 
 
 class CardError(UserError):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, Section, Temperature, Whole
+from scope_jax.config.base import EXAM_PROMPTS, CardPath, Count, Section, Temperature, Whole
 from scope_jax.config.tables import AskSection, JudgeSection, RowsSection, SamplingSection, TopP
 
 Measure = Literal[
@@ -110,7 +110,7 @@ class EvalSection(Section):
     @property
     def prompts_folder(self) -> str:
         """Folder with the measures' prompts that the game does not define."""
-        return self.prompts or str(PROMPTS / "exams")
+        return self.prompts or str(EXAM_PROMPTS)
 
     def sampling_of(self, exam: EvalSet) -> SamplingSection:
         """How the answers of a set are sampled."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from scope_jax.config import AdvantageCard, LossCard
 from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
 
 Metrics = dict[str, float]
 
@@ -44,6 +46,11 @@ class Datum:
                 )
             )
         return tuple(datums)
+
+
+def transcript(completion: Completion) -> list[dict[str, Any]]:
+    """The turns as recorded in episodes.jsonl: kind and text."""
+    return [{"kind": turn.kind, "text": turn.text} for turn in completion.turns]
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,17 @@ class Episode:
     padding: bool = False
     text: Mapping[str, Any] = field(default_factory=dict)  # readable prompt, turns, question, answer …
     judgements: tuple[Judgement, ...] = ()
+
+    @staticmethod
+    def from_completion(
+        completion: Completion, prompt: Messages, text: Mapping[str, Any] = MappingProxyType({}), **fields: Any
+    ) -> Episode:
+        """The episode of one completion, with prompt and turns before the rest of its readable text.
+
+        fields: role, policy, group, reward and others, see above.
+        """
+        text = {"prompt": prompt.text, "turns": transcript(completion), **text}
+        return Episode(datums=Datum.from_completion(completion), text=text, **fields)
 
     def with_advantage(self, advantage: float) -> Episode:
         return replace(self, advantage=advantage)

@@ -14,6 +14,7 @@ from typing import Any
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
 from scope_jax.errors import UserError
+from scope_jax.learner.types import transcript
 from scope_jax.play import grading, pairwise, rating, rubrics, searching
 from scope_jax.play.asking import Judge
 from scope_jax.play.math_answers import Comparison
@@ -279,7 +280,7 @@ def _record(answer: Answer, found: Found) -> Record:
         **found.fields,
         "measures": found.measures | searches,
         "counts": found.counts,
-        "text": {"prompt": answer.prompt.text, "turns": searching.transcript(answer.completion)},
+        "text": {"prompt": answer.prompt.text, "turns": transcript(answer.completion)},
         "sample": answer.sample,
     }
 

@@ -6,6 +6,8 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
+from scope_jax.learner.types import Episode
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 
@@ -39,6 +41,15 @@ def mean(values: Sequence[float]) -> float:
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The mean of each entry; entries without values are left out."""
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
+
+
+def parts_of(role: str, episodes: Sequence[Episode], *names: str) -> dict[str, list[float]]:
+    """Values by metric name: the rewards of a role's episodes, and those parts of them that are named."""
+    chosen = [episode for episode in episodes if episode.role == role]
+    values = {f"{role}/reward": [episode.reward for episode in chosen]}
+    for name in names:
+        values[f"{role}/{name}"] = [episode.parts[name] for episode in chosen if name in episode.parts]
+    return values
 
 
 def shares(prefix: str, values: Sequence[str], names: Sequence[str]) -> dict[str, float]:

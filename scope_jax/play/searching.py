@@ -7,7 +7,6 @@ tags are looked for in the rest of a turn (`Turn.content`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from scope_jax.config import Config, FormatRule, RoleSection, one_of
 from scope_jax.play.tools import Agent, Tools
@@ -167,11 +166,6 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
     known = (*parsing.TAGS, *dialect.tags)
     formed = all(parsing.well_formed(turn, ("think", dialect.call.tag, final), known) for turn in turns)
     return formed and (rule != "think" or all(parsing.opens_with_thought(turn) for turn in turns))
-
-
-def transcript(completion: Completion) -> list[dict[str, Any]]:
-    """The turns as recorded in episodes.jsonl: kind and text."""
-    return [{"kind": turn.kind, "text": turn.text} for turn in completion.turns]
 
 
 def tokens_sampled(completion: Completion) -> int:

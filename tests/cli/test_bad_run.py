@@ -122,7 +122,7 @@ def test_unreachable_judge(tmp_path: Path) -> None:
     with socket.socket() as closed:  # bound, but not listening
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-        asked = (f'judge={{url = "{url}", model = "m"}}', "ssp.grader=judge", "ssp.prompts=scope_jax/prompts/ssp")
+        asked = (f'judge={{url = "{url}", model = "m"}}', "ssp.grader=judge", "ssp.prompts=scope_jax/games/ssp/prompts")
         text = refused(tmp_path / "run", *asked)
     assert url in text
     assert "cannot be reached" in text

@@ -61,7 +61,7 @@ def test_configuration_errors_come_before_weights_are_read(model: Path, tmp_path
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         judged = ("--set", "ssp.grader=judge", "--set", f'judge={{url="{url}/v1", model="m"}}')
         assert "judge.txt: the prompt file does not exist" in refused(model, *judged)
-        prompts = ("--set", "ssp.prompts=scope_jax/prompts/ssp")
+        prompts = ("--set", "ssp.prompts=scope_jax/games/ssp/prompts")
         assert f"the judge at {url}/v1 cannot be reached" in refused(model, *judged, *prompts)
         # in training, only verification uses the judge; an exam does not, so the judge may be down
         verifying = ("--set", "ssp.verify=judge", *judged[2:])

@@ -28,7 +28,7 @@ from scope_jax.models.tokenizer import Tokenizer  # noqa: E402
 from scope_jax.sharding.mesh import MeshConfig, make_mesh  # noqa: E402
 from scope_jax.text import templates  # noqa: E402
 
-PROMPTS = ROOT / "scope_jax" / "prompts" / "ssp"
+PROMPTS = ROOT / "scope_jax" / "games" / "ssp" / "prompts"
 QUERIES = (
     "longest river of France",
     "capital city of Norway",

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config import LearnerSection, OptimizerSection
-from scope_jax.config.base import PROMPTS
+from scope_jax.config.base import prompts_of
 from scope_jax.games import GAMES, load_card, scope, ssp
 from scope_jax.learner import advantages, batching, losses
 from scope_jax.learner.learner import Learner, Scores
@@ -106,7 +106,7 @@ def scope_eq_3(groups):
 def short_prompts(tmp_path, game, **texts):
     """The game's own prompts, except for those of the policies, which are shortened to save time."""
     folder = tmp_path / game
-    shutil.copytree(PROMPTS / game, folder)
+    shutil.copytree(prompts_of(game), folder)
     for role, text in texts.items():
         (folder / f"{role}.txt").write_text(text)
     return f'{game}.prompts="{folder}"'
@@ -130,7 +130,7 @@ def played_ssp(card, tmp_path):
         for item in range(4)
     }
     plan = harness.Plan(proposals={"2": ["<think>nothing comes to mind</think>"]}, solutions=solutions)
-    episodes, _, _ = play_step(GAMES["ssp"], cfg, harness.world(plan), ssp.start(cfg), harness.ITEMS, 0)
+    episodes, _, _ = play_step(GAMES["ssp"], cfg, harness.world(plan), ssp.GAME.start(cfg), harness.ITEMS, 0)
     return cfg, episodes
 
 
@@ -294,7 +294,7 @@ def test_ssp(learner, weights, tmp_path, card, proposers):
     solver, proposer = (harness.episodes_of(episodes, role) for role in ("solver", "proposer"))
     assert [e.reward for e in proposer] == [0.8, 0.6, 0.0, pytest.approx(0.2)]
     assert len(solver) == 20 and sum(e.padding for e in solver) == 5
-    for update, own, equation in zip(ssp.updates(cfg), (solver, proposer), (ssp_eq_4, proposers), strict=True):
+    for update, own, equation in zip(ssp.GAME.updates(cfg), (solver, proposer), (ssp_eq_4, proposers), strict=True):
         assert update.name == own[0].role
         assert min(check(learner, weights, own, update, equation, 2, whole=card != "ssp/atlas.toml")) > 0.05
 

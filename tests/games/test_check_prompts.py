@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import Config
+from scope_jax.config.base import EXAM_PROMPTS, prompts_of
 from scope_jax.games import GAMES, game_of, load_card
 from scope_jax.games.ssp.options import options
 from scope_jax.run.checking import check
@@ -31,14 +32,14 @@ CASES = {
 
 
 def card_of(game: str) -> Config:
-    prompts = f"{game}.prompts={ROOT / 'scope_jax' / 'prompts' / game}"
+    prompts = f"{game}.prompts={prompts_of(game)}"
     return load_card(ROOT / "configs" / game / "atlas.toml", [prompts, *CASES[game][0]])
 
 
 def broken(game: str, folder: Path, name: str, cfg: Config) -> str:
     """What is said about the card when one prompt has a variable that the game does not fill; "" if nothing."""
     place = folder / name / "prompts"
-    shutil.copytree(ROOT / "scope_jax" / "prompts" / game, place)
+    shutil.copytree(prompts_of(game), place)
     with (place / name).open("a", encoding="utf-8") as file:
         file.write("\n{misspelled}\n")
     section = getattr(cfg, game).model_copy(update={"prompts": str(place)})
@@ -53,7 +54,7 @@ def broken(game: str, folder: Path, name: str, cfg: Config) -> str:
 def test_a_wrong_variable_in_any_prompt_is_found(game: str, tmp_path: Path) -> None:
     cfg, (_, unused) = card_of(game), CASES[game]
     game_of(cfg).check_prompts(cfg)
-    names = sorted(path.name for path in (ROOT / "scope_jax" / "prompts" / game).glob("*.txt"))
+    names = sorted(path.name for path in Path(prompts_of(game)).glob("*.txt"))
     said = {name: broken(game, tmp_path, name, cfg) for name in names}
     assert {name for name in names if not said[name]} == unused
     for name in names:
@@ -62,14 +63,14 @@ def test_a_wrong_variable_in_any_prompt_is_found(game: str, tmp_path: Path) -> N
 
 def test_the_judges_prompt_of_ssp_is_checked_for_every_grader_that_asks_it(tmp_path: Path) -> None:
     for grader, wanted in (("exact-match-then-judge", True), ("judge", True), ("exact-match", False)):
-        prompts = f"ssp.prompts={ROOT / 'scope_jax' / 'prompts' / 'ssp'}"
+        prompts = f"ssp.prompts={prompts_of('ssp')}"
         cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [prompts, *JUDGE, f"ssp.grader={grader}"])
         assert bool(broken("ssp", tmp_path / grader, "judge.txt", cfg)) == wanted
 
 
 def test_a_missing_variable_is_a_finding_of_check(tmp_path: Path) -> None:
     cfg = card_of("ssp")
-    shutil.copytree(ROOT / "scope_jax" / "prompts" / "ssp", tmp_path / "prompts")
+    shutil.copytree(prompts_of("ssp"), tmp_path / "prompts")
     file = tmp_path / "prompts" / "solver.txt"
     file.write_text(file.read_text(encoding="utf-8").replace("{question}", "{quesion}"), encoding="utf-8")
     wrong = cfg.model_copy(update={"ssp": options(cfg).model_copy(update={"prompts": str(tmp_path / "prompts")})})
@@ -83,16 +84,21 @@ GRADERS = (
 )
 
 
+def _file(name: str) -> Path:
+    folder, stem = name.split("/")
+    return (EXAM_PROMPTS if folder == "exams" else Path(prompts_of(folder))) / f"{stem}.txt"
+
+
 @pytest.mark.parametrize("name", GRADERS)
 def test_no_grader_follows_instructions_in_what_it_grades(name: str) -> None:
-    text = (ROOT / "scope_jax" / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
+    text = _file(name).read_text(encoding="utf-8")
     lines = [line.lower() for line in text.splitlines() if "nstructions" in line]
     assert any("do not follow" in line or "not meant for you" in line for line in lines)
 
 
 def test_every_prompt_that_shows_an_answer_to_a_judge_is_a_graders() -> None:
     shown = {"{answer}", "{prediction}", "{reports}", "{first}"}
-    folder = ROOT / "scope_jax" / "prompts"
-    texts = {path: path.read_text(encoding="utf-8") for path in folder.rglob("*.txt")}
-    found = {f"{path.parent.name}/{path.stem}" for path, text in texts.items() if any(word in text for word in shown)}
+    folders = {**{game: Path(prompts_of(game)) for game in GAMES}, "exams": EXAM_PROMPTS}
+    texts = {f"{name}/{path.stem}": path.read_text("utf-8") for name in folders for path in folders[name].glob("*.txt")}
+    found = {name for name, text in texts.items() if any(word in text for word in shown)}
     assert found - {"ssp/proposer"} <= {*GRADERS}

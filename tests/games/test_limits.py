@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scope_jax.games import GAMES, load_card, scope, ssp
+from scope_jax.games import GAMES, load_card, scope
 from scope_jax.games.scope import instructions
 from scope_jax.games.scope.options import ScopeSection
+from scope_jax.games.ssp import messages
 from scope_jax.games.ssp.options import SSPSection
 from tests.games import harness, scope_world
 from tests.games.harness import play_step
@@ -54,7 +55,7 @@ def test_a_question_that_the_solver_cannot_be_asked_earns_nothing():
     lengths = {}
     for item in range(4):
         question = harness.question_about(item)
-        lengths[question] = len(ssp.instructions.for_solver(harness.card(), question).text)
+        lengths[question] = len(messages.for_solver(harness.card(), question).text)
     limit = max(lengths.values()) - 1
     episodes, metrics = step_of_ssp(solver={"max_prompt_tokens": limit}, verify="off", fill="dummy")
     long = {question for question, tokens in lengths.items() if tokens > limit}

@@ -15,8 +15,8 @@ from scope_jax.games import GAMES, load_card, scope
 from scope_jax.games.scope import instructions as of_scope
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.games.scope.records import Order
-from scope_jax.games.ssp import instructions as of_ssp
-from scope_jax.games.ssp.records import Slot
+from scope_jax.games.ssp import messages as of_ssp
+from scope_jax.games.ssp.state import Slot
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import rubrics
 from scope_jax.play.turns import Joiner

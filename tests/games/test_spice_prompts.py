@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.config.base import prompts_of
 from scope_jax.games.spice import instructions
 from scope_jax.games.spice.records import MULTIPLE_CHOICE, Document
 from scope_jax.models.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ def test_every_file_is_used_by_some_card_and_every_variable_is_filled(monkeypatc
             said += [instructions.for_format(cfg, document)]
             said += [instructions.for_task(cfg, document, kind) for kind in (MULTIPLE_CHOICE, *TYPES)]
     said.append(instructions.for_reasoner(card(), "How {many}?"))
-    assert used == {path.stem for path in (ROOT / "scope_jax" / "prompts" / "spice").glob("*.txt")}
+    assert used == {path.stem for path in Path(prompts_of("spice")).glob("*.txt")}
     for messages in said:
         text = messages.user.replace("On {document} and {answer_type}.", "").replace("{many}", "")
         assert not any(f"{{{name}}}" in text for name in ("document", "answer_type", "answer_form", "answer_types"))

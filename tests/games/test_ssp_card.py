@@ -15,7 +15,7 @@ CARD = ROOT / "configs" / "ssp" / "qwen2.5-7b.toml"
 def test_the_papers_card_equals_the_defaults():
     """test_citations compares its values with the paper."""
     cfg = load_card(CARD)
-    assert [update.name for update in ssp.updates(cfg)] == ["solver", "proposer"]
+    assert [update.name for update in ssp.GAME.updates(cfg)] == ["solver", "proposer"]
     assert cfg.options(SSPSection).model_dump(exclude={"prompts"}) == SSPSection().model_dump(exclude={"prompts"})
 
 

@@ -14,9 +14,9 @@ import pytest
 from scope_jax.config import Config, LearnerSection, LossCard, OptimizerSection
 from scope_jax.data.keys import drawn
 from scope_jax.games import GAMES, ssp
-from scope_jax.games.ssp import pool
 from scope_jax.games.ssp.options import SSPSection
-from scope_jax.games.ssp.solver import DUMMY
+from scope_jax.games.ssp.roles import DUMMY
+from scope_jax.games.ssp.state import entry
 from scope_jax.learner import advantages
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Episode, Metrics
@@ -134,7 +134,7 @@ def test_a_dummy_is_never_right_and_never_judged():
 
 def test_replay_fills_from_earlier_steps_without_replacement():
     cfg = card(fill="replay")
-    episodes, memory, metrics = step(cfg, ssp.start(cfg), 0, 0, 1)
+    episodes, memory, metrics = step(cfg, ssp.GAME.start(cfg), 0, 0, 1)
     assert problems(episodes) == [("fresh", "Paris"), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
     assert memory["pool"] == [
         {"question": question_about(0), "answers": ["Paris"], "step": 0, "solved": 0.5},
@@ -160,9 +160,9 @@ def test_replay_fills_from_earlier_steps_without_replacement():
 
 def test_a_replayed_question_is_graded_with_its_own_answers():
     cfg = card(fill="replay", solver={"samples": 1})
-    entry = pool.entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
+    replayed = entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
     plan = Plan(proposals={"0": BAD}, solutions={question_about(1): [["<answer>roma</answer>"]]})
-    episodes, _, _ = play_step(GAMES["ssp"], cfg, world(plan), {"pool": [entry]}, ITEMS[:1], 5)
+    episodes, _, _ = play_step(GAMES["ssp"], cfg, world(plan), {"pool": [replayed]}, ITEMS[:1], 5)
     (solver,) = episodes_of(episodes, "solver")
     assert (solver.reward, solver.text["question"], solver.text["slot"]) == (1.0, question_about(1), 0)
     (proposer,) = episodes_of(episodes, "proposer")
@@ -171,7 +171,7 @@ def test_a_replayed_question_is_graded_with_its_own_answers():
 
 def test_in_the_released_code_a_reused_question_is_stored_again():
     cfg = card(fill="replay", replay_keep_reused=True)
-    _, memory, _ = step(cfg, ssp.start(cfg), 0, 0)
+    _, memory, _ = step(cfg, ssp.GAME.start(cfg), 0, 0)
     _, memory, _ = step(cfg, memory, 1)
     assert answers(memory) == ["Paris", "Paris"]
     _, memory, _ = step(cfg, memory, 2)
@@ -180,7 +180,7 @@ def test_in_the_released_code_a_reused_question_is_stored_again():
 
 def test_periodic_reset_empties_the_pool_after_every_third_step():
     cfg = card(fill="replay-reset", replay_reset_every=3)
-    memory, sizes, replayed = ssp.start(cfg), [], []
+    memory, sizes, replayed = ssp.GAME.start(cfg), [], []
     for number in range(7):
         episodes, memory, _ = step(cfg, memory, number, 0)
         sizes.append(len(memory["pool"]))
@@ -191,7 +191,7 @@ def test_periodic_reset_empties_the_pool_after_every_third_step():
 
 def test_replay_without_reset_keeps_everything():
     cfg = card(fill="replay", replay_reset_every=1)
-    memory = ssp.start(cfg)
+    memory = ssp.GAME.start(cfg)
     for number in range(4):
         _, memory, _ = step(cfg, memory, number, 0, 3)
     assert answers(memory) == ["Paris", "Vienna"] * 4
@@ -199,7 +199,7 @@ def test_replay_without_reset_keeps_everything():
 
 def test_a_run_resumed_from_json_continues_identically():
     cfg = card(fill="replay-reset", replay_reset_every=4)
-    straight, resumed = ssp.start(cfg), ssp.start(cfg)
+    straight, resumed = ssp.GAME.start(cfg), ssp.GAME.start(cfg)
     for number in range(6):
         good = [item for item in range(4) if (number + item) % 3 == 0]
         one, straight, first = step(cfg, straight, number, *good)
@@ -209,7 +209,7 @@ def test_a_run_resumed_from_json_continues_identically():
 
 
 def test_draws_depend_on_seed_and_step_and_are_fair():
-    entries = [pool.entry(f"q{index}", ["a"], 0, 0.0) for index in range(10)]
+    entries = [entry(f"q{index}", ["a"], 0, 0.0) for index in range(10)]
     counts = np.zeros(10)
     for seed in range(400):
         taken = drawn(entries, 3, np.random.default_rng(seed))
@@ -236,7 +236,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     }
     tools = world(plan)
     cfg = card(fill="resample", max_resamples=5, invalid_reward=-0.1)
-    episodes, memory, metrics = play_step(GAMES["ssp"], cfg, tools, ssp.start(cfg), ITEMS, 0)
+    episodes, memory, metrics = play_step(GAMES["ssp"], cfg, tools, ssp.GAME.start(cfg), ITEMS, 0)
     asked = [name for role, name, _ in tools.asked if role == "proposer"]
     assert asked == ["0", "1", "2", "3", "slot 2 attempt 1", "slot 3 attempt 1", "slot 3 attempt 2"]
     assert problems(episodes) == [("fresh", row["answers"][0]) for row in ITEMS]
@@ -260,7 +260,7 @@ def test_dynamic_resampling_gives_up():
     plan = plan_with(0)
     plan.proposals |= {f"slot {slot} attempt {attempt}": BAD for slot in range(4) for attempt in (1, 2)}
     cfg = card(fill="resample", max_resamples=2)
-    episodes, _, metrics = play_step(GAMES["ssp"], cfg, world(plan), ssp.start(cfg), ITEMS, 0)
+    episodes, _, metrics = play_step(GAMES["ssp"], cfg, world(plan), ssp.GAME.start(cfg), ITEMS, 0)
     assert problems(episodes) == [("fresh", "Paris"), ("dummy", None), ("dummy", None), ("dummy", None)]
     assert metrics["proposer/episodes"] == 10.0  # 4 + 3 + 3
     assert proposer_rewards(episodes) == [0.5, 0.0, 0.0, 0.0]
@@ -292,4 +292,4 @@ def test_several_questions_for_one_answer_form_one_group():
     assert [e.reward for e in proposer] == [0.5, 0.0, 0.5, 0.5, 0.5, 0.0]
     assert sorted({e.group for e in episodes_of(episodes, "solver")}) == [f"solver/{slot}" for slot in range(6)]
     assert metrics["slots/fresh"] == pytest.approx(4 / 6)
-    assert ssp.updates(cfg)[1].card.aggregation == "constant"  # a partial table keeps Eq. (5)'s other settings
+    assert ssp.GAME.updates(cfg)[1].card.aggregation == "constant"  # a partial table keeps Eq. (5)'s other settings

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games import GAMES, ssp
-from scope_jax.games.ssp import rules
+from scope_jax.games.ssp import messages, rules
 from scope_jax.games.ssp.options import options
-from scope_jax.games.ssp.records import Slot
+from scope_jax.games.ssp.roles import open_slots
+from scope_jax.games.ssp.state import Slot
 from scope_jax.text import parsing
 from tests.games.harness import (
     EOS,
@@ -32,8 +33,8 @@ from tests.games.harness import (
 def test_the_game_and_its_updates():
     game, cfg = GAMES["ssp"], card()
     assert game.policies(cfg) == ("actor",)
-    assert ssp.start(cfg) == {"pool": []}
-    assert {update.policy for update in ssp.updates(cfg)} == set(game.policies(cfg))
+    assert ssp.GAME.start(cfg) == {"pool": []}
+    assert {update.policy for update in ssp.GAME.updates(cfg)} == set(game.policies(cfg))
 
 
 @pytest.fixture
@@ -163,23 +164,23 @@ def test_blank_lines_between_the_examples_are_no_examples(tmp_path: Path):
     (tmp_path / "own" / "examples.txt").write_text("Who?\n\nWhen?\n  \n\nWhere?\n", encoding="utf-8")
     for item in range(9):
         slot = Slot(item, item, ("Paris",), 1)
-        shown = ssp.instructions.for_proposer(card(prompts=str(tmp_path / "own")), slot, 0)
+        shown = messages.for_proposer(card(prompts=str(tmp_path / "own")), slot, 0)
         assert sorted(re.findall(r"Question \d: (.*)", shown.user)) == ["When?", "Where?", "Who?"]
 
 
 def test_the_required_number_of_searches_depends_on_seed_step_and_place():
     cfg = card(data={"min_searches": 1, "max_searches": 5})
     rows = [{"answers": [f"a{index}"], "searches": None} for index in range(200)]
-    first = [slot.searches for slot in ssp.open_slots(cfg, rows, 3)]
-    assert first == [slot.searches for slot in ssp.open_slots(cfg, rows, 3)]
-    assert first[:50] == [slot.searches for slot in ssp.open_slots(cfg, rows[:50], 3)]
-    assert first != [slot.searches for slot in ssp.open_slots(cfg, rows, 4)]
+    first = [slot.searches for slot in open_slots(cfg, rows, 3)]
+    assert first == [slot.searches for slot in open_slots(cfg, rows, 3)]
+    assert first[:50] == [slot.searches for slot in open_slots(cfg, rows[:50], 3)]
+    assert first != [slot.searches for slot in open_slots(cfg, rows, 4)]
     assert set(first) == {1, 2, 3, 4, 5}
 
 
 def test_play_is_pure_and_resumes_from_json(mixed: Plan):
     cfg = card(fill="replay")
-    _, memory, _ = play_step(GAMES["ssp"], cfg, world(mixed), ssp.start(cfg), ITEMS, 0)
+    _, memory, _ = play_step(GAMES["ssp"], cfg, world(mixed), ssp.GAME.start(cfg), ITEMS, 0)
     assert len(memory["pool"]) == 2
     before = json.dumps(memory)
     one = play_step(GAMES["ssp"], cfg, world(mixed), memory, ITEMS, 1)
@@ -221,8 +222,8 @@ def test_only_the_selected_role_is_trained():
         episodes, _, _ = play_step(GAMES["ssp"], cfg, world(), {"pool": []}, ITEMS, 0)
         assert {e.role for e in episodes} == {"solver", "proposer"}
         assert {e.role for e in episodes if e.trained} == set(roles)
-        assert [update.name for update in ssp.updates(cfg)] == roles
-    reverse = ssp.updates(card(update_order=("proposer", "solver")))
+        assert [update.name for update in ssp.GAME.updates(cfg)] == roles
+    reverse = ssp.GAME.updates(card(update_order=("proposer", "solver")))
     assert [update.name for update in reverse] == ["proposer", "solver"]
     assert [update.card.advantage for update in reverse] == ["none", "group-mean"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scope_jax.games import GAMES, ssp
-from scope_jax.games.ssp import materials
+from scope_jax.games.ssp import rules
 from scope_jax.text.messages import Messages
 from tests.games.harness import (
     ITEMS,
@@ -123,8 +123,8 @@ def test_of_two_copies_the_untruncated_one_is_used(cut: str):
     whole, other = doc(2, "Paris", "Paris lies on the Seine."), doc(1, "Seine", "A river.")
     results = [doc(1, "Paris", cut), f"{other}\n\n{whole}"]
     expected = ['(Title: "Paris")\nParis lies on the Seine.', '(Title: "Seine")\nA river.']
-    assert materials.units(results, "document") == expected
-    assert sorted(materials.units(results[::-1], "document")) == expected
+    assert rules.units(results, "document") == expected
+    assert sorted(rules.units(results[::-1], "document")) == expected
     queries = ["<search>cut</search>", "<search>whole</search>", f"<question>{question_about(0)}</question>"]
     tools = ScriptedTools(Plan(proposals={"0": queries}), {**RESULTS, "cut": results[0], "whole": results[1]})
     play_step(GAMES["ssp"], card(noise_documents=0), tools, {"pool": []}, ITEMS[:1], 0)
@@ -133,24 +133,22 @@ def test_of_two_copies_the_untruncated_one_is_used(cut: str):
 
 def test_results_in_every_format_are_split_into_documents():
     joined = ['Doc 1 (Title: "A (x)")\none\n\nDoc 2 (Title: B)\ntwo', "Doc 1(Title: C) three\nDoc 2(Title: B) four\n"]
-    assert materials.units(joined, "document") == [
+    assert rules.units(joined, "document") == [
         '(Title: "A (x)")\none',
         "(Title: B)\ntwo",
         "(Title: C) three",
         "(Title: B) four",
     ]
-    assert materials.units(["no head at all"], "document") == ["no head at all"]
-    assert materials.units(joined, "trajectory") == ["\n\n".join(joined)]
-    assert materials.units([], "trajectory") == [] and materials.units([], "document") == []
-    assert (
-        materials.render(["(Title: A)\na", "(Title: B)\nb"], "document") == "Doc 1 (Title: A)\na\n\nDoc 2 (Title: B)\nb"
-    )
+    assert rules.units(["no head at all"], "document") == ["no head at all"]
+    assert rules.units(joined, "trajectory") == ["\n\n".join(joined)]
+    assert rules.units([], "trajectory") == [] and rules.units([], "document") == []
+    assert rules.render(["(Title: A)\na", "(Title: B)\nb"], "document") == "Doc 1 (Title: A)\na\n\nDoc 2 (Title: B)\nb"
 
 
 def test_noise_documents_are_sampled_uniformly():
     counts = dict.fromkeys("abcdef", 0)
     for seed in range(600):
-        mixed = materials.mix(["own"], list("abcdef"), 2, np.random.default_rng(seed))
+        mixed = rules.mix(["own"], list("abcdef"), 2, np.random.default_rng(seed))
         assert len(mixed) == 3 and "own" in mixed
         for text in set(mixed) - {"own"}:
             counts[text] += 1
@@ -158,7 +156,7 @@ def test_noise_documents_are_sampled_uniformly():
 
 
 def test_a_document_of_several_other_episodes_is_noise_once():
-    mixed = materials.mix(["own"], ["popular text", "popular…", "rare", "own"], 9, np.random.default_rng(0))
+    mixed = rules.mix(["own"], ["popular text", "popular…", "rare", "own"], 9, np.random.default_rng(0))
     assert sorted(mixed) in (["own", "popular text", "rare"], ["own", "popular…", "rare"])
 
 
@@ -262,4 +260,4 @@ def test_a_search_in_the_last_turn_is_not_run():
 )
 def test_an_external_model_that_nothing_asks_is_not_required(options: dict[str, Any], asks: bool):
     """A run probes the models of its game before it starts."""
-    assert bool(ssp.judges(card(judge_table=JUDGE, **options))) == asks
+    assert bool(ssp.GAME.judges(card(judge_table=JUDGE, **options))) == asks

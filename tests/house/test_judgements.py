@@ -143,7 +143,7 @@ def test_ssp_keeps_verifications_and_verdicts() -> None:
         grader="exact-match-then-judge", judge_table={"url": "http://x/v1", "model": "m"}, solver={"samples": 2}
     )
     world = harness.world(judge_reply=lambda message: "Hm" if "Paris" in message else "Wrong")
-    episodes, _, _ = play_step(GAMES["ssp"], cfg, world, ssp.start(cfg), ITEMS, 0)
+    episodes, _, _ = play_step(GAMES["ssp"], cfg, world, ssp.GAME.start(cfg), ITEMS, 0)
     tried = about(episodes, "solver")
     assert tried[0] == [] and tried[1] == [("grader", "", ["Hm", "Hm"], None)]
     assert tried[3] == [("grader", "", ["Wrong"], False)]

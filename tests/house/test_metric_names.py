@@ -47,7 +47,7 @@ def learner_metrics() -> set[str]:
 
 def played_ssp() -> set[str]:
     cfg, tools = harness.card(), harness.world()
-    metrics = play_step(GAMES["ssp"], cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
+    metrics = play_step(GAMES["ssp"], cfg, tools, ssp.GAME.start(cfg), harness.ITEMS, 0)[2]
     rows = [{"question": harness.question_about(0), "answers": ["Paris"]}]
     return set(metrics) | exam("ssp", harness.run_exam(GAMES["ssp"], cfg, tools, rows, max_tokens=9))
 

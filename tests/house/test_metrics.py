@@ -187,7 +187,7 @@ def test_a_run_goes_on_when_the_checkout_is_moved(tmp_path: Path, monkeypatch: p
     RunLog(run, cfg).metrics(1, {"solver/reward": 0.5})
     before = fingerprint(cfg)
     assert load_card(run / "config.toml") == cfg
-    assert not [line for line in (run / "config.toml").read_text().splitlines() if str(base.PROMPTS) in line]
+    assert not [line for line in (run / "config.toml").read_text().splitlines() if base.prompts_of("ssp") in line]
     old.rename(new)
     monkeypatch.setattr(base, "HOME", new)
     moved = override(data={"answers": str(new / "assets/answers.jsonl")})

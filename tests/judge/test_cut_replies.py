@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from scope_jax.config import AskSection, JudgeSection
+from scope_jax.config.base import prompts_of
 from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.examine import examine_endpoint, plain_card
 from scope_jax.games import load_card
 from scope_jax.games.score import harness, refreshing
 from scope_jax.games.spell import exams as spell_exams
 from scope_jax.games.spice import challenger
-from scope_jax.games.ssp import verification
+from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
@@ -256,7 +257,7 @@ def test_the_base_models_cut_replies_have_no_verdict():
     ],
 )
 def test_ssps_verifier_does_not_read_a_fragment(reply: Reply, outside: bool, answer: str | None):
-    assert verification._answer(reply, outside) == answer
+    assert roles._answer(reply, outside) == answer
 
 
 def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
@@ -273,9 +274,7 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
 
 
 def test_scores_harness_is_not_refreshed_from_a_cut_reply():
-    cfg = load_card(
-        ROOT / "configs" / "score" / "atlas.toml", [f"score.prompts={ROOT / 'scope_jax' / 'prompts' / 'score'}"]
-    )
+    cfg = load_card(ROOT / "configs" / "score" / "atlas.toml", [f"score.prompts={prompts_of('score')}"])
     before = harness.default(cfg)
     with pytest.raises(harness.HarnessError, match=r"^the reply was cut: length$"):
         refreshing._asked(cfg, tools_that_reply(Reply("{}", cut="length")), before, [])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scope_jax import cli
 from scope_jax.config import Config
-from scope_jax.config.base import PROMPTS
+from scope_jax.config.base import prompts_of
 from scope_jax.games import parse_config
 from scope_jax.run import inputs
 from scope_jax.run.inputs import NAME, Inputs
@@ -55,7 +55,7 @@ class World:
         for name, text in FILES.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_text(text)
-        shutil.copytree(PROMPTS / "ssp", place / "prompts")
+        shutil.copytree(prompts_of("ssp"), place / "prompts")
         table = {
             "system": "ssp",
             "model": {

@@ -152,7 +152,7 @@ def test_measures_of_an_exam_may_be_watched(name: str) -> None:
 
 def test_a_game_in_a_file_may_have_any_metric_and_the_user_is_told_of_one_that_no_step_had() -> None:
     found = watch('[{metric="own/number", below=0.1}, {metric="own/other", below=0.1}]', [])
-    (update,) = (one for one in ssp.updates(load_card(CARD)) if one.name == "solver")
+    (update,) = (one for one in ssp.GAME.updates(load_card(CARD)) if one.name == "solver")
     assert found.missing([update]) is None
     found = found.after({"solver/loss": 0.0, "own/other": 1.0})
     assert found.missing([update]) == "[[train.watch]]: no step has had own/number so far."

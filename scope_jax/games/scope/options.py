@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Weight, Whole
+from scope_jax.config.base import CardPath, Count, GameSection, Section, Share, Weight, Whole, prompts_of
 from scope_jax.config.experiment import Config
 from scope_jax.config.learner import LossCard
 from scope_jax.config.tables import AskSection, RoleSection, SamplingSection, Ungraded
@@ -57,7 +57,7 @@ SCOPE_CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3
 class ScopeSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
-    prompts: CardPath = str(PROMPTS / "scope")
+    prompts: CardPath = prompts_of("scope")
     mode: Literal["self-play", "curated"] = "self-play"  # curated: the baseline GRPO_data on data.prompts
     iterations: Count = 3  # Table 9
     steps_per_iteration: Count = 20  # per role, Table 9

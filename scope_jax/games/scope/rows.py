@@ -9,7 +9,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.games.scope import challenger, instructions, rules, solver
 from scope_jax.games.scope.options import options
 from scope_jax.games.scope.records import REASONS, Attempt, Draft, Solved
-from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play import searching
 from scope_jax.play.rewards import means, shares
 
@@ -39,7 +39,7 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
         trained=trained,
         text={
             "prompt": draft.prompt.text,
-            "turns": searching.transcript(draft.completion),
+            "turns": transcript(draft.completion),
             "document": draft.order.key,
             "task_type": draft.order.kind,
             "searches_asked": draft.order.searches,
@@ -74,7 +74,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], sampling: SamplingSection, 
                     temperature=sampling.temperature,
                     text={
                         "prompt": group.prompt.text,
-                        "turns": searching.transcript(attempt.completion),
+                        "turns": transcript(attempt.completion),
                         "task": group.problem.question,
                         "answer": attempt.answer,
                         "answer_tokens": attempt.tokens,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scope_jax.config import Config
-from scope_jax.config.base import PROMPTS
+from scope_jax.config.base import prompts_of
 from scope_jax.games.score import rules
 from scope_jax.games.score.harness import Harness, default
 from scope_jax.games.score.options import options
@@ -105,7 +105,7 @@ def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, repor
 def nudge(cfg: Config) -> str:
     """What follows the scoring prompt when no valid assessment came of it; the built-in text if the folder has none."""
     own = (Path(options(cfg).prompts) / f"{NUDGE}.txt").exists()
-    return prompting.filled(options(cfg).prompts if own else str(PROMPTS / "score"), NUDGE, {})
+    return prompting.filled(options(cfg).prompts if own else prompts_of("score"), NUDGE, {})
 
 
 def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:

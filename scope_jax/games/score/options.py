@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
+from scope_jax.config.base import CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole, prompts_of
 from scope_jax.config.experiment import Config
 from scope_jax.config.learner import LossCard
 from scope_jax.config.tables import JudgeSection, RoleSection, SamplingSection, Tries, Ungraded
@@ -96,7 +96,7 @@ class ScoreEvaluatorSection(Section):
 class ScoreSection(GameSection):
     """The game's options. Defaults are the paper's; there is no released code."""
 
-    prompts: CardPath = str(PROMPTS / "score")
+    prompts: CardPath = prompts_of("score")
     train: tuple[ScoreRole, ...] = Field(default=("solver", "evaluator"), strict=False)  # Figure 3: one of them frozen
     policies: Literal["shared", "separate"] = "shared"  # separate: one policy per role, or the base if not trained
     rubric: Literal["sampled", "fixed"] = "sampled"  # fixed: `fixed_rubric` in every step, the static evaluator

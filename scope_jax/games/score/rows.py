@@ -14,7 +14,7 @@ from scope_jax.games.score.harness import Harness
 from scope_jax.games.score.options import options
 from scope_jax.games.score.records import Call, Draft, Report
 from scope_jax.games.score.refreshing import MODEL, Refresh
-from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
+from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, transcript
 from scope_jax.play import searching, settings
 from scope_jax.play.collapse import collapse_metrics
 from scope_jax.play.rewards import mean, means, shares
@@ -71,14 +71,14 @@ def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Epi
         temperature=options(cfg).solver.sampling.temperature,
         text={
             "prompt": report.prompt.text,
-            "turns": searching.transcript(report.completion),
+            "turns": transcript(report.completion),
             "question": query["question"],
             "prediction": report.text,
             "conclusion": report.conclusion,
             "rubric": {"base": report.rubric.base, "weights": dict(report.rubric.weights)},
             "rejected": report.reason,
             "citations": None if assessment is None or assessment.citations is None else dict(assessment.citations),
-            "assessment": None if call is None else searching.transcript(call.completion),
+            "assessment": None if call is None else transcript(call.completion),
         },
     )
 
@@ -105,7 +105,7 @@ def evaluator_episodes(cfg: Config, drafts: Sequence[Draft], rewards: Sequence[f
                 temperature=options(cfg).evaluator.sampling.temperature,
                 text={
                     "prompt": draft.prompt.text,
-                    "turns": searching.transcript(draft.completion),
+                    "turns": transcript(draft.completion),
                     "rubric": {"base": draft.rubric.base, "weights": dict(draft.rubric.weights)},
                     "rejected": draft.reason,
                 },

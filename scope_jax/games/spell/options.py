@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Weight, Whole
+from scope_jax.config.base import CardPath, Count, GameSection, Section, Weight, Whole, prompts_of
 from scope_jax.config.experiment import Config
 from scope_jax.config.learner import AdvantageCard, LossCard
 from scope_jax.config.tables import SamplingSection, differing
@@ -42,7 +42,7 @@ class SpellGroupSection(SpellRoleSection):
 class SpellSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
-    prompts: CardPath = str(PROMPTS / "spell")
+    prompts: CardPath = prompts_of("spell")
     mode: Literal["self-play", "rlvr"] = "self-play"  # rlvr: the baseline on data.questions, App. C.4
     train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)  # Eq. (10)
     # shares of the tasks; tasks of each family of clusters whose name is not that of a task

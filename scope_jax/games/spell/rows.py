@@ -11,7 +11,7 @@ from scope_jax.games.spell.options import options
 from scope_jax.games.spell.questioner import NOT_ASKED
 from scope_jax.games.spell.records import Asked, Group
 from scope_jax.games.spell.sampling import Chosen, judgment_rewards
-from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play import grading, searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.rewards import mean, shares
@@ -52,7 +52,7 @@ def _question(cfg: Config, asked: Asked, group: Group | None, trained: bool) -> 
         temperature=options(cfg).questioner.sampling.temperature,
         text={
             "prompt": asked.prompt.text,
-            "turns": searching.transcript(asked.completion),
+            "turns": transcript(asked.completion),
             "cluster": order.cluster["id"],
             "task": order.task,
             "documents": [document["id"] for document in order.documents],
@@ -81,7 +81,7 @@ def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
         temperature=options(cfg).responder.sampling.temperature,
         text={
             **({"prompt": group.prompt.text} if number == 0 else {}),
-            "turns": searching.transcript(response.completion),
+            "turns": transcript(response.completion),
             "question": group.question.whole,
             "answer": group.question.answer,
             "prediction": response.answer,
@@ -107,7 +107,7 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
             temperature=options(cfg).verifier.sampling.temperature,
             text={
                 "prompt": response.prompt.text,
-                "turns": searching.transcript(judged.completion),
+                "turns": transcript(judged.completion),
                 "verdict": judged.verdict,
                 "vote": response.vote,
                 "rule": response.rule,

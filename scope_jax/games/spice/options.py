@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Seconds
+from scope_jax.config.base import CardPath, Count, GameSection, Seconds, prompts_of
 from scope_jax.config.experiment import Config
 from scope_jax.config.learner import LossCard
 from scope_jax.config.tables import EndpointSection, GenerationSection, SamplingSection
@@ -36,7 +36,7 @@ class ChallengerSection(GenerationSection):
 
 
 class SpiceSection(GameSection):
-    prompts: CardPath = str(PROMPTS / "spice")  # the files are listed in docs/spice.md
+    prompts: CardPath = prompts_of("spice")  # the files are listed in docs/spice.md
     train: Literal["both", "challenger", "reasoner"] = "both"
     # the source of tasks
     corpus: bool = True  # False: the challenger sees no document (Figure 4b)

@@ -8,7 +8,7 @@ from scope_jax.config import Config
 from scope_jax.games.spice import challenger, rules
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.records import MULTIPLE_CHOICE, REASONS, Attempt, StageReply, Tried
-from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.rewards import means, shares
@@ -69,7 +69,7 @@ def _turns(reply: StageReply, first: bool) -> list[dict[str, str]]:
     prompt = [] if first else [{"kind": "observation", "text": shorten(reply.prompt.text, SHOWN)}]
     if reply.completion is None:
         return [*prompt, {"kind": "sampled", "text": reply.text}]
-    return prompt + searching.transcript(reply.completion)
+    return prompt + transcript(reply.completion)
 
 
 def of_reasoner(cfg: Config, tried: Sequence[Tried], trained: bool) -> list[Episode]:
@@ -89,7 +89,7 @@ def of_reasoner(cfg: Config, tried: Sequence[Tried], trained: bool) -> list[Epis
                     temperature=options(cfg).reasoner.sampling.temperature,
                     text={
                         "prompt": group.prompt.text,
-                        "turns": searching.transcript(completion),
+                        "turns": transcript(completion),
                         "kind": group.task.kind,
                         "answer": group.task.answer,
                         "prediction": prediction,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Temperature, Whole
+from scope_jax.config.base import CardPath, Count, GameSection, Temperature, Whole, prompts_of
 from scope_jax.config.experiment import Config
 from scope_jax.config.learner import LossCard
 from scope_jax.config.tables import FormatRule, GradingRule, RoleSection
@@ -15,7 +15,7 @@ NoiseUnit = Literal["document", "trajectory"]
 
 
 class SSPSection(GameSection):
-    prompts: CardPath = str(PROMPTS / "ssp")  # proposer, solver, rag, judge, examples .txt
+    prompts: CardPath = prompts_of("ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
     # Algorithm 1; released code: reversed
     update_order: tuple[Literal["solver", "proposer"], ...] = Field(default=("solver", "proposer"), strict=False)

@@ -10,7 +10,7 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.data.keys import rng
 from scope_jax.games.ssp.options import options
-from scope_jax.games.ssp.records import Slot
+from scope_jax.games.ssp.state import Slot
 from scope_jax.play import grading, prompting
 from scope_jax.play.prompting import shown
 from scope_jax.text import templates
