@@ -23,8 +23,8 @@ demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out 
 test: lint docs  ## run lint, build the docs, run every test that takes seconds
 	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
 
-slow: $(VENV)/.dev  ## run the tests that take minutes
-	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile
+slow: $(VENV)/.dev  ## run the tests that take minutes; PART=3/8 runs the third of eight parts
+	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile $(if $(PART),--part $(PART))
 
 lint: $(VENV)/.dev  ## check style, import rules and types
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ Runs before any package is imported, once in each pytest-xdist worker.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,23 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="only the K-th of N parts of the selected tests, whole files each")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not (part := config.getoption("--part")):
+        return
+    number, count = map(int, part.split("/")) if re.fullmatch(r"\d{1,3}/\d{1,3}", part) else (0, 0)
+    if not 1 <= number <= count:
+        raise pytest.UsageError(f"--part {part}: give K/N with 1 <= K <= N")
+    files = sorted({item.path for item in items})
+    chosen = set(files[number - 1 :: count])
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in chosen])
+    items[:] = [item for item in items if item.path in chosen]
 
 
 @pytest.fixture(scope="session")
