@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 WORKERS ?= 2
 SEED ?= 0
 RUN ?= runs/demo-seed$(SEED)
-PACKAGES := scope_jax rollouts models retrieval sharding
+PACKAGES := scope_jax rollouts models retrieval sharding tools
 
 .PHONY: demo test lint format slow docs install dev clean help
 .DELETE_ON_ERROR:
@@ -30,7 +30,7 @@ lint: $(VENV)/.dev  ## check style, import rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 # import-linter does not follow links, so it reads a copy.
-	rm -rf build/lint && mkdir -p build/lint && cp -rL scope_jax build/lint
+	rm -rf build/lint && mkdir -p build/lint && cp -rL scope_jax tools build/lint
 	PYTHONPATH=build/lint $(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

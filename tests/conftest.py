@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # Shapes and types of every annotated function are checked when it is called (under jit: when it is traced). An int may
 # stand where a float is asked for, as for every static type checker.
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
-install_import_hook(["scope_jax", "models", "rollouts", "retrieval", "sharding"], CHECKER)
+install_import_hook(["scope_jax", "tools"], CHECKER)
 
 # Programs that took long to compile are kept between runs and shared with the processes that tests start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))

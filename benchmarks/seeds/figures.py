@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.atlas.facts import load_world
-from scope_jax.atlas.tasks import Entity, entities
 from scope_jax.games import load_card
 from scope_jax.games.scope.options import options
 from scope_jax.play.rewards import mean
 from scope_jax.run.metrics import read_lines
+from tools.atlas.facts import load_world
+from tools.atlas.tasks import Entity, entities
 
 Values = Sequence[float]
 Ends = tuple[float | None, float | None]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from scope_jax.atlas import build
-from scope_jax.atlas.facts import ASSETS, World, load_world
-from scope_jax.atlas.games import GAMES
-from scope_jax.atlas.rows import Show
-from scope_jax.atlas.scope_roles import SCOPEDemonstrations
-from scope_jax.atlas.ssp_roles import SSPDemonstrations
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.retrieval.corpus import load_corpus
+from tools.atlas import build
+from tools.atlas.facts import ASSETS, World, load_world
+from tools.atlas.games import GAMES
+from tools.atlas.rows import Show
+from tools.atlas.scope_roles import SCOPEDemonstrations
+from tools.atlas.ssp_roles import SSPDemonstrations
 
 
 @pytest.fixture(scope="session")

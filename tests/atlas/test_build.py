@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.atlas import build, circuit, measured, spice_scripts, warmup
-from scope_jax.atlas.facts import ASSETS, load_world
-from scope_jax.atlas.games import GAMES
-from scope_jax.atlas.rows import token_row
 from scope_jax.models import transformer, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.sharding.collectives import LOCAL
+from tools.atlas import build, circuit, measured, spice_scripts, warmup
+from tools.atlas.facts import ASSETS, load_world
+from tools.atlas.games import GAMES
+from tools.atlas.rows import token_row
 
 TEXTS = ("corpus.jsonl", *(name for roles in GAMES.values() for name in roles.texts(load_world())))
 TOKENIZERS = tuple(f"{game}/tokenizer/{name}" for game in GAMES for name in ("tokenizer.json", "tokenizer_config.json"))

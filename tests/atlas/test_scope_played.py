@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from scope_jax.atlas import scope_scripts, tasks
-from scope_jax.atlas.facts import ASSETS
-from scope_jax.atlas.rows import Script
-from scope_jax.atlas.scope_roles import SCOPEDemonstrations
-from scope_jax.atlas.tasks import TOLD, Entity
 from scope_jax.config import Config
 from scope_jax.games import load_card, scope
 from tests.games.harness import TurnContext
 from tests.games.scope_world import World
+from tools.atlas import scope_scripts, tasks
+from tools.atlas.facts import ASSETS
+from tools.atlas.rows import Script
+from tools.atlas.scope_roles import SCOPEDemonstrations
+from tools.atlas.tasks import TOLD, Entity
 
 SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
 

@@ -7,10 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.atlas import scope_scripts, tasks
-from scope_jax.atlas.rows import Script, name_ids, token_row
-from scope_jax.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
-from scope_jax.atlas.tasks import TOLD, Entity
 from scope_jax.games import load_card
 from scope_jax.games.scope import conversation, instructions, judging, rules
 from scope_jax.games.scope.options import options
@@ -19,6 +15,10 @@ from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
 from scope_jax.rollouts.types import Turn
 from tests.games.harness import ScriptedTools, sampled_turn
+from tools.atlas import scope_scripts, tasks
+from tools.atlas.rows import Script, name_ids, token_row
+from tools.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
+from tools.atlas.tasks import TOLD, Entity
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)
 DRAWS = 40

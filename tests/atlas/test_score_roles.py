@@ -8,12 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.atlas import score_scripts
-from scope_jax.atlas.facts import ASSETS, World
-from scope_jax.atlas.queries import NUMBERS, SET_SIZES, Asked
-from scope_jax.atlas.rows import Script, Show, name_ids, token_row
-from scope_jax.atlas.score_roles import Habits, SCOREDemonstrations, makers
-from scope_jax.atlas.score_scripts import Claim, Written
 from scope_jax.data.sources import load
 from scope_jax.games import load_card, score
 from scope_jax.games.score import harness, rules, source
@@ -25,6 +19,12 @@ from scope_jax.play import measures
 from scope_jax.play.rubrics import score_of
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext
+from tools.atlas import score_scripts
+from tools.atlas.facts import ASSETS, World
+from tools.atlas.queries import NUMBERS, SET_SIZES, Asked
+from tools.atlas.rows import Script, Show, name_ids, token_row
+from tools.atlas.score_roles import Habits, SCOREDemonstrations, makers
+from tools.atlas.score_scripts import Claim, Written
 
 DRAWS = 40
 LENGTHS = ("max_prompt_tokens", "sampling.max_tokens", "sampling.max_response_tokens")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 
-from scope_jax.atlas import spell_scripts
-from scope_jax.atlas.clusters import Cluster, Document, Task, chains_in, facts_of
-from scope_jax.atlas.facts import ASSETS, Fact
-from scope_jax.atlas.questions import Chain, chain_question
-from scope_jax.atlas.rows import Script
 from scope_jax.games import load_card, spell
 from scope_jax.games.spell.records import Entry
 from tests.games.harness import ScriptedTools, TurnContext
+from tools.atlas import spell_scripts
+from tools.atlas.clusters import Cluster, Document, Task, chains_in, facts_of
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.questions import Chain, chain_question
+from tools.atlas.rows import Script
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")

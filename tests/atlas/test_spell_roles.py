@@ -8,11 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.atlas import clusters, spell_scripts
-from scope_jax.atlas.clusters import TASKS, Task
-from scope_jax.atlas.facts import ASSETS, World
-from scope_jax.atlas.rows import Script, name_ids, token_row
-from scope_jax.atlas.spell_roles import Habits, SPELLDemonstrations, makers
 from scope_jax.data.sources import load
 from scope_jax.games import load_card
 from scope_jax.games.spell import rules, source
@@ -20,6 +15,11 @@ from scope_jax.games.spell.exams import exam
 from scope_jax.games.spell.history import order
 from scope_jax.games.spell.options import options
 from scope_jax.models.tokenizer import Tokenizer
+from tools.atlas import clusters, spell_scripts
+from tools.atlas.clusters import TASKS, Task
+from tools.atlas.facts import ASSETS, World
+from tools.atlas.rows import Script, name_ids, token_row
+from tools.atlas.spell_roles import Habits, SPELLDemonstrations, makers
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 GOOD = Habits(*[0.0] * 9)

@@ -9,11 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.atlas import spice_scripts
-from scope_jax.atlas.facts import ASSETS, World, load_numbers
-from scope_jax.atlas.problems import KINDS_OF, LEAST_PREMISES
-from scope_jax.atlas.rows import Script
-from scope_jax.atlas.spice_roles import HABITS, KINDS, ProblemHabits, SPICEDemonstrations
 from scope_jax.games import GAMES, spice
 from scope_jax.games.spice import contracts, rules
 from scope_jax.games.spice.options import options
@@ -21,6 +16,11 @@ from scope_jax.games.spice.records import Task
 from scope_jax.play.math_answers import Comparison, MathAnswers
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext, play_step
+from tools.atlas import spice_scripts
+from tools.atlas.facts import ASSETS, World, load_numbers
+from tools.atlas.problems import KINDS_OF, LEAST_PREMISES
+from tools.atlas.rows import Script
+from tools.atlas.spice_roles import HABITS, KINDS, ProblemHabits, SPICEDemonstrations
 
 DRAWS = 16
 GOOD = ProblemHabits(*[0.0] * 11)

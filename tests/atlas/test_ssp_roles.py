@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.atlas import games, warmup
-from scope_jax.atlas.rows import exchanged, name_ids, token_row
-from scope_jax.atlas.ssp_roles import HABITS, HOPS, Habits, SSPDemonstrations
 from scope_jax.text.parsing import first, labelled_answer, well_formed
+from tools.atlas import games, warmup
+from tools.atlas.rows import exchanged, name_ids, token_row
+from tools.atlas.ssp_roles import HABITS, HOPS, Habits, SSPDemonstrations
 
 KINDS = [(kind, hops) for kind in ("solve", "propose", "read") for hops in HOPS]
 
@@ -116,7 +116,7 @@ def test_exchanged_names_keep_the_structure(trained, tokenizer, world) -> None:
 def test_a_name_of_two_tokens_is_an_error(tokenizer, world) -> None:
     from dataclasses import replace
 
-    from scope_jax.atlas.facts import Fact
+    from tools.atlas.facts import Fact
 
     odd = replace(world, facts=(*world.facts, Fact("capital", "Nowhere", "Nothingham")))
     with pytest.raises(ValueError, match="splits the name"):

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from scope_jax.atlas import tasks
-from scope_jax.atlas.facts import ASSETS, World
-from scope_jax.atlas.tasks import Entity
 from scope_jax.data import schemas
 from scope_jax.games.scope.records import problem_of
 from scope_jax.play.measures import facts_stated
+from tools.atlas import tasks
+from tools.atlas.facts import ASSETS, World
+from tools.atlas.tasks import Entity
 
 SEINE = Entity(
     "Seine", {}, ("The mouth of Seine is Channel.", "The country of Seine is France.", "The river of Paris is Seine.")

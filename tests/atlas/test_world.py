@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.atlas import corpus, questions
-from scope_jax.atlas.facts import ASSETS, Fact, World, load_numbers, load_world
+from tools.atlas import corpus, questions
+from tools.atlas.facts import ASSETS, Fact, World, load_numbers, load_world
 
 
 def _rows(name: str) -> list[dict]:

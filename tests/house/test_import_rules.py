@@ -25,7 +25,7 @@ KEPT = {
     "learner/losses.py": "import scope_jax.config\n",
     **{
         f"{part}.py": ""
-        for part in ("cli", "examine", "evaluate", "analyses", "atlas", "selftest", "serving", "plan", "report", "run")
+        for part in ("cli", "examine", "evaluate", "analyses", "selftest", "serving", "plan", "report", "run")
     },
     **{f"{part}.py": "" for part in ("data", "config", "text", "errors")},
     "games/spice.py": "",
@@ -56,6 +56,8 @@ def lint(folder: Path, changes: dict[str, str]) -> dict[str, str]:
         path.write_text(text + changes.get(name, "") + "\n")
     for part in (".", "play", "learner", *LINKED):
         (folder / "scope_jax" / part / "__init__.py").touch()
+    (folder / "tools").mkdir(exist_ok=True)
+    (folder / "tools" / "__init__.py").write_text("import scope_jax.learner.losses\n")
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
     environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
@@ -81,6 +83,12 @@ def test_violating_every_rule_once_breaks_every_contract(tmp_path: Path) -> None
     assert lint(tmp_path, changes) == dict.fromkeys(contracts(), "BROKEN")
 
 
+@pytest.mark.parametrize("file", ["cli.py", "run.py", "models/transformer.py"])
+def test_no_part_of_the_product_imports_the_tools(tmp_path: Path, file: str) -> None:
+    broken = [name for name, verdict in lint(tmp_path, {file: "import tools\n"}).items() if verdict == "BROKEN"]
+    assert [name.partition(":")[0] for name in broken] == ["Layers"]
+
+
 def test_every_contract_has_its_counterexample() -> None:
     assert [name for name in contracts() if not name.startswith(tuple(BROKEN))] == []
 
@@ -90,13 +98,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of scope_jax in which folders take the place of links, which grimp does not follow."""
     folder = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "scope_jax", folder / "scope_jax", ignore=shutil.ignore_patterns("assets", "configs"))
+    shutil.copytree(ROOT / "tools", folder / "tools")
     return folder
 
 
 def test_there_are_no_import_cycles(package: Path) -> None:
     """Stricter than the contract: also between a package and a module inside it, and for type-only imports."""
     program = (
-        "import grimp, json; graph = grimp.build_graph('scope_jax', cache_dir=None); found = sorted(graph.modules);"
+        "import grimp, json; graph = grimp.build_graph('scope_jax', 'tools', cache_dir=None);"
+        "found = sorted(graph.modules);"
         "cycles = [[module, *back] for module in found for imported in graph.find_modules_directly_imported_by(module)"
         " if (back := graph.find_shortest_chain(imported, module))]; print(json.dumps([found, cycles]))"
     )
@@ -109,12 +119,12 @@ def test_there_are_no_import_cycles(package: Path) -> None:
 def test_dynamic_imports_are_in_the_guards_only(package: Path) -> None:
     """import-linter does not see importlib.import_module and __import__; only the two guards may use them."""
     places = set()
-    for path in (package / "scope_jax").rglob("*.py"):
+    for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             if name in ("import_module", "__import__"):
-                places.add(path.relative_to(package / "scope_jax").as_posix())
-    assert places <= {"rollouts/jetstream.py", "retrieval/scann.py"}
+                places.add(path.relative_to(package).as_posix())
+    assert places <= {"scope_jax/rollouts/jetstream.py", "scope_jax/retrieval/scann.py"}
 
 
 def test_every_linked_folder_is_a_link_in_the_checkout() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("scope_jax", "rollouts", "models", "retrieval", "sharding", "launch", "benchmarks")
+ROOMS = ("scope_jax", "rollouts", "models", "retrieval", "sharding", "launch", "benchmarks", "tools")
 MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "runpy", "code")
 CALLS = ("eval", "exec", "compile", "__import__", "read_pickle", "load_searcher", "load_module", "SourceFileLoader")
 TRUSTED = {"scope_jax/games/__init__.py": ("spec_from_file_location", "exec_module")}  # the game that a card names

@@ -19,9 +19,9 @@ from benchmarks.seeds.figures import before_after, drift, drifted, halves
 from benchmarks.seeds.runner import Job, card_name, done, jobs, run_all, shares
 from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
 from benchmarks.seeds.table import Row, place, shown, table
-from scope_jax.atlas.facts import load_world
-from scope_jax.atlas.tasks import entities
 from scope_jax.errors import UserError
+from tools.atlas.facts import load_world
+from tools.atlas.tasks import entities
 
 ROOT = Path(__file__).parents[2]
 WHOLE, CHANGED = ROOT / "configs/ssp/atlas.toml", ROOT / "configs/ssp/ablations/solver-only.toml"

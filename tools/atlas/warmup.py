@@ -15,10 +15,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.atlas import circuit, measured
-from scope_jax.atlas.facts import World
-from scope_jax.atlas.games import Roles
-from scope_jax.atlas.rows import Makers, Show, exchanged, name_ids, pool, supervised
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum
@@ -26,6 +22,10 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from tools.atlas import circuit, measured
+from tools.atlas.facts import World
+from tools.atlas.games import Roles
+from tools.atlas.rows import Makers, Show, exchanged, name_ids, pool, supervised
 
 CARD = LossCard(objective="supervised", kl="none", aggregation="token-mean", mini_batches=1)
 LEARNER = LearnerSection(buckets=(256, 384, 512), packing=True, micro_batch_rows=8, remat="none", logprob_chunk=512)

@@ -6,11 +6,11 @@ itself.
 
 from __future__ import annotations
 
-from scope_jax.atlas.facts import ASSETS, Fact
-from scope_jax.atlas.questions import Chain, Choice, chain_question
-from scope_jax.atlas.rows import Script, Show
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects, templates
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.questions import Chain, Choice, chain_question
+from tools.atlas.rows import Script, Show
 
 PROMPTS = ASSETS / "prompts" / "ssp"
 XML = dialects.load("xml")  # Atlas uses tags, and its turns are joined without a template

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from scope_jax.atlas.clusters import Cluster, Document, Task
-from scope_jax.atlas.facts import ASSETS, Fact
-from scope_jax.atlas.questions import Chain, chain_question
-from scope_jax.atlas.rows import Script
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.spell import instructions
 from scope_jax.games.spell.records import Entry, Order, Question
+from tools.atlas.clusters import Cluster, Document, Task
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.questions import Chain, chain_question
+from tools.atlas.rows import Script
 
 CARD = ASSETS.parents[1] / "configs" / "spell" / "atlas.toml"
 PROMPTS = ASSETS / "prompts" / "spell"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.facts import Fact, World
+from tools.atlas.facts import Fact, World
 
 MAX_FACTS = 5
 LEAD_BELOW = 3  # documents with fewer facts begin with a sentence that names their subject

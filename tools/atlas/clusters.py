@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scope_jax.atlas.corpus import document_id, title_of
-from scope_jax.atlas.facts import Fact, World, grouped, load_numbers
-from scope_jax.atlas.questions import Chain, chain_question, walks
-from scope_jax.atlas.rows import Split, pick, some
+from tools.atlas.corpus import document_id, title_of
+from tools.atlas.facts import Fact, World, grouped, load_numbers
+from tools.atlas.questions import Chain, chain_question, walks
+from tools.atlas.rows import Split, pick, some
 
 Task = Literal["qa", "math"]
 TASKS: tuple[Task, ...] = ("qa", "math")

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas import scope_scripts, tasks
-from scope_jax.atlas.corpus import documents
-from scope_jax.atlas.facts import World
-from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
-from scope_jax.atlas.scope_scripts import CARD as CARD
-from scope_jax.atlas.tasks import KINDS, MOST_ENTITIES, SENTENCE, TOLD, Entity
+from tools.atlas import scope_scripts, tasks
+from tools.atlas.corpus import documents
+from tools.atlas.facts import World
+from tools.atlas.rows import Makers, Script, Show, Split, pick
+from tools.atlas.scope_scripts import CARD as CARD
+from tools.atlas.tasks import KINDS, MOST_ENTITIES, SENTENCE, TOLD, Entity
 
 _WORD = re.compile(r"\w+")
 MOST_SEARCHES = 2  # that a challenger is asked for, as in configs/scope/atlas.toml

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas import queries, score_scripts
-from scope_jax.atlas.facts import Fact, World
-from scope_jax.atlas.queries import NUMBERS, Asked
-from scope_jax.atlas.rows import Makers, Script, Show, Split, pick, some
-from scope_jax.atlas.score_scripts import CARD as CARD
-from scope_jax.atlas.score_scripts import Claim, Written
 from scope_jax.games.score.options import options
 from scope_jax.games.score.records import Constraints, Rubric
+from tools.atlas import queries, score_scripts
+from tools.atlas.facts import Fact, World
+from tools.atlas.queries import NUMBERS, Asked
+from tools.atlas.rows import Makers, Script, Show, Split, pick, some
+from tools.atlas.score_scripts import CARD as CARD
+from tools.atlas.score_scripts import Claim, Written
 
 WEIGHTS = ("0.1", "0.2", "0.3", "0.4", "0.5")  # within the bounds of the card's harness
 TOO_HEAVY = ("0.7", "0.9")  # and out of them

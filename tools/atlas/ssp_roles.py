@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas import ssp_scripts
-from scope_jax.atlas.facts import ASSETS, Fact, World
-from scope_jax.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
-from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.games.ssp import rules
+from tools.atlas import ssp_scripts
+from tools.atlas.facts import ASSETS, Fact, World
+from tools.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
+from tools.atlas.rows import Makers, Script, Show, Split, pick
 
 CARD = ASSETS.parents[1] / "configs" / "ssp" / "atlas.toml"
 NOISE = 4  # most noise documents added to a reader's own

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas import clusters, spell_scripts
-from scope_jax.atlas.clusters import HOPS, TASKS, Cluster, ClusterSampler, Document, Task, chains_in, facts_of
-from scope_jax.atlas.facts import Fact, World
-from scope_jax.atlas.questions import Chain, chain_question
-from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
-from scope_jax.atlas.spell_scripts import CARD as CARD
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.records import Entry
+from tools.atlas import clusters, spell_scripts
+from tools.atlas.clusters import HOPS, TASKS, Cluster, ClusterSampler, Document, Task, chains_in, facts_of
+from tools.atlas.facts import Fact, World
+from tools.atlas.questions import Chain, chain_question
+from tools.atlas.rows import Makers, Script, Show, Split, pick
+from tools.atlas.spell_scripts import CARD as CARD
 
 TRIES = 8  # values drawn for a wrong answer
 REMEMBERED = 0.4  # share of questioners who have a history

@@ -8,9 +8,9 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from scope_jax.atlas.facts import World
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.tokenizer import Tokenizer
+from tools.atlas.facts import World
 
 Split = Literal["all", "train", "held_out"]  # names that demonstrations are about
 Show = Callable[[str], str]  # query -> result text of the search tool

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas import problems, spice_scripts
-from scope_jax.atlas.facts import Fact, World
-from scope_jax.atlas.problems import KINDS_OF, NAMED, Facts, Problem, exchanged
-from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
-from scope_jax.atlas.spice_scripts import AS_LIST, BOX, FORMAT, TASK
-from scope_jax.atlas.spice_scripts import CARD as CARD
+from tools.atlas import problems, spice_scripts
+from tools.atlas.facts import Fact, World
+from tools.atlas.problems import KINDS_OF, NAMED, Facts, Problem, exchanged
+from tools.atlas.rows import Makers, Script, Show, Split, pick
+from tools.atlas.spice_scripts import AS_LIST, BOX, FORMAT, TASK
+from tools.atlas.spice_scripts import CARD as CARD
 
 KINDS = (*NAMED.values(), "number", "difference")
 DOCUMENTS = 800  # that demonstrations are drawn from

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.corpus import document_id, documents
-from scope_jax.atlas.facts import Fact, World
-from scope_jax.atlas.rows import Split, pick, some
+from tools.atlas.corpus import document_id, documents
+from tools.atlas.facts import Fact, World
+from tools.atlas.rows import Split, pick, some
 
 _WORD = re.compile(r"\w+")
 LEADS = ("Tell me", "Find", "Look up", "Name")  # how a query begins

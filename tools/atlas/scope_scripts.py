@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from scope_jax.atlas.facts import ASSETS
-from scope_jax.atlas.rows import Script, Show
-from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Entity, fact_of, listed, report, rubric, task
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.scope import instructions
@@ -22,6 +19,9 @@ from scope_jax.play import rubrics
 from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects
+from tools.atlas.facts import ASSETS
+from tools.atlas.rows import Script, Show
+from tools.atlas.tasks import PROMPTS, SENTENCE, Entity, fact_of, listed, report, rubric, task
 
 CARD = ASSETS.parents[1] / "configs" / "scope" / "atlas.toml"
 Parts = list[tuple[str, bool]]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from scope_jax.atlas import scope_roles, score_roles, spell_roles, spice_roles, ssp_roles
-from scope_jax.atlas.facts import World
-from scope_jax.atlas.rows import Makers, Show, Split
+from tools.atlas import scope_roles, score_roles, spell_roles, spice_roles, ssp_roles
+from tools.atlas.facts import World
+from tools.atlas.rows import Makers, Show, Split
 
 
 @runtime_checkable

@@ -11,13 +11,13 @@ import json
 from collections.abc import Sequence
 from functools import cache
 
-from scope_jax.atlas.facts import ASSETS, Fact
-from scope_jax.atlas.problems import Problem, text_of
-from scope_jax.atlas.rows import Script
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.spice import instructions
 from scope_jax.games.spice.records import Document
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.problems import Problem, text_of
+from tools.atlas.rows import Script
 
 CARD = ASSETS.parents[1] / "configs" / "spice" / "atlas.toml"
 PROMPTS = ASSETS / "prompts" / "spice"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.corpus import document_id
-from scope_jax.atlas.facts import Fact, World, grouped
+from tools.atlas.corpus import document_id
+from tools.atlas.facts import Fact, World, grouped
 
 QUESTION_SEED = 5
 KINDS = ("one hop", "two hops", "three hops")  # of chains

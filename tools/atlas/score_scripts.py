@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from scope_jax.atlas.facts import ASSETS, Fact
-from scope_jax.atlas.queries import NUMBERS, Asked, criterion, statement
-from scope_jax.atlas.rows import Script, Show
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.score import harness, instructions
@@ -23,6 +20,9 @@ from scope_jax.games.score.records import Constraints, Rubric
 from scope_jax.play import rubrics
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.queries import NUMBERS, Asked, criterion, statement
+from tools.atlas.rows import Script, Show
 
 CARD = ASSETS.parents[1] / "configs" / "score" / "atlas.toml"
 PROMPTS = ASSETS / "prompts" / "score"

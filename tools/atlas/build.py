@@ -1,6 +1,6 @@
 """Builds all of Atlas: corpus, answers, question and task sets, and a tokenizer and a base checkpoint for each game.
 
-    python -m scope_jax.atlas.build --out assets/atlas
+    python -m tools.atlas.build --out assets/atlas
 
 The tables of facts and the prompts are the source; everything else in the folder is built from them with fixed seeds.
 """
@@ -16,10 +16,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from scope_jax.atlas import corpus, vocabulary, warmup
-from scope_jax.atlas.facts import ASSETS, World, load_world
-from scope_jax.atlas.games import GAMES, Roles
-from scope_jax.atlas.rows import Show
 from scope_jax.games import load_card
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.weights import save_hf
@@ -29,6 +25,10 @@ from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import LocalRetriever, SearchTool
 from scope_jax.sharding.files import replaced
 from scope_jax.text.parsing import neutralise
+from tools.atlas import corpus, vocabulary, warmup
+from tools.atlas.facts import ASSETS, World, load_world
+from tools.atlas.games import GAMES, Roles
+from tools.atlas.rows import Show
 
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list
 
@@ -112,7 +112,7 @@ def build(out: Path, games: Mapping[str, warmup.Recipe], texts_only: bool = Fals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m scope_jax.atlas.build", description="Build the Atlas world.")
+    parser = argparse.ArgumentParser(prog="python -m tools.atlas.build", description="Build the Atlas world.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write into, e.g. assets/atlas")
     parser.add_argument("--game", choices=list(GAMES), action="append", help="whose base; may be repeated; all without")
     parser.add_argument("--read-steps", type=int, help="steps of stage 'read' instead of the game's own")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.corpus import documents
-from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.text import templates
+from tools.atlas.corpus import documents
+from tools.atlas.facts import ASSETS, World
 
 PROMPTS = ASSETS / "prompts" / "scope"
 KINDS = ("long_form_qa", "summarization", "planning", "writing")

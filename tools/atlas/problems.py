@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.facts import Fact, World, grouped, load_numbers
-from scope_jax.atlas.questions import Chain, chain_phrase, walks
-from scope_jax.atlas.rows import pick, some
+from tools.atlas.facts import Fact, World, grouped, load_numbers
+from tools.atlas.questions import Chain, chain_phrase, walks
+from tools.atlas.rows import pick, some
 
 HOPS = (1, 2, 3)
 MOST_FACTS = 3  # of the chains of one problem

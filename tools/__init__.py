@@ -1,0 +1,1 @@
+"""Programs of the project that no part of the product imports."""
