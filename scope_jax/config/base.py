@@ -115,10 +115,13 @@ def one_of(name: str, value: str, choices: Any) -> None:
 class Section(BaseModel):
     """Base of every table: frozen, unknown keys forbidden, values strictly typed and finite.
 
-    An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`.
+    An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`. The docstring under
+    a field describes its key in `scope-jax keys` and docs/keys.md (`config.reference`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def changed(self, *names: str) -> list[str]:
         """The fields among `names` whose value is not the default."""
