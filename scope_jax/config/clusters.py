@@ -36,7 +36,7 @@ class ClustersSection(Section):
     held_out: tuple[HeldOutSource, ...] = Field(default=(), strict=False)
     """Data that no document may repeat, in addition to `evaluate.sets` and `clusters.benchmarks`."""
     benchmarks: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of exams (docs/exams.md#the-exams) whose rows are held out as those of `evaluate.sets` are: questions,
+    """Names of exams (docs/evaluation.md#the-exams) whose rows are held out as those of `evaluate.sets` are: questions,
     answers and contexts."""
     seed: Seed = 0
     """Seed of centres and choices; separate from the run's `seed`, so that runs with different seeds share a folder."""

@@ -125,7 +125,7 @@ class TpuPodSection(Section):
     tpu_type: TpuType
     """Name of the slice: `v5p-32` (16 chips: v5p counts two cores each), `v5litepod-64`, `v6e-16`."""
     image: Word
-    """Container image (docs/pods.md#images)."""
+    """Container image (docs/launch.md#images)."""
     runtime_version: Word | None = None
     """Software version of the TPU VMs; default: the one for JAX on this generation."""
     spot: bool = False
@@ -148,7 +148,7 @@ class GkeJobsetSection(Section):
     tpu_type: TpuType
     """Name of the slice, as in `[launch.tpu_pod]`."""
     image: Word
-    """Container image (docs/pods.md#images)."""
+    """Container image (docs/launch.md#images)."""
     namespace: CloudName = "default"
     """Kubernetes namespace."""
     spot: bool = False
@@ -201,7 +201,7 @@ class LaunchSection(Section):
         if self.kind in tables and tables[self.kind] is None:
             table = self.kind.replace("-", "_")
             raise ValueError(
-                f'kind = "{self.kind}" needs the table [launch.{table}] (docs/pods.md); add it to the card'
+                f'kind = "{self.kind}" needs the table [launch.{table}] (docs/launch.md); add it to the card'
             )
         if self.fake_devices and self.kind != "local":
             raise ValueError(f'fake_devices is for kind = "local", but kind is "{self.kind}"; set fake_devices = 0')

@@ -173,11 +173,11 @@ class LearnerSection(Section):
     """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB)."""
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"
     """`auto` is `splash` on TPU, `dot_product` on GPU and `reference` elsewhere; `dot_product` uses cuDNN's kernel on a
-    GPU in bfloat16 or float16 (docs/attention.md)."""
+    GPU in bfloat16 or float16 (docs/models.md#attention)."""
     context_attention: Literal["auto", "ulysses", "ring"] = "auto"
     """How attention crosses the devices of `mesh.context`: `ulysses` (all-to-alls over the heads), `ring`, or `auto`:
     `ulysses` if they divide the kv heads of a tensor shard, otherwise `ring`."""
     sequence_parallel: bool = False
     """With `mesh.tensor` > 1: between the layers, where norms are applied and `remat` keeps activations, the tokens of
     the rows are divided over the tensor group; all-reduces of activations become gathers and reduce-scatters
-    (docs/attention.md#rows-divided-over-devices)."""
+    (docs/models.md#rows-divided-over-devices)."""

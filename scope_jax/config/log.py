@@ -19,7 +19,7 @@ class LogSection(Section):
     entropies: bool = False
     """With `log.tokens`: also measure the entropy of the distribution that each token is drawn from. Tokens and
     log-probs stay the same bits; every sampled token costs one more pass over its logits
-    (docs/report.md#the-episode-browser)."""
+    (docs/operations.md#the-episode-browser)."""
     trackers: Annotated[tuple[Tracker, ...], Field(strict=False)] = ()
     """Experiment trackers that get every metric: `tensorboard`, `wandb`, `trackio`
     (docs/operations.md#experiment-trackers)."""

@@ -15,7 +15,7 @@ Target = Literal[
 
 
 class AdapterSection(Section):
-    """LoRA: y = x W + scale · x A B, with W frozen. docs/adapters.md."""
+    """LoRA: y = x W + scale · x A B, with W frozen. docs/models.md."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
     """Columns of A and rows of B."""
@@ -55,13 +55,13 @@ def _plain(value: Any) -> bool | int | str:
 class ModelSection(Section):
     checkpoint: CardPath
     """Model folder with tokenizer, in Hugging Face or orbax layout, or a model of the hub such as `Qwen/Qwen3-8B`
-    (docs/weights.md). It is the base: the initial weights of all policies, the reference of every KL term, and the
+    (docs/models.md#weights). It is the base: the initial weights of all policies, the reference of every KL term, and the
     judge."""
     policies: dict[str, CardPath] = {}
     """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =
     "out/solver" }`; with `[model.adapter]`, folders of adapters in PEFT's format."""
     adapter: AdapterSection | None = None
-    """Policies as low-rank adapters over one frozen base, for every game (docs/adapters.md); an empty table takes the
+    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table takes the
     defaults."""
     tokenizer: CardPath | None = None
     """Another tokenizer folder; default: the checkpoint's own."""
@@ -76,7 +76,7 @@ class ModelSection(Section):
     """How an observation is added to the conversation: `raw`, `chat`, `chat-trimmed` (docs/rollouts.md#turns)."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
     """Strings that end a reply and are left out of its text, for templates without an end token; only with `raw` turns.
-    End tokens are found without it (docs/tokenizers.md#where-replies-end)."""
+    End tokens are found without it (docs/models.md#where-replies-end)."""
     tags_in_thinking: bool = False
     """Tags inside `<think> … </think>` end turns, search and answer as they do outside (released codes: true)."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"

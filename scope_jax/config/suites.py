@@ -51,7 +51,7 @@ class SuiteCard(EvalSet):
 
     form: Form
     """The prompt, and where the answer is in the reply: `short`, `math`, `choice`, `open`, `document`
-    (docs/exams.md#who-answers-how)."""
+    (docs/evaluation.md#who-answers-how)."""
     games: tuple[str, ...] = Field(default=(), strict=False)
     """Games whose own prompt, turns and searches answer it; every other model gets the prompt of the form."""
     prompt_tokens: Count | None = None

@@ -49,7 +49,7 @@ class MeshSection(Section):
     context: Axis = 1
     """Devices that share the same rows in an update: the tokens of each row are divided over them, and weights are
     sharded over them as over `fsdp`; `learner.buckets` must be multiples of twice this number. For generation they are
-    further row shards (docs/attention.md#rows-divided-over-devices)."""
+    further row shards (docs/models.md#rows-divided-over-devices)."""
 
     @model_validator(mode="after")
     def _one_is_left_open(self) -> MeshSection:
@@ -116,7 +116,7 @@ class EncoderSection(Section):
     default: the hashed lexical encoder."""
     query_prefix: str | None = None
     """Prefix of every query; default: the folder's own prompt, or without one E5's `query: ` or Qwen3-Embedding's
-    instruction for web search (docs/retrieval.md#encoders). Clusters have no queries."""
+    instruction for web search (docs/data.md#encoders). Clusters have no queries."""
     passage_prefix: str | None = None
     """Prefix of every passage; default: the folder's own prompt, or without one E5's `passage: `, or nothing for
     Qwen3-Embedding."""
@@ -134,7 +134,7 @@ Tries = Annotated[int, Field(ge=0, le=1000)]  # retries after the first attempt
 
 class RetrievalSection(SourceSection):
     corpus: CardPath | None = None
-    """JSONL or Parquet file, or the name of a hub data set (docs/retrieval.md#corpus)."""
+    """JSONL or Parquet file, or the name of a hub data set (docs/data.md#corpus)."""
     index: LocalPath | None = None
     """Folder of the index, built if absent; default: in the run folder."""
     kind: Literal["exact", "scann"] = "exact"
@@ -191,7 +191,7 @@ def differing(samples: int, sampling: SamplingSection) -> None:
 class RolloutSection(Section):
     slots: Count = 64
     """Episodes decoded at the same time, over the whole mesh and over all processes together
-    (docs/multi_process.md#what-is-divided)."""
+    (docs/launch.md#what-is-divided)."""
     max_length: Count = 12288
     """Most tokens of an episode in the engine, prompt and search results included (docs/rollouts.md#limits)."""
     prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -210,7 +210,7 @@ class RolloutSection(Section):
     """Tokens of prompts and observations per dispatch and row shard (paged cache)."""
     attention: Literal["auto", "loop"] = "auto"
     """Attention over pages: `auto`, the platform's kernel, or `loop`, XLA's operations on any platform, slower the
-    longer the rows (paged cache; docs/selftest.md#if-a-check-does-not-pass)."""
+    longer the rows (paged cache; docs/operations.md#if-a-check-does-not-pass)."""
     cascade: Annotated[int, Field(ge=0, le=256)] = 0
     """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (paged
     cache; not on TPU; docs/rollouts.md#cascade-attention)."""

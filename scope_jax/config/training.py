@@ -65,7 +65,7 @@ class TrainSection(Section):
     """Seconds after SIGTERM or Ctrl-C for the rest of the step and its checkpoint (docs/operations.md#stopping-a-run);
     less than the `grace` of the launcher in use."""
     spool: LocalPath = ".cache/objects"
-    """Local folder for copies of runs and data on object storage (docs/object_storage.md)."""
+    """Local folder for copies of runs and data on object storage (docs/operations.md#object-storage)."""
 
     @model_validator(mode="after")
     def _a_stall_is_noticed(self) -> TrainSection:
