@@ -2,7 +2,7 @@
 
     pip install --no-deps --target harness lm_eval==0.4.13      # and what it imports (for math500 also
                                     # antlr4-python3-runtime==4.11.0); not into the pinned environment
-    PYTHONPATH=.:harness python -m benchmarks.graders DATA      the figures of docs/exams.md
+    PYTHONPATH=.:harness python -m benchmarks.graders DATA      the figures of docs/evaluation.md
     ... --only mmlu_pro gsm8k
 
 DATA: a folder with NAME.jsonl of `scope-jax data`. Every accepted answer of a row is graded as it is, changed in ways

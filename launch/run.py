@@ -1,4 +1,4 @@
-"""Starts training of a card as its [launch] table says; `--print` only shows what would run. docs/pods.md
+"""Starts training of a card as its [launch] table says; `--print` only shows what would run. docs/launch.md
 
 python launch/run.py configs/ssp/atlas.toml --run runs/first --set train.steps=5
 """

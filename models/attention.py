@@ -5,7 +5,7 @@
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
 Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens of the same
-segment of the same row; backends differ in rounding only. docs/attention.md describes them and their memory use.
+segment of the same row; backends differ in rounding only. docs/models.md describes them and their memory use.
 """
 
 from __future__ import annotations

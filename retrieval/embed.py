@@ -97,7 +97,7 @@ def normalised(vectors_NE: Float[np.ndarray, "N E"]) -> Float[np.ndarray, "N E"]
 
 
 # ----------------------------------------------------------------------------------------------- the lexical encoder
-# BM25's usual constants; the other values were chosen by measurement (docs/retrieval.md).
+# BM25's usual constants; the other values were chosen by measurement (docs/data.md).
 K1, B = 1.2, 0.75
 TITLE_COUNT = 2  # a word of the title counts as often as two of the text
 GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score relative to the word score

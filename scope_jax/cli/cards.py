@@ -1,12 +1,15 @@
-"""Commands about cards: cards and runs list them, check opens what one refers to."""
+"""Commands about cards: cards and runs list them, keys describes their keys, check opens what a card refers to."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import textwrap
 import time
 import tomllib
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +23,7 @@ from scope_jax.config.base import HOME
 from scope_jax.errors import UserError
 
 CONFIGS = HOME / "configs"
+STATES = {"—": "required", "none": "not set"}  # of a table that a card may lack
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
 
 
@@ -126,6 +130,56 @@ def _shown(path: Path) -> str:
         if path.is_relative_to(folder):
             return str(shown.relative_to(folder))
     return str(path)
+
+
+@app.command()
+def keys(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="A table or key, such as rollout, train.watch or ssp.solver.loss."),
+    ] = None,
+    game: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The game whose table is shown too: a Python file with one.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a page of the documentation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Describe the keys of a card: defaults, values and meaning; without TABLE, list its tables."""
+    from scope_jax.config import Config, reference
+    from scope_jax.games import GAMES, find
+
+    options = {name: built_in.options for name, built_in in GAMES.items()}
+    if game is not None:
+        played = find(game)
+        options |= {played.name: played.options}
+        table = table or played.name
+    if table is None and markdown:
+        typer.echo(reference.page(Config, options), nl=False)
+        return
+    known = [*reference.all_keys(Config)]
+    for name, section in options.items():
+        known.append(reference.Key(name, "table", " ".join((section.__doc__ or "").split()), section, None))
+        known += reference.all_keys(section, f"{name}.")
+    if table is None:
+        chosen = [key for key in known if "." not in key.name]
+    else:
+        chosen = [key for key in known if f"{key.name}.".startswith(f"{table}.")]
+    if not chosen:
+        near = get_close_matches(str(table), [key.name for key in known], 3)
+        advice = f"; did you mean {' or '.join(near)}?" if near else "; `scope-jax keys` lists the tables."
+        raise UserError(f"a card has no table or key {table!r}{advice}")
+    if as_json:
+        typer.echo(json.dumps([{"key": key.name, "default": key.default, "meaning": key.text} for key in chosen]))
+    elif markdown:
+        typer.echo(reference.markdown(iter(chosen)), nl=False)
+    else:
+        width = shutil.get_terminal_size((120, 24)).columns
+        for key in chosen:
+            typer.echo(
+                f"[{key.name}]  {STATES.get(key.default, '')}".strip() if key.table else f"{key.name} = {key.default}"
+            )
+            if key.text:
+                typer.echo(textwrap.fill(key.text, width, initial_indent="    ", subsequent_indent="    "))
 
 
 @app.command()

@@ -22,7 +22,7 @@ def selftest(
 ) -> None:
     """Compare kernels, engine and learner with references on the devices of this machine (minutes, mostly compilation).
 
-    Exit code 1 if a check differs or ends in an error; docs/selftest.md says what to do then.
+    Exit code 1 if a check differs or ends in an error; docs/operations.md says what to do then.
     """
     import jax
 
@@ -36,7 +36,7 @@ def selftest(
     failed = [check["name"] for check in ran if check["status"] != "ok"]
     last = f"{len(ran) - len(failed)} of {len(ran)} checks passed, {skipped} have nothing to compare here"
     if failed:
-        last += f"; these did not: {'; '.join(failed)} (docs/selftest.md says what to do)"
+        last += f"; these did not: {'; '.join(failed)} (docs/operations.md says what to do)"
     typer.echo(f"{last}.", err=as_json)
     if as_json:
         typer.echo(json.dumps(found))

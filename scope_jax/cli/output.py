@@ -56,7 +56,7 @@ def check_local(path: Path) -> None:
     if path.parts and path.parts[0] in ("gs:", "s3:"):
         raise UserError(
             f"{path.parts[0]}//{'/'.join(path.parts[1:])} is on object storage; copy it to a local folder first "
-            "(docs/object_storage.md)."
+            "(docs/operations.md)."
         )
 
 

@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Train the policies of CARD. Run the same command again to resume from the last checkpoint.
 
-    In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/multi_process.md).
+    In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/launch.md).
     """
     cfg = load(
         card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"])]

@@ -57,7 +57,7 @@ def _found(path: str, folder: Path | None) -> str:
 def _local(path: str) -> str:
     if path.startswith(("gs://", "s3://")):
         raise ValueError(
-            f"{path} is on object storage, but this must be a local path (docs/object_storage.md); change it"
+            f"{path} is on object storage, but this must be a local path (docs/operations.md, Object storage); change it"
         )
     return path
 
@@ -120,10 +120,13 @@ def one_of(name: str, value: str, choices: Any) -> None:
 class Section(BaseModel):
     """Base of every table: frozen, unknown keys forbidden, values strictly typed and finite.
 
-    An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`.
+    An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`. The docstring under
+    a field describes its key in `scope-jax keys` and docs/keys.md (`config.reference`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def changed(self, *names: str) -> list[str]:
         """The fields among `names` whose value is not the default."""

@@ -34,14 +34,27 @@ BY_RUBRIC = (
 
 
 class EvalSet(RowsSection):
-    name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
-    path: CardPath  # questions with correct answers, or tasks with rubrics
-    samples: Count = 1  # answers per question
-    temperature: Temperature | None = None  # None, here and for the next three: as in [evaluate]
+    name: str = Field(pattern=r"^[\w.-]+$")
+    """Unique name of letters, digits, `_`, `-` and `.`; its metrics are called `eval/<name>/<measure>`
+    (docs/evaluation.md)."""
+    path: CardPath
+    """Questions with correct answers, or, for the measures `rubric`, `points`, `rating` and `exact`, tasks with
+    rubrics."""
+    samples: Count = 1
+    """Answers per question; more than one needs a temperature above 0 (docs/evaluation.md)."""
+    temperature: Temperature | None = None
+    """Temperature for this set; default: `evaluate.temperature`."""
     top_p: TopP | None = None
+    """Nucleus sampling for this set; default: `evaluate.top_p`."""
     top_k: Whole | None = None
+    """Most probable tokens for this set; default: `evaluate.top_k`."""
     max_tokens: Count | None = None
-    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # (): the game's default measures
+    """Sampled tokens of one turn for this set; default: `evaluate.max_tokens`."""
+    measures: tuple[Measure, ...] = Field(default=(), strict=False)
+    """What its answers are measured by: `accuracy` (the game's definition), `exact-match`, `cover-exact-match`,
+    `same-text`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`, `points`,
+    `rating`, `exact` (docs/evaluation.md#measures). []: what the game measures, `accuracy` in SSP and SPICE, `rubric`
+    and `exact` in SCOPE and SCORE."""
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> EvalSet:
@@ -69,17 +82,33 @@ class EvalSet(RowsSection):
 
 class EvalSection(Section):
     sets: tuple[EvalSet, ...] = Field(default=(), strict=False)
-    every: Whole = 0  # steps between evaluations; 0 = before the first and after the last step only
-    temperature: Temperature = 0.0  # SSP Table 4
+    """Sets of questions or tasks."""
+    every: Whole = 0
+    """Steps between evaluations; 0: only before the first and after the last step."""
+    temperature: Temperature = 0.0
+    """Temperature of the answers; 0 is greedy (SSP Table 4)."""
     top_p: TopP = 1.0
-    top_k: Whole = 0  # 0 = off
-    max_tokens: Count = 1024  # sampled tokens per turn
-    max_response_tokens: Count = 8192  # per episode, as in training
-    max_turns: Count | None = None  # of an episode with searches, the answer included; None: as in training
-    max_length: Count | None = None  # tokens of an episode with its prompt; None: rollout.max_length
-    prompts: CardPath | None = None  # folder with judge, pairwise, grader .txt and nudges; None: the built-in one
-    judge: JudgeSection | None = None  # for the measures judge, pairwise and accuracy; None: [judge]
-    grader: AskSection | None = None  # for the measures rubric, points and rating; None: the game's own
+    """Nucleus sampling; 1: all tokens."""
+    top_k: Whole = 0
+    """Most probable tokens; 0: all."""
+    max_tokens: Count = 1024
+    """Sampled tokens of one turn."""
+    max_response_tokens: Count = 8192
+    """Tokens of an episode after its prompt, sampled or read."""
+    max_turns: Count | None = None
+    """Turns of an episode, the answer included: one more than its searches (SCOPE §4.1: 6); default: those of training.
+    Not for exams without searches."""
+    max_length: Count | None = None
+    """Tokens of an exam's episode, prompt and search results included (SCOPE §4.1: 24,576); default:
+    `rollout.max_length`. The engine has room for the longer of the two, training keeps its own."""
+    prompts: CardPath | None = None
+    """Folder with `judge.txt`, `pairwise.txt` and `grader.txt`, for games without their own, and the nudges after a
+    malformed reply (`nudge_pairwise.txt`, `nudge_score.txt`); default: the package's."""
+    judge: JudgeSection | None = None
+    """The external model for the measures `judge`, `pairwise` and, if the game's rule uses one, `accuracy`; default:
+    `[judge]` (not for `accuracy` of texts with a context)."""
+    grader: AskSection | None = None
+    """The grader of rubrics (measures `rubric`, `points`, `rating`); default: the game's own."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvalSection:

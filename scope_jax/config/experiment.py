@@ -25,22 +25,39 @@ class Config(Section):
 
     game_table: ClassVar[str] = ""  # the field with the game's options
 
-    system: CardPath  # a game's name, or the path of a Python file, see `games.find`
+    system: CardPath
+    """The game: `ssp`, `scope`, `spice`, `spell`, `score`, or the path of a Python file with a game of your own, which
+    defines `GAME` (docs/tutorial.md). The options of a game are in the table of its name."""
     seed: Seed = 0
+    """The seed of all random numbers of the run."""
     model: ModelSection
+    """The base model, and how it is prompted."""
     mesh: MeshSection = MeshSection()
-    retrieval: RetrievalSection | None = None  # required if the game searches, an error otherwise
+    """The devices."""
+    retrieval: RetrievalSection | None = None
+    """For games that search, and only for those."""
     rollout: RolloutSection = RolloutSection()
+    """The engine that generates."""
     learner: LearnerSection = LearnerSection()
+    """How updates are computed."""
     optimizer: OptimizerSection = OptimizerSection()
+    """The optimiser."""
     data: DataSection
+    """The rows that a game reads (docs/data.md)."""
     evaluate: EvalSection = EvalSection()
+    """Evaluation sets, and how their answers are sampled."""
     clusters: ClustersSection = ClustersSection()
+    """Settings of `scope-jax index CARD --clusters`."""
     train: TrainSection
+    """The training loop."""
     log: LogSection = LogSection()
+    """What a run records."""
     judge: JudgeSection | None = None
+    """A chat model behind an OpenAI-compatible endpoint, for games that use one."""
     launch: LaunchSection = LaunchSection()
+    """Where `launch/run.py` starts the card."""
     serve: ServeSection = ServeSection()
+    """Limits of `scope-jax serve` and `chat`."""
 
     def options(self, section: type[Options]) -> Options:
         """The table of the card's game, which is a `section`."""

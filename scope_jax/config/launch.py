@@ -79,8 +79,11 @@ Grace = Annotated[int, Field(ge=10, le=3600)]  # seconds between SIGTERM and SIG
 class GpuNodeSection(Section):
     """One node with all its GPUs in one process, or several nodes over ssh with one process each."""
 
-    hosts: tuple[Host, ...] = Field(default=(), strict=False)  # reached by ssh; empty: this machine
-    port: int = Field(default=8476, ge=1024, le=65535)  # of jax.distributed on the first host
+    hosts: tuple[Host, ...] = Field(default=(), strict=False)
+    """Hosts reached by ssh, e.g. `["node0", "me@node1"]`, each with the checkout at the same path; names and addresses
+    only; []: this machine."""
+    port: int = Field(default=8476, ge=1024, le=65535)
+    """Port of `jax.distributed` on the first host."""
 
     @model_validator(mode="after")
     def _hosts_differ(self) -> GpuNodeSection:
@@ -93,44 +96,74 @@ class SlurmSection(Section):
     """A job with one process on each node, which drives all its GPUs."""
 
     nodes: int = Field(default=1, ge=1, le=4096)
+    """Nodes; one process on each, for all its GPUs."""
     gpus_per_node: int = Field(default=8, ge=1, le=64)
-    cpus_per_task: int | None = Field(default=None, ge=1, le=1024)  # None: Slurm's default
+    """GPUs of a node."""
+    cpus_per_task: int | None = Field(default=None, ge=1, le=1024)
+    """Processor cores of a node; default: Slurm's."""
     partition: Word | None = None
+    """Partition; default: Slurm's."""
     account: Word | None = None
+    """Account that is charged; default: Slurm's."""
     qos: Word | None = None
-    time: Annotated[str, AfterValidator(_duration)] | None = None  # D-HH:MM:SS
+    """Quality of service; default: Slurm's."""
+    time: Annotated[str, AfterValidator(_duration)] | None = None
+    """Time limit, e.g. `"1-00:00:00"`."""
     grace: Grace = 120
+    """Seconds before the time limit at which the processes get SIGTERM."""
 
 
 class TpuPodSection(Section):
     """A TPU slice of Cloud TPU as a queued resource, with the program in a container on every host."""
 
-    name: CloudName  # of the queued resource and its node
+    name: CloudName
+    """Name of the queued resource and of its node."""
     project: CloudName
+    """Google Cloud project."""
     zone: CloudName
+    """Zone, e.g. `us-east5-a`."""
     tpu_type: TpuType
+    """Name of the slice: `v5p-32` (16 chips: v5p counts two cores each), `v5litepod-64`, `v6e-16`."""
     image: Word
-    runtime_version: Word | None = None  # None: that of the TPU's generation
+    """Container image (docs/launch.md#images)."""
+    runtime_version: Word | None = None
+    """Software version of the TPU VMs; default: the one for JAX on this generation."""
     spot: bool = False
-    volumes: Mounts = {}  # folder of the host -> folder in the container
+    """Spot capacity: cheaper, can be preempted."""
+    volumes: Mounts = {}
+    """Folders of every host and where they are in the container, e.g. `{ "/mnt/scope" = "/data" }`."""
     grace: Grace = 120
+    """Seconds between SIGTERM and SIGKILL when the container is stopped."""
 
 
 class GkeJobsetSection(Section):
     """A TPU slice of a GKE cluster, with the program as a JobSet."""
 
     project: CloudName
-    location: CloudName  # region or zone of the cluster
+    """Google Cloud project."""
+    location: CloudName
+    """Region or zone of the cluster."""
     cluster: CloudName
+    """Name of the cluster."""
     tpu_type: TpuType
+    """Name of the slice, as in `[launch.tpu_pod]`."""
     image: Word
+    """Container image (docs/launch.md#images)."""
     namespace: CloudName = "default"
+    """Kubernetes namespace."""
     spot: bool = False
-    queue: CloudName | None = None  # Kueue's LocalQueue
-    service_account: CloudName | None = None  # of Kubernetes
-    volumes: Annotated[dict[CloudName, str], AfterValidator(_mounts)] = {}  # volume claim -> folder in the container
-    max_restarts: int = Field(default=10, ge=0, le=1000)  # of the whole job, each resumes the run
+    """Only spot nodes."""
+    queue: CloudName | None = None
+    """A LocalQueue of Kueue."""
+    service_account: CloudName | None = None
+    """Kubernetes service account of the pods."""
+    volumes: Annotated[dict[CloudName, str], AfterValidator(_mounts)] = {}
+    """Persistent volume claims, to be mounted by many nodes, and where they are in the container: `{ "scope-data" =
+    "/data" }`."""
+    max_restarts: int = Field(default=10, ge=0, le=1000)
+    """Restarts of the whole job after a failure or preemption; each resumes the run."""
     grace: Grace = 120
+    """Seconds between SIGTERM and SIGKILL."""
 
 
 Kind = Literal["local", "gpu-node", "slurm", "tpu-pod", "gke-jobset"]
@@ -138,13 +171,22 @@ Kind = Literal["local", "gpu-node", "slurm", "tpu-pod", "gke-jobset"]
 
 class LaunchSection(Section):
     kind: Kind = "local"
-    fake_devices: int = Field(default=0, ge=0, le=1024)  # host devices to simulate on CPU; only local
-    # environment variables of every process
+    """`local`: one process on this machine. `gpu-node`: the same for GPUs, or one process on each of several hosts over
+    ssh. `slurm`: a batch job. `tpu-pod`: a TPU slice of Cloud TPU as a queued resource. `gke-jobset`: a TPU slice of a
+    GKE cluster."""
+    fake_devices: int = Field(default=0, ge=0, le=1024)
+    """Number of simulated CPU devices (`local`)."""
     environment: Annotated[dict[str, str], AfterValidator(_variables)] = {}
+    """Environment variables of every process, e.g. `{ HF_HOME = "/data/hub" }`; no secrets, as the card is stored with
+    the run."""
     gpu_node: GpuNodeSection = GpuNodeSection()
+    """For `kind = "gpu-node"`."""
     slurm: SlurmSection = SlurmSection()
+    """For `kind = "slurm"`."""
     tpu_pod: TpuPodSection | None = None
+    """For `kind = "tpu-pod"`."""
     gke_jobset: GkeJobsetSection | None = None
+    """For `kind = "gke-jobset"`."""
 
     @property
     def grace(self) -> tuple[str, int] | None:
@@ -159,7 +201,7 @@ class LaunchSection(Section):
         if self.kind in tables and tables[self.kind] is None:
             table = self.kind.replace("-", "_")
             raise ValueError(
-                f'kind = "{self.kind}" needs the table [launch.{table}] (docs/pods.md); add it to the card'
+                f'kind = "{self.kind}" needs the table [launch.{table}] (docs/launch.md); add it to the card'
             )
         if self.fake_devices and self.kind != "local":
             raise ValueError(f'fake_devices is for kind = "local", but kind is "{self.kind}"; set fake_devices = 0')

@@ -28,10 +28,16 @@ class AdvantageCard(Section):
     """How an episode's advantage is computed from the rewards of its role; docs/losses.md has the equations."""
 
     advantage: Advantage = "group-mean"
-    advantage_ddof: int = Field(default=1, ge=0, le=1)  # for the standard deviation of a group or batch
+    """How rewards become advantages: `group-zscore`, `group-mean`, `leave-one-out`, `group-mean-whiten`, `batch-mean`,
+    `batch-zscore`, `token-whiten`, `ema`, `none`."""
+    advantage_ddof: int = Field(default=1, ge=0, le=1)
+    """Delta degrees of freedom of the standard deviation of a group or batch."""
     advantage_eps: Share = 1e-6
-    ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
-    ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)  # b_0
+    """Added to that deviation, or to the variance under the root when whitening."""
+    ema_decay: float = Field(default=0.7, ge=0, lt=1)
+    """`ema`: b_t = decay · b_{t−1} + (1 − decay) · mean reward of the update (SCORE §3.5; 0.95 in Spiral)."""
+    ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)
+    """`ema`: b_0."""
 
 
 class LossCard(AdvantageCard):
@@ -42,29 +48,50 @@ class LossCard(AdvantageCard):
     """
 
     objective: Literal["policy", "supervised", "dpo"] = "policy"
-    # policy term: ratio r = exp(logπ − logπ_old), its surrogate, and its bounds
-    surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
-    ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO
+    """`policy`, `supervised`, or `dpo`: ranked pairs, groups of two episodes (docs/losses.md#dpo)."""
+    # policy term: the ratio, its surrogate, and its bounds
+    surrogate: Literal["clip", "weight"] = "clip"
+    """`clip`: PPO's clipped ratio; `weight`: clipped ratio as a constant weight of log π (CISPO, REINFORCE)."""
+    ratio: Literal["token", "sequence"] = "token"
+    """r = exp(log π − log π_old) of each `token`, or of the `sequence`: geometric mean over the episode (GSPO)."""
     clip_low: Share = 0.2
+    """The ratio is clipped to 1 − `clip_low` …"""
     clip_high: Weight = 0.2
-    dual_clip: Annotated[Weight, OrOff] = 3.0  # 0 = off
-    log_ratio_bound: float = Field(default=20.0, gt=0, le=80)  # |log-ratios| before they are exponentiated
-    old_logprobs: Literal["learner", "rollout"] = "learner"  # source of logπ_old
-    rollout_cap: Weight = 0.0  # C in the weight min(π_old/μ, C); 0 = no weight
+    """… 1 + `clip_high`."""
+    dual_clip: Annotated[Weight, OrOff] = 3.0
+    """With the surrogate `clip`: bound for negative advantages, above 1; 0: none."""
+    log_ratio_bound: float = Field(default=20.0, gt=0, le=80)
+    """Log-ratios are clamped to ± this before exponentiation."""
+    old_logprobs: Literal["learner", "rollout"] = "learner"
+    """Source of log π_old: the `learner`, or the engine while sampling (`rollout`)."""
+    rollout_cap: Weight = 0.0
+    """C of the weight min(π_old/μ, C) for samples of an older policy or with other rounding; 0: no weight."""
     rollout_weight: Literal["token", "sequence"] = "token"
+    """This weight per `token`, or for the whole `sequence` (product)."""
     # aggregation: what the sum over tokens is divided by
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
-    constant_length: Count = 1  # divisor of "constant": Σ tokens / (sequences · constant_length)
+    """What the sum over tokens is divided by: `token-mean`, `sequence-mean`, `constant` (docs/losses.md#the-loss)."""
+    constant_length: Count = 1
+    """Divisor of `constant`, in addition to the number of sequences."""
     # KL to the reference, and entropy
     kl: KL = "k3"
-    kl_coef: Coefficient = 0.01  # beta
-    kl_bound: Weight = 0.0  # bound on |value| of a token's estimator; 0 = off
+    """Estimator of the KL to the reference: `k1`, `k2`, `k3`, `k2-plain`, `k3-plain`, `none`
+    (docs/losses.md#kl-to-the-reference)."""
+    kl_coef: Coefficient = 0.01
+    """Its coefficient, β."""
+    kl_bound: Weight = 0.0
+    """A token's estimate is clamped to ± this; 0: no bound."""
     entropy_coef: Coefficient = 0.0
-    tempered: bool = True  # log-probs of the policy at the rollout temperature
-    mini_batches: Count = 1  # optimiser steps per update
+    """Coefficient of the entropy bonus."""
+    tempered: bool = True
+    """Compute log-probs at the temperature of the rollout."""
+    mini_batches: Count = 1
+    """Optimiser steps per update, each on its part of the groups of every role."""
     # objective "dpo"
-    dpo_beta: float = Field(default=0.1, gt=0, le=100)  # beta of the implicit reward beta · log π/ref
-    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)  # share of pairs taken to be ranked wrongly
+    dpo_beta: float = Field(default=0.1, gt=0, le=100)
+    """`dpo`: β, the scale of the implicit reward β · log π/π_ref."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """`dpo`: share of pairs assumed to be ranked the wrong way round."""
 
     @property
     def needs_reference(self) -> bool:
@@ -96,17 +123,30 @@ class LossCard(AdvantageCard):
 
 class OptimizerSection(Section):
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
-    warmup_steps: Whole = 5  # updates of a policy, counted as in verl: one per role that trains it in a step
+    """Learning rate after the warm-up."""
+    warmup_steps: Whole = 5
+    """Updates of linear warm-up, counted per policy as in verl: one for every role update in a training step, whatever
+    its `mini_batches` (SSP: two per step)."""
     schedule: Literal["constant", "cosine"] = "constant"
-    total_steps: Count | None = None  # updates until the end of the cosine
+    """After the warm-up the rate stays (`constant`), or falls to zero (`cosine`)."""
+    total_steps: Count | None = None
+    """Number of updates, counted the same way, after which the cosine reaches zero; only with `cosine`."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of Adam's first moment."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of Adam's second moment."""
     eps: float = Field(default=1e-8, gt=0, le=1)
-    weight_decay: Share = 0.01  # of all weights, as torch's AdamW on model.parameters()
+    """Added to the root of the second moment."""
+    weight_decay: Share = 0.01
+    """Decay of all weights, as with torch's AdamW on `model.parameters()`."""
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
+    """Norm to which gradients are clipped."""
     # limits at which a run counts as diverged and ends
-    max_param_rms: float = Field(default=1.0, gt=0, le=1e9)  # root mean square of all weights
-    max_skipped: Whole = 8  # consecutive optimiser steps with a non-finite gradient
+    max_param_rms: float = Field(default=1.0, gt=0, le=1e9)
+    """A run whose weights are non-finite, or have a larger root mean square, has diverged and stops with an error (for
+    language models it is below 0.1)."""
+    max_skipped: Whole = 8
+    """The run also stops after more consecutive optimiser steps with a non-finite gradient."""
 
     @model_validator(mode="after")
     def _cosine_has_an_end(self) -> OptimizerSection:
@@ -120,11 +160,24 @@ class OptimizerSection(Section):
 
 
 class LearnerSection(Section):
-    buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)  # possible row lengths of a batch
-    packing: bool = True  # several episodes per row
-    micro_batch_rows: Whole = 8  # rows per forward-backward pass over the whole mesh; 0 = all at once
+    buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)
+    """Allowed row lengths; the largest must fit the longest episode."""
+    packing: bool = True
+    """Pack several episodes into one row."""
+    micro_batch_rows: Whole = 8
+    """Rows per forward and backward pass, over the whole mesh; 0: all at once."""
     remat: Literal["full", "qkv", "dots", "none"] = "full"
-    logprob_chunk: Count = 128  # at most as many logits at a time as this number of tokens has over the vocabulary
-    attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
-    context_attention: Literal["auto", "ulysses", "ring"] = "auto"  # across the devices of mesh.context
-    sequence_parallel: bool = False  # between the layers, tokens are divided over the devices of mesh.tensor
+    """What is kept of a layer for the backward pass: `full` its input, `qkv` also queries, keys and values, `dots` also
+    the results of its dense products (not of experts), `none` everything; the rest is computed again."""
+    logprob_chunk: Count = 128
+    """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB)."""
+    attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"
+    """`auto` is `splash` on TPU, `dot_product` on GPU and `reference` elsewhere; `dot_product` uses cuDNN's kernel on a
+    GPU in bfloat16 or float16 (docs/models.md#attention)."""
+    context_attention: Literal["auto", "ulysses", "ring"] = "auto"
+    """How attention crosses the devices of `mesh.context`: `ulysses` (all-to-alls over the heads), `ring`, or `auto`:
+    `ulysses` if they divide the kv heads of a tensor shard, otherwise `ring`."""
+    sequence_parallel: bool = False
+    """With `mesh.tensor` > 1: between the layers, where norms are applied and `remat` keeps activations, the tokens of
+    the rows are divided over the tensor group; all-reduces of activations become gathers and reduce-scatters
+    (docs/models.md#rows-divided-over-devices)."""

@@ -14,13 +14,21 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 class LogSection(Section):
     """What a run records. Raises ValueError for entropies without the tokens whose they are."""
 
-    tokens: bool = False  # every token of the episodes with its behaviour log-prob, in tokens.jsonl.gz
-    entropies: bool = False  # there also the entropy of the distribution that each token was drawn from
-    # experiment trackers that get all metrics; their libraries are optional
+    tokens: bool = False
+    """Write every token of the episodes with its behaviour log-prob to `tokens.jsonl.gz`, to be seen in the report."""
+    entropies: bool = False
+    """With `log.tokens`: also measure the entropy of the distribution that each token is drawn from. Tokens and
+    log-probs stay the same bits; every sampled token costs one more pass over its logits
+    (docs/operations.md#the-episode-browser)."""
     trackers: Annotated[tuple[Tracker, ...], Field(strict=False)] = ()
-    project: str = Field(default="scope-jax", min_length=1)  # W&B, trackio
-    name: str | None = Field(default=None, min_length=1)  # of the run there; None: the run folder's
+    """Experiment trackers that get every metric: `tensorboard`, `wandb`, `trackio`
+    (docs/operations.md#experiment-trackers)."""
+    project: str = Field(default="scope-jax", min_length=1)
+    """Project in W&B and trackio."""
+    name: str | None = Field(default=None, min_length=1)
+    """Name of the run there; default: the run folder's."""
     wandb_mode: Literal["offline", "online"] = "offline"
+    """`offline`, or `online`: W&B's server gets the metrics during the run."""
 
     @model_validator(mode="after")
     def _checked(self) -> LogSection:

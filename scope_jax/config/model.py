@@ -15,15 +15,24 @@ Target = Literal[
 
 
 class AdapterSection(Section):
-    """LoRA: y = x W + scale · x A B, with W frozen. docs/adapters.md."""
+    """LoRA: y = x W + scale · x A B, with W frozen. docs/models.md."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
-    alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0  # scale = alpha / rank
-    rslora: bool = False  # scale = alpha / √rank
+    """Columns of A and rows of B."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0
+    """The product of the factors is multiplied by alpha / rank."""
+    rslora: bool = False
+    """True: by alpha / √rank."""
     targets: Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    init: Literal["kaiming", "gaussian"] = "kaiming"  # of A; B is zero
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of A, B and their moments
-    base_dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the base in memory
+    """The adapted matrices: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; `all-linear`:
+    all of them but experts; `experts`: all matrices of all experts."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """Initial values of A: `kaiming`, as PEFT's default, uniform within ±1/√in; `gaussian`, with standard deviation
+    1/rank. B is zero."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of A, B and their moments: `float32` or `bfloat16`."""
+    base_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of the learner's base: `float32` or `bfloat16`; the engine's copy has `model.compute_dtype`."""
 
     @model_validator(mode="after")
     def _each_target_once(self) -> AdapterSection:
@@ -44,23 +53,38 @@ def _plain(value: Any) -> bool | int | str:
 
 
 class ModelSection(Section):
-    checkpoint: CardPath  # the base model, a Hugging Face folder: config.json, *.safetensors, tokenizer
-    policies: dict[str, CardPath] = {}  # by name: folders of policies (or adapters) that do not start from `checkpoint`
-    adapter: AdapterSection | None = None  # policies are low-rank adapters over `checkpoint`; None: whole weights
-    tokenizer: CardPath | None = None  # tokenizer folder; None: the checkpoint's
-    chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
-    # passed to the template, e.g. enable_thinking = false
+    checkpoint: CardPath
+    """Model folder with tokenizer, in Hugging Face or orbax layout, or a model of the hub such as `Qwen/Qwen3-8B`
+    (docs/models.md#weights). It is the base: the initial weights of all policies, the reference of every KL term, and the
+    judge."""
+    policies: dict[str, CardPath] = {}
+    """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =
+    "out/solver" }`; with `[model.adapter]`, folders of adapters in PEFT's format."""
+    adapter: AdapterSection | None = None
+    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table takes the
+    defaults."""
+    tokenizer: CardPath | None = None
+    """Another tokenizer folder; default: the checkpoint's own."""
+    chat_template: CardPath | None = None
+    """A .jinja file instead of the tokenizer's template."""
     chat_template_kwargs: dict[str, Annotated[Any, AfterValidator(_plain)]] = {}
-    # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
+    """Passed to the template, e.g. `{ enable_thinking = false }`."""
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
-    turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
-    # strings that end a reply and are left out of its text; for templates without an end token, with `raw` turns
+    """How the model writes a search and reads results (SCOPE Table 11): `xml`, `hermes`, `function`, `observation`, or
+    a TOML file (docs/rollouts.md#dialects)."""
+    turns: Literal["raw", "chat", "chat-trimmed"] = "raw"
+    """How an observation is added to the conversation: `raw`, `chat`, `chat-trimmed` (docs/rollouts.md#turns)."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
-    tags_in_thinking: bool = (
-        False  # tags inside <think> … </think> have the same effect as outside; released codes: True
-    )
+    """Strings that end a reply and are left out of its text, for templates without an end token; only with `raw` turns.
+    End tokens are found without it (docs/models.md#where-replies-end)."""
+    tags_in_thinking: bool = False
+    """Tags inside `<think> … </think>` end turns, search and answer as they do outside (released codes: true)."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
+    """Dtype of the forward and backward pass, `float32` or `bfloat16`; log-probs and losses are always float32."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the master weights and Adam's moments, `float32` or `bfloat16`, which halves their memory and loses most
+    of an update at small rates: at 1e-6 it moves 2 % of weights of a usual size (N(0, 0.02)), at 1e-5 15 %, at 1e-4 88
+    %."""
 
     @model_validator(mode="after")
     def _an_adapter_has_its_own_dtypes(self) -> ModelSection:

@@ -27,26 +27,40 @@ class ProtocolSection(Section):
     """What a paper does differently from the keys above; None: the same."""
 
     limit: Count | None = None
+    """Size of a random subset of the rows."""
     samples: Count | None = None
+    """Answers per question."""
     temperature: Temperature | None = None
+    """Temperature of the answers."""
     top_p: TopP | None = None
+    """Nucleus sampling."""
     top_k: Whole | None = None
+    """Most probable tokens."""
     max_tokens: Count | None = None
+    """Sampled tokens of one turn."""
     prompt_tokens: Count | None = None
+    """Most tokens of a prompt with a document."""
     stop: Stop | None = Field(default=None, strict=False)
+    """Strings that end a reply."""
     measures: tuple[Measure, ...] | None = Field(default=None, strict=False)
+    """What the answers are measured by."""
 
 
 class SuiteCard(EvalSet):
     """One benchmark: its rows, prompt, sampling and measures; the first measure is the one in tables."""
 
     form: Form
-    # games whose own prompt, turns and searches answer it; every other model gets the prompt of the form
+    """The prompt, and where the answer is in the reply: `short`, `math`, `choice`, `open`, `document`
+    (docs/evaluation.md#who-answers-how)."""
     games: tuple[str, ...] = Field(default=(), strict=False)
-    prompt_tokens: Count | None = None  # form "document": the middle of longer texts is cut out
-    # strings that end a reply and are no part of it: what follows is another conversation, of a model without an end
+    """Games whose own prompt, turns and searches answer it; every other model gets the prompt of the form."""
+    prompt_tokens: Count | None = None
+    """Form `document`: most tokens of a prompt; the middle of a longer text is cut out."""
     stop: Stop = Field(default=(), strict=False)
+    """Strings that end a reply and are no part of it: what follows is another conversation, of a model that writes no
+    end."""
     papers: dict[str, ProtocolSection] = {}
+    """Differences of each paper's protocol, by the name of its game."""
 
     @model_validator(mode="after")
     def _complete(self) -> SuiteCard:
@@ -61,18 +75,26 @@ class Heading(Section):
     """A column of a paper's table: its title, and the suites whose mean it is (none: not measured here)."""
 
     title: str
+    """Title of the column."""
     exams: tuple[str, ...] = Field(default=(), strict=False)
-    measure: str | None = None  # None: the first measure of the suites
+    """Suites whose mean it is; none: not measured here."""
+    measure: str | None = None
+    """The measure; default: the first one of the suites."""
 
 
 class FiguresTable(Section):
     """A table of a paper in per cent: a row for each model; the last column may be the mean of the others."""
 
-    name: str  # "Table 2"
+    name: str
+    """Its name in the paper, e.g. `Table 2`."""
     about: str
+    """What it shows, in a sentence."""
     columns: tuple[Heading, ...] = Field(strict=False)
-    mean: str | None = None  # title of the last column, the mean of the others
+    """Its columns."""
+    mean: str | None = None
+    """Title of the last column, the mean of the others; default: there is none."""
     rows: dict[str, tuple[float, ...]]
+    """Figures of each model, in per cent, by its name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +117,7 @@ class Figures(Section):
     """The tables of a paper that its suites are compared with."""
 
     tables: tuple[FiguresTable, ...] = Field(strict=False)
+    """The tables."""
 
 
 def suite_names(folder: Path = SUITES) -> tuple[str, ...]:

@@ -40,9 +40,16 @@ class MeshSection(Section):
     """
 
     data: Axis = 1
+    """Replicas of the weights, each with different rows."""
     fsdp: Axis = -1
+    """Devices that share one copy of the weights and process different rows; -1: all remaining devices. On TPU, gathers
+    and reduce-scatters over them take one dimension of the torus at a time."""
     tensor: Axis = 1
-    context: Axis = 1  # devices that the tokens of each row of a batch are divided over
+    """Devices that share the same rows: heads, ffn and vocabulary are split."""
+    context: Axis = 1
+    """Devices that share the same rows in an update: the tokens of each row are divided over them, and weights are
+    sharded over them as over `fsdp`; `learner.buckets` must be multiples of twice this number. For generation they are
+    further row shards (docs/models.md#rows-divided-over-devices)."""
 
     @model_validator(mode="after")
     def _one_is_left_open(self) -> MeshSection:
@@ -73,18 +80,26 @@ Column = Literal[
 class SourceSection(Section):
     """How rows are read from a file or a hub data set, see docs/data.md."""
 
-    columns: dict[Column, str] = {}  # field -> column, dots access nested fields; published names are recognised
-    split: str | None = None  # of a hub data set; None: train
-    hub_config: str | None = None  # of a hub data set with several configurations
+    columns: dict[Column, str] = {}
+    """Column of each field, if it has none of the known names; dots reach nested fields (docs/data.md)."""
+    split: str | None = None
+    """Split of a hub data set; default: `train`."""
+    hub_config: str | None = None
+    """Configuration of a hub data set that has several."""
 
 
 # ------------------------------------------------------------------------------------------------------- retrieval
 class ScannSection(Section):
     num_leaves: Count = 200
-    leaves_to_search: Count = 160  # hashed vectors do not cluster well: recall@3 .985 at 160 of 200, .82 at 40
+    """Number of partitions; about the square root of the corpus size, or twice that."""
+    leaves_to_search: Count = 160
+    """Partitions searched per query. Hashed vectors do not cluster well: recall@3 is .985 at 160 of 200, .82 at 40."""
     dimensions_per_block: Count = 4
+    """Dimensions per code; 2 is more accurate, 4 is faster."""
     reorder: Count = 100
-    brute_force_below: Whole = 5000  # passages; a smaller corpus is searched by brute force, without tree and codes
+    """Candidates whose scores are computed again exactly."""
+    brute_force_below: Whole = 5000
+    """Corpora with fewer passages are searched exhaustively, without tree and codes."""
 
     @model_validator(mode="after")
     def _leaves_are_there(self) -> ScannSection:
@@ -94,29 +109,52 @@ class ScannSection(Section):
 
 
 class EncoderSection(Section):
-    checkpoint: CardPath | None = None  # Hugging Face folder of a BERT (E5) or Qwen3-Embedding; none = hashed lexical
-    query_prefix: str | None = None  # None: the folder's prompt, else E5's or Qwen3-Embedding's by its architecture
+    """A text encoder: of a corpus and its queries, or of documents to be clustered."""
+
+    checkpoint: CardPath | None = None
+    """Hugging Face folder, or model of the hub, of a BERT or RoBERTa encoder (E5, BGE, GTE) or of Qwen3-Embedding;
+    default: the hashed lexical encoder."""
+    query_prefix: str | None = None
+    """Prefix of every query; default: the folder's own prompt, or without one E5's `query: ` or Qwen3-Embedding's
+    instruction for web search (docs/data.md#encoders). Clusters have no queries."""
     passage_prefix: str | None = None
-    max_tokens: int = Field(default=256, gt=2, le=MOST)  # per text, with prefix and special tokens; Search-R1's for E5
-    batch: Count = 64  # passages per program, over all devices
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 elsewhere
+    """Prefix of every passage; default: the folder's own prompt, or without one E5's `passage: `, or nothing for
+    Qwen3-Embedding."""
+    max_tokens: int = Field(default=256, gt=2, le=MOST)
+    """Tokens of one text, prefix and special tokens included (Search-R1's for E5); the rest is cut off, as is what
+    exceeds the folder's own limit."""
+    batch: Count = 64
+    """Passages per batch, over all devices."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of the encoder; `auto`: `float32` on CPU, `bfloat16` elsewhere."""
 
 
 Tries = Annotated[int, Field(ge=0, le=1000)]  # retries after the first attempt
 
 
 class RetrievalSection(SourceSection):
-    corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
-    index: LocalPath | None = None  # folder of a built index; None: built in the run folder
+    corpus: CardPath | None = None
+    """JSONL or Parquet file, or the name of a hub data set (docs/data.md#corpus)."""
+    index: LocalPath | None = None
+    """Folder of the index, built if absent; default: in the run folder."""
     kind: Literal["exact", "scann"] = "exact"
+    """Kind of index: `exact` or `scann`."""
     encoder: EncoderSection = EncoderSection()
-    dim: int = Field(default=2048, ge=1, le=2**20)  # width of the hashed lexical embedding
+    """The encoder of passages and queries."""
+    dim: int = Field(default=2048, ge=1, le=2**20)
+    """Width of the hashed lexical embedding."""
     scann: ScannSection = ScannSection()
-    url: Address | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index
-    top_k: Count = 3  # SSP §4.1
-    max_tokens: Count = 500  # tokens per search result, Search-R1
-    timeout: Seconds = 30.0  # per remote search
+    """Settings of the index of kind `scann`."""
+    url: Address | None = None
+    """URL of a search server with the Search-R1 protocol, instead of a corpus."""
+    top_k: Count = 3
+    """Passages per search (SSP §4.1)."""
+    max_tokens: Count = 500
+    """Most tokens of a search result (Search-R1)."""
+    timeout: Seconds = 30.0
+    """Seconds for one request to the server, from the first byte sent to the last received."""
     retries: Tries = 5
+    """Retries of a request before the run stops."""
 
     @model_validator(mode="after")
     def _one_source(self) -> RetrievalSection:
@@ -130,12 +168,18 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 class SamplingSection(Section):
+    """How the turns of an episode are sampled."""
+
     temperature: Temperature = 1.0
-    top_k: Whole = 0  # 0 = off
+    """Temperature; 0 is greedy."""
+    top_k: Whole = 0
+    """Number of most probable tokens that are drawn from; 0: all."""
     top_p: TopP = 1.0
-    max_tokens: Count = 8192  # sampled tokens per turn
-    # everything after an episode's prompt, sampled or read; SSP Table 4, SCOPE Table 9
+    """Probability mass that is drawn from (nucleus sampling); 1: all."""
+    max_tokens: Count = 8192
+    """Sampled tokens of one turn."""
     max_response_tokens: Count = 8192
+    """Tokens of an episode after its prompt, sampled or read (SSP Table 4, SCOPE Table 9; docs/rollouts.md#limits)."""
 
 
 def differing(samples: int, sampling: SamplingSection) -> None:
@@ -145,20 +189,43 @@ def differing(samples: int, sampling: SamplingSection) -> None:
 
 
 class RolloutSection(Section):
-    slots: Count = 64  # episodes decoded concurrently, over the whole mesh, of all processes
-    max_length: Count = 12288  # tokens per episode, including prompt and observations
+    slots: Count = 64
+    """Episodes decoded at the same time, over the whole mesh and over all processes together
+    (docs/launch.md#what-is-divided)."""
+    max_length: Count = 12288
+    """Most tokens of an episode in the engine, prompt and search results included (docs/rollouts.md#limits)."""
     prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
-    prefill_batch: Count = 4  # prompts per prefill program; fixed, so that results do not depend on the batch
-    decode_steps: Count = 16  # tokens per dispatch
+    """Lengths to which prompts and observations are padded, with one compiled program each (dense cache)."""
+    prefill_batch: Count = 4
+    """Prompts per prefill; fixed, so that results never depend on the batch (dense cache)."""
+    decode_steps: Count = 16
+    """Tokens per slot and dispatch."""
     cache: Literal["auto", "dense", "paged"] = "auto"
-    cache_gib: float | None = Field(default=None, gt=0, le=65536)  # pages of keys and values on each device
-    prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
-    attention: Literal["auto", "loop"] = "auto"  # over pages: the platform's kernel, or XLA's operations
-    cascade: Annotated[int, Field(ge=0, le=256)] = 0  # slots of a group that attend to its prompt together; 0: none
-    devices: Count | None = None  # the last ones of each process, which generate; the others learn. None: all do both
-    mesh: MeshSection | None = None  # of the engine, over the devices that generate; None: [mesh]
-    ahead: Literal["auto"] | bool = "auto"  # launch a dispatch before the tokens of the one before are read
-    search_threads: int | None = Field(default=None, ge=1, le=1024)  # None: one for each slot, up to 256
+    """KV cache: `paged` (memory follows the tokens, equal prompts are computed once), `dense` (`slots` × `max_length`
+    columns), or `auto`: paged on TPU and GPU or with a budget, else dense, which is faster on CPU
+    (docs/rollouts.md#the-kv-cache)."""
+    cache_gib: float | None = Field(default=None, gt=0, le=65536)
+    """Budget of the paged cache on each device, in GiB; default: enough for all slots at `max_length`."""
+    prefill_tokens: Count = 512
+    """Tokens of prompts and observations per dispatch and row shard (paged cache)."""
+    attention: Literal["auto", "loop"] = "auto"
+    """Attention over pages: `auto`, the platform's kernel, or `loop`, XLA's operations on any platform, slower the
+    longer the rows (paged cache; docs/operations.md#if-a-check-does-not-pass)."""
+    cascade: Annotated[int, Field(ge=0, le=256)] = 0
+    """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (paged
+    cache; not on TPU; docs/rollouts.md#cascade-attention)."""
+    devices: Count | None = None
+    """Number of devices of each process, the last ones, that generate and search while the others learn
+    (docs/rollouts.md#devices-of-its-own); default: all do both."""
+    mesh: MeshSection | None = None
+    """Mesh of the engine over the devices that generate, with `context = 1` (docs/rollouts.md#meshes); default:
+    `[mesh]`."""
+    ahead: Literal["auto"] | bool = "auto"
+    """Launch each dispatch before the tokens of the previous one are read, so that the device does not wait for the
+    host; `auto`: true, but false on CPU (docs/rollouts.md#the-decode-loop)."""
+    search_threads: int | None = Field(default=None, ge=1, le=1024)
+    """Turns that are answered at the same time, so also episodes whose searches are answered together; default: one for
+    each slot, up to 256."""
 
     @model_validator(mode="after")
     def _whole_rows(self) -> RolloutSection:
@@ -200,20 +267,30 @@ class RolloutSection(Section):
 class RowsSection(SourceSection):
     """How many of the rows are used."""
 
-    limit: Count | None = None  # size of a random subset of the rows
-    limit_seed: Seed = 0  # seed of the subset; independent of `seed`, so that runs to be compared share the subset
+    limit: Count | None = None
+    """Use a random subset of this many rows (SSP §4.1 evaluates on 500 random questions of each set)."""
+    limit_seed: Seed = 0
+    """Seed of that subset, independent of the run's seed, so that runs to be compared share it."""
 
 
 class DataSection(RowsSection):
-    answers: CardPath | None = None  # SSP: ground-truth answers
-    documents: CardPath | None = None  # SCOPE, SPICE: source of tasks; None: the corpus of [retrieval] (only SCOPE)
-    prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
-    clusters: CardPath | None = None  # SPELL: clusters of related documents
-    questions: CardPath | None = None  # SPELL with spell.mode = "rlvr": questions about texts, with answers
-    queries: CardPath | None = None  # SCORE: questions to report on
-    # SSP: the number of searches requested from a proposer is uniform in this range, unless a row sets it
+    answers: CardPath | None = None
+    """SSP: ground-truth answers."""
+    documents: CardPath | None = None
+    """SCOPE, SPICE: documents that tasks are written from; without it SCOPE takes the corpus of `[retrieval]`."""
+    prompts: CardPath | None = None
+    """SCOPE with `scope.mode = "curated"`: tasks with rubrics (docs/scope.md#curated-prompts)."""
+    clusters: CardPath | None = None
+    """SPELL: clusters of related documents (docs/data.md)."""
+    questions: CardPath | None = None
+    """SPELL with `spell.mode = "rlvr"`: questions about given texts, with answers."""
+    queries: CardPath | None = None
+    """SCORE: questions to report on."""
     max_searches: Whole = 1
+    """Upper bound of the range of `min_searches`."""
     min_searches: Whole = 1
+    """SSP asks a proposer for a question that needs n searches: the row's number (`search_turns`) if it has one,
+    otherwise drawn uniformly from `min_searches` to `max_searches`."""
 
     @model_validator(mode="after")
     def _a_range(self) -> DataSection:
@@ -236,16 +313,25 @@ class EndpointSection(Section):
     """A chat model behind an OpenAI-compatible endpoint."""
 
     url: Address
+    """Base URL of the endpoint. No keys, users or passwords: use `api_key_env`."""
     model: str = Field(min_length=1)
+    """Name of the model there."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    # further fields of a request, e.g. { reasoning_effort = "low" }
+    """Environment variable with the API key."""
     extra_body: Annotated[dict[str, JsonValue], AfterValidator(_beside_ours)] = {}
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's o-series: the latter
-    timeout: Seconds = 600.0  # per reply, which may be max_tokens long
-    retries: Tries = 8  # with the default delay, covers an outage of two minutes
-    # seconds before the first retry; doubled each time, at most 30
+    """Additional fields of a request, e.g. `{ reasoning_effort = "low" }` or `{ chat_template_kwargs = {
+    enable_thinking = false } }`; fields set by other keys are not allowed."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name of the `max_tokens` field in a request; OpenAI's reasoning models need `max_completion_tokens`."""
+    timeout: Seconds = 600.0
+    """Timeout of one request in seconds, from the first byte sent to the last received; a reply may be `max_tokens`
+    long."""
+    retries: Tries = 8
+    """Retries before the run stops: with the default delays, an endpoint may be down for two minutes."""
     retry_delay: float = Field(default=1.0, ge=0, le=30)
+    """Seconds before the first retry; doubled each time, at most 30."""
     concurrency: int = Field(default=16, ge=1, le=1024)
+    """Requests at the same time."""
 
 
 class JudgeSection(EndpointSection):
@@ -253,16 +339,22 @@ class JudgeSection(EndpointSection):
 
     required: ClassVar[bool] = True  # False: a run starts, and goes on, while the endpoint is down
     timeout: Seconds = 60.0
-    temperature: Temperature = 0.1  # released SSP code
+    """Timeout of one request in seconds, from the first byte sent to the last received."""
+    temperature: Temperature = 0.1
+    """Temperature of its replies (released SSP code)."""
     max_tokens: Count = 70
+    """Most tokens of a reply."""
 
 
 class AskSection(Section):
-    """A judge's job: done by the frozen base model, or by the model behind `endpoint`."""
+    """A job of a judge, such as grading: done by the frozen base, or by the model behind `endpoint`."""
 
     temperature: Temperature
+    """Temperature of the replies."""
     max_tokens: Count
+    """Most tokens of a reply."""
     endpoint: EndpointSection | None = None
+    """An external model that does this job; default: the base."""
 
 
 FormatRule = Literal["well-formed", "think", "lenient"]  # of the tags of an episode, see `play.searching.keeps_format`
@@ -275,8 +367,11 @@ class GenerationSection(Section):
     """How one role of a game samples."""
 
     samples: Count
-    max_prompt_tokens: Count = 4096  # longer prompts are not sampled; SSP Table 4
+    """Completions per prompt."""
+    max_prompt_tokens: Count = 4096
+    """Most tokens of a prompt; longer ones are not sampled (SSP Table 4)."""
     sampling: SamplingSection = SamplingSection()
+    """How its turns are sampled."""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> GenerationSection:
@@ -287,5 +382,7 @@ class GenerationSection(Section):
 class RoleSection(GenerationSection):
     """A role that samples multi-turn episodes and has a loss card of its own."""
 
-    max_turns: Count = 10  # SSP App. B.2
+    max_turns: Count = 10
+    """Most turns of an episode: n turns allow n − 1 searches and the final answer (SSP App. B.2)."""
     loss: LossCard
+    """The loss of its updates."""

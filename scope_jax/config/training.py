@@ -12,10 +12,14 @@ from scope_jax.config.base import Count, LocalPath, Seconds, Section
 class WatchRule(Section):
     """A bound of one metric that ends the run early."""
 
-    metric: str = Field(min_length=1)  # as in metrics.jsonl
-    below: float | None = Field(default=None, ge=-1e9, le=1e9)  # out of bounds if smaller
-    above: float | None = Field(default=None, ge=-1e9, le=1e9)  # out of bounds if larger
-    steps: Count = 1  # values out of bounds in a row that end the run
+    metric: str = Field(min_length=1)
+    """Name of a metric, as in `metrics.jsonl`."""
+    below: float | None = Field(default=None, ge=-1e9, le=1e9)
+    """A value below this is out of bounds. A rule has either this or `above`."""
+    above: float | None = Field(default=None, ge=-1e9, le=1e9)
+    """A value above this is out of bounds."""
+    steps: Count = 1
+    """Consecutive values out of bounds that end the run."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> WatchRule:
@@ -25,20 +29,43 @@ class WatchRule(Section):
 
 
 class TrainSection(Section):
-    steps: Count | None = None  # length of the run; None: the game decides when it ends
-    batch_size: Count = 256  # items (SSP: ground-truth answers) per step
+    steps: Count | None = None
+    """Number of steps; none: until the game is finished (only SCOPE, whose iterations end it, and games in a file that
+    have an end)."""
+    batch_size: Count = 256
+    """Items per step: SSP's answers, SPICE's documents, SCORE's questions; SCOPE and SPELL have their own keys and
+    reject it."""
     save_every: Count = 10
-    keep: Count = 2  # number of latest checkpoints to keep
-    keep_iterations: bool = False  # also keep a named checkpoint after each iteration, and evaluate there
-    origin: LocalPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
-    watch: tuple[WatchRule, ...] = Field(default=(), strict=False)  # end the run early; docs/configuration.md
-    one_step_off_policy: bool = False  # play a step with the weights before the last update, while that one is computed
-    offload: bool = False  # keep policies in host memory while they are not trained
-    compilation_cache: LocalPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
-    stall_timeout: Seconds | None = None  # without progress, after which a phase of a step is reported as hanging
+    """Steps between checkpoints."""
+    keep: Count = 2
+    """Number of checkpoints to keep."""
+    keep_iterations: bool = False
+    """SCOPE: at the end of each iteration, evaluate and keep the checkpoint, as `checkpoints/45-iteration-1`."""
+    origin: LocalPath | None = None
+    """`RUN`, `RUN@45` or `RUN@iteration-1`: start from the state of another run (`scope-jax train CARD --from`;
+    docs/configuration.md#starting-from-another-run)."""
+    watch: tuple[WatchRule, ...] = Field(default=(), strict=False)
+    """Rules that end a run early (docs/configuration.md#stopping-early)."""
+    one_step_off_policy: bool = False
+    """Play a step with the weights before the last update, while that one is computed
+    (docs/rollouts.md#one-step-off-policy); needs `rollout.devices`, and `rollout_cap` or `old_logprobs = "rollout"` in
+    the losses."""
+    offload: bool = False
+    """Keep policies (weights, moments, reference) in host memory while they are not trained; the engine keeps the
+    weights of the policy being sampled."""
+    compilation_cache: LocalPath = ".cache/jax"
+    """Folder in which compiled programs are kept for later starts, unless `JAX_COMPILATION_CACHE_DIR` is set
+    (docs/operations.md#compiled-programs)."""
+    stall_timeout: Seconds | None = None
+    """Seconds without progress after which a phase of a step is reported as hanging
+    (docs/operations.md#a-run-that-hangs); none: never."""
     stall_action: Literal["report", "exit"] = "report"
-    stop_grace: Seconds = 100.0  # after SIGTERM or Ctrl-C, for the rest of the step and its checkpoint
-    spool: LocalPath = ".cache/objects"  # local copies of what is on object storage
+    """What follows: `report`, or `exit`: then also end the process; needs `train.stall_timeout`."""
+    stop_grace: Seconds = 100.0
+    """Seconds after SIGTERM or Ctrl-C for the rest of the step and its checkpoint (docs/operations.md#stopping-a-run);
+    less than the `grace` of the launcher in use."""
+    spool: LocalPath = ".cache/objects"
+    """Local folder for copies of runs and data on object storage (docs/operations.md#object-storage)."""
 
     @model_validator(mode="after")
     def _a_stall_is_noticed(self) -> TrainSection:

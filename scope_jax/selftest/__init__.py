@@ -2,7 +2,7 @@
 
 Every check compares two ways to one result on the devices that are here: a platform's kernels with plain XLA
 (`kernels`), the engine with the learner, several devices with one, and a repetition with itself (`programs`). Models
-are small and random, so nothing is loaded and a check takes seconds. docs/selftest.md says what to do about a
+are small and random, so nothing is loaded and a check takes seconds. docs/operations.md says what to do about a
 difference.
 """
 

@@ -4,7 +4,7 @@ gradient.
 The games are SSP (Eq. (4) and (5)) and SCOPE (Eq. (2) and (3)). Scripted policies play; a small model gives the
 log-probs by a plain forward pass: current, before the update, and of the reference. The torch side starts from rewards,
 reads no card, and differentiates with respect to log π. Where a paper leaves something open, the choice is that of
-docs/fidelity.md: token ratios with clip and dual clip, the k3 estimator of the KL with the ratio, one divisor per
+docs/losses.md: token ratios with clip and dual clip, the k3 estimator of the KL with the ratio, one divisor per
 mini-batch.
 
 Loss and gradient with respect to log π agree to 1e-6. For one card of each game, the loss of the whole optimiser step

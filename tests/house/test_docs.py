@@ -3,136 +3,131 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
-from scope_jax import games
 from scope_jax.config import Config, LossCard, RoleSection
-from scope_jax.games.scope.options import ScopeSection
-from scope_jax.games.score.options import ScoreSection
-from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spice.options import SpiceSection
-from scope_jax.games.ssp.options import SSPSection
+from scope_jax.config.base import Section
+from scope_jax.config.reference import all_keys, page
+from scope_jax.config.serving import ServedModel
+from scope_jax.config.suites import Figures, SuiteCard
+from scope_jax.games import GAMES
 
 ROOT = Path(__file__).parents[2]
-# Tables with the keys of another table, where they are documented.
-LIKE_ANOTHER = {"evaluate.judge": "judge", "evaluate.grader": "scope.grader", "rollout.mesh": "mesh"}
+CARDS: dict[str, type[Section]] = {"": Config} | {f"{name}.": game.options for name, game in GAMES.items()}
+FILES: tuple[type[Section], ...] = (*CARDS.values(), ServedModel, SuiteCard, Figures)
 
 
-def inner(annotation: Any) -> type[BaseModel] | None:
-    """The section inside an annotation such as tuple[EvalSet, ...] or JudgeSection | None."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+def names(section: type[Section], prefix: str = "") -> list[str]:
+    return [key.name for key in all_keys(section, prefix)]
 
 
-def keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Dotted key → default (PydanticUndefined: required) of a section and all below it."""
-    found: dict[str, Any] = {}
-    for name, field in section.model_fields.items():
-        below = inner(field.annotation)
-        if below is None or isinstance(field.default, tuple):
-            found[prefix + name] = field.default
-        if below is not None:
-            found |= keys(below, f"{prefix}{name}.")
-    return found
+@pytest.mark.parametrize("section", FILES, ids=lambda section: section.__name__)
+def test_every_key_is_described_in_a_sentence(section: type[Section]) -> None:
+    keys = list(all_keys(section))
+    described = [key for key in keys if key.text.rstrip(")").endswith((".", "…")) and "  " not in key.text]
+    assert keys and described == keys
 
 
-SECTIONS = {name: keys(game.options) for name, game in games.GAMES.items()}  # of each game, keys with defaults
+def test_the_page_of_keys_is_that_of_the_code() -> None:
+    """After a change: scope-jax keys --markdown > docs/keys.md"""
+    assert (ROOT / "docs" / "keys.md").read_text(encoding="utf-8") == page(
+        Config, {name: game.options for name, game in GAMES.items()}
+    )
 
 
-def shown(default: Any) -> str:
-    """A default as the tables show it."""
-    if default is PydanticUndefined:
-        return "—"
-    if default is None:
-        return "none"
-    if isinstance(default, bool):
-        return str(default).lower()
-    return str(list(default) if isinstance(default, tuple) else default)
+def test_the_page_has_every_key() -> None:
+    """Under its whole name, or in the table that the row of the table it is in names."""
+    text = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+    tables: dict[str, dict[str, str]] = {}
+    for part in re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]:
+        title = part.splitlines()[0].strip("`[]").lower().replace(" ", "-")
+        tables[title] = dict(re.findall(r"^\| `([\w.]+)` \| (.*)$", part, re.MULTILINE))
+
+    def written(table: str, key: str) -> bool:
+        rows = tables[table]
+        row = next((name for name in sorted(rows, key=len, reverse=True) if f"{key}.".startswith(f"{name}.")), None)
+        if row is None or row == key:
+            return row == key
+        named = re.search(r"Keys: \[[^\n]+?\]\(#([\w-]+)\)", rows[row])
+        inside = key.removeprefix(f"{row}.")
+        return named is not None and (written(named[1], inside) or written(named[1], f"{named[1]}.{inside}"))
+
+    for prefix, section in CARDS.items():
+        whole = [key for key in names(section, prefix) if "." in key]
+        assert [key for key in whole if not written(key.split(".")[0], key)] == []
 
 
-def documented() -> dict[str, str]:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
+class Inside(Section):
+    amount: int = 3
+    """How much.
+
+    On two lines."""
+    way: str | None = None
+    bare: float = 0.5
 
 
-def test_every_key_is_documented_with_its_default() -> None:
-    table = {key: shown(default) for key, default in keys(Config).items()}
-    solver = SSPSection().solver
-    for key in keys(RoleSection):
-        if not key.startswith("loss."):
-            value = solver
-            for part in key.split("."):
-                value = getattr(value, part)
-            table[f"ssp.solver.{key}"] = shown(value)
-    table |= {f"loss.{key}": shown(default) for key, default in keys(LossCard).items()}
-    for name in LIKE_ANOTHER:
-        table = {key: default for key, default in table.items() if not key.startswith(f"{name}.")} | {name: "none"}
-    assert documented() == table
+class Outside(Section):
+    """A table."""
+
+    one: Inside = Inside(amount=4)
+    """The first | table; see docs/data.md#formats."""
+    many: tuple[Inside, ...] = ()
+    """Some tables."""
 
 
-def test_a_table_like_another_has_its_keys() -> None:
-    found = {*keys(Config), *(f"{game}.{key}" for game, section in SECTIONS.items() for key in section)}
-    for name, other in LIKE_ANOTHER.items():
-        own = {key.removeprefix(f"{name}.") for key in found if key.startswith(f"{name}.")}
-        assert own == {key.removeprefix(f"{other}.") for key in found if key.startswith(f"{other}.")} and own
+class Whole(Section):
+    """A card."""
+
+    first: Outside = Outside()
+    """The first of all."""
 
 
-def test_every_key_of_the_game_is_documented() -> None:
-    text = (ROOT / "docs" / "ssp.md").read_text(encoding="utf-8")
-    own = [key for key in SECTIONS["ssp"] if "." not in key]
-    assert len(own) > 20
-    assert [key for key in own if f"`{key}`" not in text] == []
+def test_keys_are_those_of_tables_in_tables_with_the_defaults_in_force() -> None:
+    found = {key.name: (key.default, key.text) for key in all_keys(Outside, "t.")}
+    assert found["t.one"] == ("table", "The first | table; see docs/data.md#formats.")
+    assert found["t.one.amount"] == ("4", "How much. On two lines.") and found["t.one.bare"] == ("0.5", "")
+    assert found["t.many"] == ("[]", "Some tables.") and found["t.many.amount"][0] == "3"
+    assert found["t.one.way"] == ("none", "") and len(found) == 8
 
 
-# For each game: its section, and the tables in it that are documented as a whole.
-GAMES = {
-    "scope": (ScopeSection(), ("challenger", "solver", "estimate", "creation")),
-    "spice": (SpiceSection(), ("challenger.sampling", "reasoner.sampling", "loss")),
-    "score": (ScoreSection(), ("solver", "evaluator", "dimensions", "fixed_rubric")),
-}
+def test_a_table_in_several_places_is_written_once() -> None:
+    written = page(Whole, {"game": Outside})
+    assert written.count("| `amount` | 3 | How much. On two lines. |") == 1
+    assert "| `game.one` | table | The first \\| table; see [data](data.md#formats). Keys:" in written
+    assert written.count("Keys: [inside](#inside); here `amount = 4`.") == 2 and "### Inside" in written
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_every_key_of_a_game_is_documented_with_its_default(game: str) -> None:
-    section, whole = GAMES[game]
-    text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
-    table = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
-    expected = {}
-    for key in keys(type(section)):
-        if (
-            key.startswith(tuple(f"{name}." for name in whole))
-            or ".endpoint." in key
-            or key == "prompts"
-            or key in whole
-        ):
-            continue
-        value: Any = section
-        for part in key.split("."):
-            value = getattr(value, part)
-        expected[key] = shown(value)
-    named = {key: shown for key, shown in table.items() if key not in whole and not key.endswith(".endpoint")}
-    assert named == expected
-    assert all(f"`{name}`" in text for name in (*whole, "prompts"))
+GAME = """
+from typing import Literal
+from scope_jax.config import Section
+from scope_jax.play.game import Game
+class Options(Section):
+    {docstring}
+    way: Literal["left", "right"] = "left"
+    {described}
+GAME = Game("fork", Options, None, None, None, None, data=("answers",))
+"""
 
 
-def test_every_key_of_spell_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "spell.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`[a-z0-9_`, ]+) \| (.*?) \|", text, re.MULTILINE)
-    table = {name.strip("`"): default for names, default in rows for name in names.split(", ")}
-    tables = ("questioner", "responder", "verifier", "loss", "questioner_advantage")  # described in words
-    own = {key: default for key, default in keys(SpellSection).items() if key.split(".")[0] not in (*tables, "prompts")}
-    assert {key: default for key, default in table.items() if key not in tables} == {
-        key: shown(default) for key, default in own.items()
-    }
-    assert set(tables) <= set(table) and "`prompts`" in text
+def test_a_game_in_a_file_has_its_keys_described(tmp_path: Path) -> None:
+    game = tmp_path / "fork.py"
+    game.write_text(GAME.format(docstring='"""Which way."""', described='"""Where it turns."""'), encoding="utf-8")
+    command = [sys.executable, "-m", "scope_jax", "keys", "--game", str(game)]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert shown.splitlines()[:2] == ["[fork]", "    Which way."]
+    assert "fork.way = left\n    Where it turns. One of `left`, `right`." in shown
+    listed = subprocess.run([*command, "fork.way", "--json"], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert json.loads(listed.stdout) == [
+        {"key": "fork.way", "default": "left", "meaning": "Where it turns. One of `left`, `right`."}
+    ]
+    unknown = subprocess.run([*command, "fork.wey"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert unknown.returncode == 2 and "did you mean fork.way" in unknown.stderr
 
 
 def test_every_key_is_read_somewhere() -> None:
@@ -146,7 +141,7 @@ def test_every_key_is_read_somewhere() -> None:
     for path in (ROOT / "sharding" / "mesh.py", ROOT / "retrieval" / "scann.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    unread = [key for key in keys(Config) if key.rsplit(".", 1)[-1] not in read]
+    unread = [key for key in names(Config) if key.rsplit(".", 1)[-1] not in read]
     assert unread == []
 
 
@@ -188,7 +183,7 @@ def test_tables_for_users_of_other_libraries_name_keys_that_exist() -> None:
     lines = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8").splitlines()
     ours = [line.split(" | ")[-1] for line in lines if line.startswith("| ")]
     named = {key for cell in ours for key in re.findall(r"`([A-Za-z]+(?:\.[a-z_]+)+)`", cell)}
-    known = {*keys(Config), *(f"ROLE.{key}" for key in keys(RoleSection)), *LIKE_ANOTHER, "episodes.jsonl"}
+    known = {*names(Config), *names(RoleSection, "ROLE."), "episodes.jsonl"}
     assert len(named) > 20 and sorted(named - known) == []
     values = re.findall(r"`(\w+) = \"([\w-]+)\"`", "\n".join(ours))
     assert len(values) > 8

@@ -1,7 +1,7 @@
 """Nothing from a folder, hub, index, checkpoint or data set runs as code, and nobody is asked whether it may.
 
 Code lies in every kind of file (planted.py), and all commands that read such files are run. A card is code: it may name
-Python files (docs/safety.md).
+Python files (docs/reliability.md).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_the_images_have_the_command_that_launches_run() -> None:
 
 
 def test_the_documents_say_how_to_build_each() -> None:
-    text = (ROOT / "docs" / "pods.md").read_text()
+    text = (ROOT / "docs" / "launch.md").read_text()
     assert all(f"launch/docker/{path.name}" in text for path in FILES)
 
 
@@ -148,4 +148,4 @@ def test_containers_with_gpus_have_the_hosts_network_and_memory(path: Path) -> N
 def test_a_container_without_them_is_noticed() -> None:
     (words,) = runs_of("In one: `docker run --gpus all --volume a:b image`, or so.")
     assert words == ["docker", "run", "--gpus", "all", "--volume", "a:b", "image"]
-    assert runs_of((ROOT / "docs" / "pods.md").read_text(encoding="utf-8"))
+    assert runs_of((ROOT / "docs" / "launch.md").read_text(encoding="utf-8"))

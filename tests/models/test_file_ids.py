@@ -1,6 +1,6 @@
 """Token ids are those that the folder's own files define, whatever class or option they name, or it is refused.
 
-The reference is the tokenizers library with tokenizer.json as it is. docs/tokenizers.md has the table of these cases.
+The reference is the tokenizers library with tokenizer.json as it is. docs/models.md has the table of these cases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from scope_jax.models.texts import TextTokenizer
 from scope_jax.models.tokenizer import Tokenizer
 
-DOCS = Path(__file__).parents[2] / "docs" / "tokenizers.md"
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 END, START = "<|endoftext|>", "<|im_start|>"
 TEXTS = (
     *(
@@ -261,7 +261,7 @@ TOKENS: dict[str, tuple[Callable[[int, str, int], list[Files]], str]] = {
 
 
 def _table() -> dict[str, tuple[int, str]]:
-    """kind -> (number of cases, verdict), as docs/tokenizers.md has them."""
+    """kind -> (number of cases, verdict), as docs/models.md has them."""
     counts = {kind: (len(PIPELINES) * len(cases()), verdict) for kind, (cases, verdict) in KINDS.items()}
     counts |= {kind: (len(PIPELINES) * len(cases(0, "a", 0)), verdict) for kind, (cases, verdict) in TOKENS.items()}
     return counts | {"vocab.json and merges.txt alone": (len(PAIRS), "the class's, or refused")}

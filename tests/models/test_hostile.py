@@ -54,7 +54,7 @@ def test_there_are_cases_of_every_kind() -> None:
 
 
 def test_the_documented_limits_are_those_of_the_code() -> None:
-    page = Path("docs/tokenizers.md").read_text(encoding="utf-8")
+    page = Path("docs/models.md").read_text(encoding="utf-8")
     sizes = (
         tokenizer_file.MOST_VALUES,
         tokenizer_file.MOST_TOKENS,

@@ -25,10 +25,14 @@ Row = Mapping[str, Any]
 class Options(Section):
     """The card's [coordination] table."""
 
-    rows: int  # played in each step
-    most_draws: int  # each draw is that many rows
-    guesses: int  # for each caller's letter
+    rows: int
+    """Rows played in each step."""
+    most_draws: int
+    """Most draws of that many rows."""
+    guesses: int
+    """Guesses at each caller's letter."""
     loss: LossCard
+    """The loss of callers and guessers."""
 
 
 def source(cfg: Config) -> Source:

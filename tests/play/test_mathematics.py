@@ -1,4 +1,4 @@
-"""What counts as the same mathematical answer, by kind; docs/exams.md shows how many cases of each are tried here."""
+"""What counts as the same mathematical answer, by kind; docs/evaluation.md shows how many cases of each there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import math_pairs
 from scope_jax.play.mathematics.reading import read
 from scope_jax.play.mathematics.worker import compare
 
-DOCS = Path(__file__).parents[2] / "docs" / "exams.md"
+DOCS = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 # kind: [(said, gold, verdict)]; E equal, D different, U not readable
 CASES: dict[str, list[tuple[str, str, str]]] = {

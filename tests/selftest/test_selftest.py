@@ -110,7 +110,7 @@ def test_the_command(monkeypatch):
     found = run(app, ["selftest", "--only", "products of experts"])
     assert found.exit_code == 1
     assert "differs  products of experts and their gradients: 0.5 from XLA in float32, at most 1e-05" in found.stderr
-    assert "these did not: products of experts and their gradients (docs/selftest.md" in found.stdout
+    assert "these did not: products of experts and their gradients (docs/operations.md" in found.stdout
 
     found = run(app, ["selftest", "--only", "nothing like it"])
     assert found.exit_code == 2 and "no check has nothing like it in its name; they are: attention over" in found.stderr

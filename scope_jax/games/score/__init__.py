@@ -1,6 +1,6 @@
 """SCORE: an evaluator chooses a rubric and assesses reports, a solver writes them; both roles share one actor.
 
-docs/score.md is the user's guide; docs/fidelity.md lists what the paper leaves open.
+See docs/score.md for a description, and for what the paper leaves open.
 """
 
 from __future__ import annotations

@@ -37,95 +37,156 @@ class HarnessEndpointSection(JudgeSection):
 
     required: ClassVar[bool] = False
     timeout: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    retries: Tries = 2  # after that the harness in force stays
+    """Timeout of one request in seconds."""
+    retries: Tries = 2
+    """Retries of a request; after that the harness in force stays."""
     temperature: Temperature = 1.0
+    """Temperature of its replies."""
     max_tokens: Count = 4096
+    """Most tokens of a reply."""
 
 
 class ScoreSchedulerSection(Section):
     """The DimensionScheduler of Algorithm 1. The paper does not state its rules."""
 
-    required: Whole = 1  # at most this many dimensions are required, the longest unused first
-    patience: Count = 5  # steps without use after which a dimension is required
-    avoided: Whole = 1  # at most this many dimensions are to be avoided, the least consistent first
-    min_uses: Count = 3  # rubrics that must have used a dimension before it may be avoided
-    margin: Share = 0.05  # and by which its consistency must be below the mean of all rubrics
-    decay: float = Field(default=0.9, ge=0, lt=1)  # of the moving averages of consistency
-    hints: Whole = 2  # rarely used dimensions named for exploration
-    enforce: bool = False  # True: a rubric that breaks these constraints is malformed; False: they are advice
+    required: Whole = 1
+    """At most this many dimensions are required, the longest unused first."""
+    patience: Count = 5
+    """Steps without use after which a dimension is required."""
+    avoided: Whole = 1
+    """At most this many dimensions are to be avoided, the least consistent first."""
+    min_uses: Count = 3
+    """Rubrics that must have used a dimension before it may be avoided, …"""
+    margin: Share = 0.05
+    """… and by which its mean consistency must be below that of all rubrics."""
+    decay: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of these moving averages."""
+    hints: Whole = 2
+    """Rarely used dimensions named for exploration."""
+    enforce: bool = False
+    """True: a rubric that breaks these constraints is malformed; false: they are advice."""
 
 
 class ScoreHarnessSection(Section):
     """The meta-harness: what refreshes it, and the one that a run starts with (M_default, not stated in the paper)."""
 
-    driver: Literal["rules", "endpoint", "replay", "off"] = "rules"  # paper: an external model (GPT-5.2)
-    every: Count = 5  # M, Table 2
-    endpoint: HarnessEndpointSection | None = None  # of the driver "endpoint"
-    file: CardPath | None = None  # of the driver "replay": a JSON list of {"step", "harness"}
-    k: Count = 4  # dimensions of a rubric, including the base; Figure 6
-    must_include: tuple[DimensionName, ...] = Field(default=("factuality",), strict=False, min_length=1)  # base first
+    driver: Literal["rules", "endpoint", "replay", "off"] = "rules"
+    """Who refreshes it: `rules`, `endpoint` (an external model; the paper's GPT-5.2), `replay` (a file), or nobody
+    (`off`)."""
+    every: Count = 5
+    """M, steps between refreshes (Table 2)."""
+    endpoint: HarnessEndpointSection | None = None
+    """The model of the driver `endpoint`."""
+    file: CardPath | None = None
+    """The driver `replay`: a JSON list of `{"step", "harness"}`."""
+    k: Count = 4
+    """Dimensions of a rubric, including the base (Figure 6). This and the next eight keys are the harness that a run
+    begins with."""
+    must_include: tuple[DimensionName, ...] = Field(default=("factuality",), strict=False, min_length=1)
+    """Dimensions of every rubric, the base dimension first."""
     weight_min: DimensionWeight = 0.1
+    """Lowest weight of a dimension."""
     weight_max: DimensionWeight = 0.5
+    """Highest weight of a dimension."""
     require_search: bool = True
+    """The evaluator must search."""
     require_gap_analysis: bool = True
+    """The evaluator must say what a report lacks."""
     require_verification: bool = True
+    """The evaluator must verify claims."""
     citation_cross_check: bool = True
+    """The evaluator must compare citations with their sources."""
     min_tool_calls: Whole = 1
+    """`min_number_of_tool_call` of the harness: fewest searches of an assessment."""
     notes: str = Field(default="", max_length=2000)
+    """Instructions for the evaluator."""
     # thresholds and limits of the driver "rules"
-    saturated: Share = 0.8  # at this mean base score, or above: one more dimension and search
-    spread: Share = 0.02  # likewise below this standard deviation of the base scores of a query
-    unassessed: Share = 0.5  # above this share of reports without assessment: one less of both
+    saturated: Share = 0.8
+    """Driver `rules`, as are the next four keys: at this mean base score, or above, one more dimension and search."""
+    spread: Share = 0.02
+    """Likewise below this standard deviation of the base scores of a question."""
+    unassessed: Share = 0.5
+    """Above this share of reports without an assessment, one less of both."""
     max_k: Count = 6
+    """Most dimensions of a rubric."""
     max_tool_calls: Whole = 4
+    """Most searches that are asked for."""
 
 
 class ScoreEvaluatorSection(Section):
     """How the evaluator samples, and is trained on its rubrics; one sample per prompt (Table 2: rollout number 1)."""
 
-    max_prompt_tokens: Count = 8192  # Table 2: maximum input length
-    max_turns: Count = 10  # of an assessment; a rubric is one turn
-    # of a rubric; Table 2 has its temperature in the row of the evaluator's update, and its generation length
+    max_prompt_tokens: Count = 8192
+    """Most tokens of a prompt; longer ones are not sampled (Table 2: maximum input length)."""
+    max_turns: Count = 10
+    """Most turns of an assessment; a rubric is one turn."""
     sampling: SamplingSection = SamplingSection(temperature=0.8, max_tokens=2048, max_response_tokens=4096)
-    # of an assessment, which is not trained: greedy, as chance would enter the rewards; the paper does not say
+    """Sampling of a rubric; Table 2 has its temperature in the row of the evaluator's update, and its generation
+    length."""
     assessment: SamplingSection = SamplingSection(temperature=0.0, max_tokens=2048, max_response_tokens=10240)
-    # Algorithm 2 l.14: the sum of log-probs over the rubric; low-variance KL, Table 2
+    """Sampling of an assessment, which is not trained: greedy, as chance would enter the rewards; the paper does not
+    say."""
     loss: LossCard = LossCard(advantage="ema", aggregation="constant", constant_length=1, kl="k3", kl_coef=0.05)
+    """The loss of rubrics; Algorithm 2 l.14: the sum of log-probs over the rubric; low-variance KL, Table 2."""
 
 
 class ScoreSection(GameSection):
-    """The game's options. Defaults are the paper's; there is no released code."""
+    """Defaults are the paper's; there is no released code."""
 
     prompts: CardPath = prompts_of("score")
-    train: tuple[ScoreRole, ...] = Field(default=("solver", "evaluator"), strict=False)  # Figure 3: one of them frozen
-    policies: Literal["shared", "separate"] = "shared"  # separate: one policy per role, or the base if not trained
-    rubric: Literal["sampled", "fixed"] = "sampled"  # fixed: `fixed_rubric` in every step, the static evaluator
-    rubric_scope: Literal["step", "query"] = "step"  # Algorithm 1: one for the batch; section 3.4: one for each query
-    dimensions: dict[DimensionName, str] = DIMENSIONS  # name: description; an empty one removes the dimension
-    # weights of the dimensions beside the base (0: leave it out); also after a malformed rubric, and in exams; Figure 6
+    """Folder with `rubric.txt` (one rubric for the step) or `rubric_query.txt`, `solver.txt`, `scoring.txt`, and
+    `harness.txt` for an external model; optionally `nudge_assessment.txt` and system messages, `solver.system.txt` and
+    so on. Default: the package's."""
+    train: tuple[ScoreRole, ...] = Field(default=("solver", "evaluator"), strict=False)
+    """The roles that are trained, `solver`, `evaluator` or both; Figure 3: one of them frozen."""
+    policies: Literal["shared", "separate"] = "shared"
+    """`shared`: one policy; `separate`: a policy for each role, while the base plays a role that is not trained."""
+    rubric: Literal["sampled", "fixed"] = "sampled"
+    """`sampled`, or `fixed`: `fixed_rubric` in every step, the static evaluator, which is not trained."""
+    rubric_scope: Literal["step", "query"] = "step"
+    """One rubric for the `step` (Algorithm 1), or one for each `query` (section 3.4)."""
+    dimensions: dict[DimensionName, str] = DIMENSIONS
+    """Names with descriptions, as in all prompts; those of the card are added, an empty description removes one."""
     fixed_rubric: dict[DimensionName, DimensionWeight] = {"insight": 0.3, "coherence": 0.3, "complexity": 0.3}
+    """Weights of the dimensions beside the base (Figure 6); a weight of 0 removes one. Also used in exams, and in place
+    of a malformed rubric; then as much of it as a refreshed harness admits."""
     solver: RoleSection = RoleSection(
         samples=8,
         max_prompt_tokens=8192,
         max_turns=10,
-        # Table 2: an input of 8192, with all results, and a turn of 4096; in 4096 altogether, ten turns do not fit
         sampling=SamplingSection(max_tokens=4096, max_response_tokens=12288),
         loss=LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=0.05, mini_batches=2),
     )
+    """The role that writes reports. Table 2: an input of 8,192 with all results, and a turn of 4,096; in 4,096
+    altogether ten turns do not fit."""
     evaluator: ScoreEvaluatorSection = ScoreEvaluatorSection()
-    update_every: Count = 1  # U, Table 2
-    evaluator_scale: Weight = 1.0  # alpha, a factor of the evaluator's whole loss; not stated
+    """The role that writes rubrics and assesses reports."""
+    update_every: Count = 1
+    """U (Table 2)."""
+    evaluator_scale: Weight = 1.0
+    """α, a factor of the evaluator's whole loss; not stated in the paper."""
     # assessment
-    reports_per_call: Count = 1  # Listing 4: several; eight reports of 4,096 tokens exceed the input length of Table 2
-    max_score: Annotated[int, Field(ge=1, le=100)] = 10  # Figure 6
-    score_unit: Literal["share", "points"] = "share"  # of a and s_j in R_s: divided by max_score, or as given
-    min_depth: Whole = 1  # tau_s: searches of an assessment; not stated
-    malformed: Ungraded = "leave-out"  # a report whose assessment is invalid: Figure 2; "zero": reward 0
+    reports_per_call: Count = 1
+    """Reports assessed in one conversation, whose number of searches counts for each of them (Listing 4: several; eight
+    reports of 4,096 tokens exceed the input length of Table 2)."""
+    max_score: Annotated[int, Field(ge=1, le=100)] = 10
+    """The highest score, in points (Figure 6)."""
+    score_unit: Literal["share", "points"] = "share"
+    """a and s_j in R_s: a `share` of `max_score`, or `points`."""
+    min_depth: Whole = 1
+    """τ_s: fewest searches of an assessment; not stated in the paper."""
+    malformed: Ungraded = "leave-out"
+    """`leave-out`: reports whose assessment is invalid are not trained, nor is the only report of a query that is left
+    (Figure 2); `zero`: they earn 0."""
     # the evaluator's reward
-    conclusion: ConclusionRule = "section"  # what is compared: the conclusion, or the whole report
-    idf: Idf = "query"  # what the inverse document frequencies are fitted on
+    conclusion: ConclusionRule = "section"
+    """What is compared: the `section` with such a heading, else the last paragraph; or the whole `report`."""
+    idf: Idf = "query"
+    """Inverse document frequencies are fitted on the conclusions of each `query`, or of the whole `batch`."""
     scheduler: ScoreSchedulerSection = ScoreSchedulerSection()
+    """Which dimensions a rubric must use or avoid."""
     harness: ScoreHarnessSection = ScoreHarnessSection()
+    """The meta-harness."""
 
     @property
     def pool(self) -> tuple[str, ...]:

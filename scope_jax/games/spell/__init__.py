@@ -1,6 +1,6 @@
 """SPELL: one model asks questions about long documents, answers them, and verifies its answers.
 
-See docs/spell.md for a description, and docs/fidelity.md for what the paper leaves open or the released code does
+See docs/spell.md for a description, and for what the paper leaves open or the released code does
 differently.
 """
 

@@ -17,21 +17,23 @@ RuleText = Literal["response", "answer"]
 QuestionerReward = Literal["gaussian", "absolute-zero", "r-zero"]
 Vote = Literal["majority", "single"]
 Reward = Annotated[float, Field(ge=-100, le=1)]
-# section 5.1: temperature 0.7, top-p 0.95, outputs of 4K tokens
 SPELL_SAMPLING = SamplingSection(temperature=0.7, top_p=0.95, max_tokens=4096, max_response_tokens=4096)
 
 
 class SpellRoleSection(Section):
     """How a role samples; all roles share one loss, see `SpellSection.loss`."""
 
-    max_prompt_tokens: Count = 16384  # longer prompts are not sampled; section 5.1: 16K
+    max_prompt_tokens: Count = 16384
+    """Most tokens of a prompt; longer ones are not sampled (section 5.1: 16K)."""
     sampling: SamplingSection = SPELL_SAMPLING
+    """How it samples (section 5.1: temperature 0.7, top-p 0.95, outputs of 4K tokens)."""
 
 
 class SpellGroupSection(SpellRoleSection):
-    """The same for a role with several samples per prompt."""
+    """How a role with several samples per prompt samples."""
 
-    samples: Count = 8  # G, section 5.1
+    samples: Count = 8
+    """G, samples of each prompt (section 5.1)."""
 
     @model_validator(mode="after")
     def _samples_differ(self) -> SpellGroupSection:
@@ -43,47 +45,83 @@ class SpellSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
     prompts: CardPath = prompts_of("spell")
-    mode: Literal["self-play", "rlvr"] = "self-play"  # rlvr: the baseline on data.questions, App. C.4
-    train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)  # Eq. (10)
-    # shares of the tasks; tasks of each family of clusters whose name is not that of a task
+    """Folder of prompt files `questioner_<task>`, `earlier_<task>` (about the questions of the history),
+    `responder_<task>`, `nothing` (instead of the documents), `verifier`, `judge`, all `.txt`;
+    `<role>_<task>.system.txt` is an optional system message. Default: the package's."""
+    mode: Literal["self-play", "rlvr"] = "self-play"
+    """`self-play`, or `rlvr`: the baseline on `data.questions` (App. C.4)."""
+    train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)
+    """The roles that are trained, of `questioner`, `responder`, `verifier`; the others still generate episodes (Eq.
+    (10))."""
     tasks: dict[SpellTask, Weight] = {"qa": 1.0, "math": 1.0, "choice": 1.0}
+    """Relative frequency of each task (`qa`: documents, `math`: numbers in financial reports, `choice`: multiple
+    choice), for clusters that allow several."""
     families: dict[str, Annotated[tuple[SpellTask, ...], Field(strict=False, min_length=1)]] = {}
-    # a step draws clusters until it has enough questions with both correct and wrong answers
-    groups: Count = 128  # N, the batch size, section 5.1
-    clusters_per_round: Count = 480  # drawn at a time; released code
-    max_rounds: Count = 10  # then the step continues with the questions it has; released code: the run ends
+    """Allowed tasks of each family of clusters, by its name; default: the task with the family's name, or all."""
+    groups: Count = 128
+    """N: groups with correct and incorrect answers per step (section 5.1)."""
+    clusters_per_round: Count = 480
+    """Clusters drawn at a time, until a step has enough such groups (released code)."""
+    max_rounds: Count = 10
+    """Most rounds of a step, which then uses the groups it has (`groups/full` is 0); released code: the run ends."""
     # the questioner
-    documents: Count = 5  # m, section 5.1
-    history: Whole = 3  # L, section 5.1; 0: without history memory, an ablation of Table 2
+    documents: Count = 5
+    """m: new documents per question (section 5.1)."""
+    history: Whole = 3
+    """L: questions remembered per cluster and task (section 5.1); 0: no history memory, an ablation of Table 2."""
     history_documents: Literal["new", "seen"] = (
         "new"  # stored in an entry: C_new (Alg. 1 l.21), or all read; code: seen
     )
-    history_accepts: Literal["mixed", "solved"] = "mixed"  # 0 < mean < 1 (Alg. 1 l.20), or also 1; released code
-    all_seen: Literal["stay", "reset"] = "stay"  # without unseen documents: add none (released code), or restart
-    max_answer_tokens: Count = 20  # per reference answer, App. E; released code: 40
-    grounding_filter: bool = True  # False: an ablation of Table 2
+    """Remembered documents of a question: the `new` ones (C_new, Alg. 1 l.21), or all that were `seen` with it
+    (released code)."""
+    history_accepts: Literal["mixed", "solved"] = "mixed"
+    """Which questions are remembered: `mixed`, with correct and incorrect answers (Alg. 1 l.20), or also those always
+    `solved` (released code)."""
+    all_seen: Literal["stay", "reset"] = "stay"
+    """When all documents of a cluster are in the history: `stay` with those (released code), or `reset` it."""
+    max_answer_tokens: Count = 20
+    """Most tokens of a reference answer (App. E; released code: 40); a longer one is malformed."""
+    grounding_filter: bool = True
+    """Drop questions that are answered correctly without documents; false: an ablation of Table 2."""
     questioner: SpellRoleSection = SpellRoleSection()
+    """The role that writes questions."""
     responder: SpellGroupSection = SpellGroupSection()
-    # the rule-based reward of Eq. (6)
-    rule: Literal["match", "judge"] = "match"  # judge: the external model of [judge] instead, Table 4
-    rule_reads: RuleText = "answer"  # where the answer is searched: released code; response: section 4.2 as printed
+    """The role that answers them."""
+    rule: Literal["match", "judge"] = "match"
+    """Source of R_rule in Eq. (6): the rule (`match`), or the external model of `[judge]` (`judge`, Table 4)."""
+    rule_reads: RuleText = "answer"
+    """What the rule reads for `qa`: the conclusion (`answer`; released code), or the whole `response` (section 4.2 as
+    printed)."""
     # the verifier
-    verify: bool = True  # False: only the rule, an ablation of Table 2
-    vote: Vote = "majority"  # Eq. (4); single: the first judgment decides, an ablation of Table 2
-    consistency_check: bool = True  # trained only where vote and rule agree; False: an ablation of Table 2
-    verifier_batch: Literal["judgments", "groups"] = "judgments"  # what is matched to the number of questions
-    malformed_judgment: Reward = 0.0  # reward of a judgment without a verdict, Eq. (5); released code: -1
+    verify: bool = True
+    """False: no verifier, only the rule; an ablation of Table 2."""
+    vote: Vote = "majority"
+    """How G judgments decide: by `majority` (Eq. (4)), or `single`: only the first counts, an ablation of Table 2."""
+    consistency_check: bool = True
+    """Train the verifier only where vote and rule agree; false: an ablation of Table 2."""
+    verifier_batch: Literal["judgments", "groups"] = "judgments"
+    """What is matched to the number of questions: `judgments` of the verifier, or `groups` of them."""
+    malformed_judgment: Reward = 0.0
+    """Reward of a judgment without a verdict (Eq. (5); released code: -1)."""
     verifier: SpellGroupSection = SpellGroupSection()
-    # the questioner's reward, Eq. (7)
-    questioner_reward: QuestionerReward = "gaussian"  # of a success rate between 0 and 1; the others: Fig. 5
-    target: float = Field(default=0.5, gt=0, lt=1)  # mu
-    width: float = Field(default=0.5 / 3, gt=0, le=10)  # sigma
+    """The role that judges the answers."""
+    questioner_reward: QuestionerReward = "gaussian"
+    """Reward of a share r̄ between 0 and 1: `gaussian`, Eq. (7), or the mappings of Fig. 5, `absolute-zero` (1 − r̄)
+    and `r-zero` (1 − 2·abs(r̄ − ½))."""
+    target: float = Field(default=0.5, gt=0, lt=1)
+    """μ of Eq. (7); only for `gaussian`."""
+    width: float = Field(default=0.5 / 3, gt=0, le=10)
+    """σ of Eq. (7); only for `gaussian`."""
     ungrounded_reward: Reward = -0.5
-    malformed_reward: Reward = -1.0  # 0: without the format penalty, an ablation of Table 2
-    exam_prompt_tokens: Count = 16384  # longer exam contexts are truncated in the middle, C.2: 16K, or 100K
-    # one update of all roles: Eq. (8), Eq. (10), App. C.3
+    """Reward of a question that is answered correctly without documents."""
+    malformed_reward: Reward = -1.0
+    """Reward of a malformed question; 0: without the format penalty, an ablation of Table 2."""
+    exam_prompt_tokens: Count = 16384
+    """Most tokens of a prompt in an exam (C.2: 16K, or 100K); the middle of a longer context is cut out."""
     loss: LossCard = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
-    questioner_advantage: AdvantageCard = AdvantageCard(advantage="batch-zscore")  # Eq. (9)
+    """The loss of the one update of all roles (Eq. (8), Eq. (10), App. C.3)."""
+    questioner_advantage: AdvantageCard = AdvantageCard(advantage="batch-zscore")
+    """Advantage of questions (Eq. (9)); `group-zscore` compares questions of the same task."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SpellSection:

@@ -1,6 +1,6 @@
 """SPICE: one policy writes tasks from documents and, without the documents, solves them.
 
-See docs/spice.md for a description, and docs/fidelity.md for what the paper leaves open.
+See docs/spice.md for a description, and for what the paper leaves open.
 """
 
 from __future__ import annotations
