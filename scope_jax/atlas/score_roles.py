@@ -15,7 +15,7 @@ from scope_jax.atlas.rows import Makers, Script, Show, Split, pick, some
 from scope_jax.atlas.score_scripts import CARD as CARD
 from scope_jax.atlas.score_scripts import Claim, Written
 from scope_jax.games.score.options import options
-from scope_jax.games.score.records import Constraints, Rubric
+from scope_jax.games.score.state import Constraints, Rubric
 
 WEIGHTS = ("0.1", "0.2", "0.3", "0.4", "0.5")  # within the bounds of the card's harness
 TOO_HEAVY = ("0.7", "0.9")  # and out of them
