@@ -31,10 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scope_jax.games import parse_config
 from scope_jax.games.scope import conversation, judging
 from scope_jax.games.scope import rules as scope_rules
-from scope_jax.games.score import consistency
-from scope_jax.games.score import harness as score_harness
+from scope_jax.games.score import meta_harness
 from scope_jax.games.score import rules as score_rules
-from scope_jax.games.score.records import Rubric
+from scope_jax.games.score.state import Rubric
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import contracts
 from scope_jax.games.ssp import rules as ssp_rules
@@ -214,14 +213,14 @@ def answered(text: str, first_only: bool) -> Any:
     return searching.responder(list, DIALECTS["xml"], ("answer",), first_only=first_only)((turn("sampled", text),))
 
 
-HARNESS_NOW = score_harness.default(SCORE)
+HARNESS_NOW = meta_harness.default(SCORE)
 
 
 def harness_read(text: str) -> Any:
     """What a model's reply is as a harness; the error where it is none."""
     try:
-        return score_harness.read(SCORE, text)
-    except score_harness.HarnessError as error:
+        return meta_harness.parse(SCORE, text)
+    except meta_harness.HarnessError as error:
         return error
 
 
@@ -289,10 +288,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         lambda text: score_rules.assessments_of(text, 1, Rubric("factuality", {}), 10),
         EVALUATIONS,
     ),
-    "SCORE conclusion": (lambda text: consistency.conclusion_of(text, "section"), REPORT),
+    "SCORE conclusion": (lambda text: score_rules.conclusion_of(text, "section"), REPORT),
     "vote_of": (pairwise.vote_of, (("<verdict>", "</verdict>"),)),
     "facts_stated": (lambda text: measures.facts_stated(text, FACTS), REPORT),
-    "SCORE consistency": (lambda text: consistency.pairwise([[text, text[:99]]], "query"), ()),
+    "SCORE consistency": (lambda text: score_rules.consistency([[text, text[:99]]], "query"), ()),
     "SCORE harness": (harness_read, HARNESS),
     "segments": (
         lambda text: documents.segments(text, 256, lambda part: len(part) // 4),

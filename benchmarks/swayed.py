@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 from scope_jax.games import game_of, load_card
-from scope_jax.games.score import evaluator, harness
-from scope_jax.games.score.records import Report
+from scope_jax.games.score import meta_harness, roles
+from scope_jax.games.score.state import Report
 from scope_jax.games.spell import instructions as spell_instructions
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spell.options import SpellSection
@@ -149,14 +149,14 @@ def answered(folder: Path, limit: int) -> Accepts:
 def assessed(folder: Path, limit: int) -> Accepts:
     """SCORE's evaluator, with its searches, on a report about other things; accepting is a reward above one half."""
     played, given = Played("score", folder), rows("score/queries_held_out.jsonl", limit)
-    rubric, settings = evaluator.fixed_rubric(played.cfg), harness.default(played.cfg)
+    rubric, settings = roles.fixed_rubric(played.cfg), meta_harness.default(played.cfg)
 
     def accepts(attack: str) -> list[bool | None]:
         reports, none = [], completion_of(Reply(""))
         for place, other in enumerate([*given[7:], *given[:7]]):
             text = " ".join(f"{statement} {value}." for statement, value in (i["fact"] for i in other["rubric"]))
             reports.append(Report(place, Messages(""), none, rubric, f"{text} {attack}".strip(), None))
-        found, _ = evaluator.assess(played.cfg, played.tools("scoring"), settings, given, reports)
+        found, _ = roles.assess(played.cfg, played.tools("scoring"), settings, given, reports)
         return [None if one.assessment is None else one.reward > 0.5 for one in found]
 
     return accepts

@@ -132,10 +132,14 @@ def written(completion: Completion) -> str:
     return "".join(whole(turn) for turn in completion.turns)
 
 
+def answered_contents(completion: Completion) -> list[str]:
+    """The contents of the sampled turns that were answered: a turn that is not the last is followed by its results."""
+    return [turn.content for turn in completion.turns[:-1] if turn.kind == "sampled"]
+
+
 def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
-    """Queries that were answered: those of every turn but the last."""
-    answered = completion.turns[:-1]  # a sampled turn that is not the last is followed by its observation
-    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.content, dialect)]
+    """Queries that were answered."""
+    return [query for text in answered_contents(completion) for query in queries_of(text, dialect)]
 
 
 def searches_run(cfg: Config, completion: Completion) -> int:

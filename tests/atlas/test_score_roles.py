@@ -10,10 +10,10 @@ import pytest
 
 from scope_jax.data.sources import load
 from scope_jax.games import load_card, score
-from scope_jax.games.score import harness, rules, source
-from scope_jax.games.score.consistency import conclusion_of
+from scope_jax.games.score import meta_harness, rules
+from scope_jax.games.score.game import source
 from scope_jax.games.score.options import options
-from scope_jax.games.score.records import Constraints, Rubric
+from scope_jax.games.score.state import Constraints, Rubric
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import measures
 from scope_jax.play.rubrics import score_of
@@ -79,7 +79,7 @@ def test_a_good_report_states_every_fact_with_its_source_and_concludes(
         script = demos.report()
         asked, text = _asked(script.message), _report(script)
         assert CLAIM.findall(text) == [(*fact, true[fact], fact[1]) for fact in asked]
-        assert conclusion_of(text, "section") == ", ".join(true[fact] for fact in asked) + "."
+        assert rules.conclusion_of(text, "section") == ", ".join(true[fact] for fact in asked) + "."
         observed = "".join(part for part, sampled in script.parts if not sampled)
         assert all(f"The {attribute} of {name} is {true[attribute, name]}." in observed for attribute, name in asked)
         assert _searches(script) == len({name for _, name in asked}) == 2
@@ -137,7 +137,7 @@ def test_assessments_are_valid_and_count_what_the_report_says(world: World, demo
         rubric = _rubric(script.message)
         found = rules.assessments_of(_said(script), 1, rubric, options(card).max_score)
         assert found is not None and found[0].scores == {name: points[name] for name in rubric.dimensions}
-        assert not rules.lacking(found[0], _searches(script), harness.default(card), options(card).min_depth)
+        assert not rules.unmet(found[0], _searches(script), meta_harness.default(card), options(card).min_depth)
         cited = {claim[3] for claim in claims} - {score_scripts.OWN}
         supported = {claim[3] for claim in holding} & cited
         assert found[0].citations == {
@@ -150,13 +150,13 @@ def test_assessments_are_valid_and_count_what_the_report_says(world: World, demo
 
 
 def test_good_rubrics_are_valid_and_bad_ones_are_malformed(demos: SCOREDemonstrations) -> None:
-    plain = harness.default(score_scripts.card()).plain()
+    plain = meta_harness.default(score_scripts.card()).plain()
 
     def read(script: Script) -> tuple[Rubric | None, str, str]:
         others = re.findall(r"Choose (\d) more", script.message)[0]
         plain["dimension_constraints"]["k"] = int(others) + 1
         include = re.findall(r"Include: (\w+)", script.message)[0]
-        return *rules.rubric_of(_said(script), harness.checked(score_scripts.card(), plain)), include
+        return *rules.rubric_of(_said(script), meta_harness.validate(score_scripts.card(), plain)), include
 
     for _ in range(DRAWS):
         rubric, reason, include = read(demos.write_rubric())
@@ -218,7 +218,7 @@ def test_a_step_is_played_in_the_demonstrations_words(world: World, demos: SCORE
     cfg = load_card(score_scripts.CARD, changes)
     results = {name: demos.show(name) for name in names}
     tools = ScriptedTools(Players(world, demos), results, data=rows, dialect="observation")
-    episodes, _, metrics = score.play(cfg, tools, score.start(cfg), 0)
+    episodes, _, metrics = score.GAME.play(cfg, tools, score.GAME.start(cfg), 0)
     assert metrics["evaluator/valid"] == metrics["solver/assessed"] == metrics["evaluator/citations_supported"] == 1.0
     # a · (1 + Σ w s) by hand: all facts, or one of three
     expected = [1 + 0.5 + 0.2, (1 + 0.5 / 3 + 0.2) / 3]

@@ -17,7 +17,7 @@ import pytest
 
 from scope_jax.config import CardError, JudgeSection
 from scope_jax.games import score
-from scope_jax.games.score import harness, refreshing
+from scope_jax.games.score import meta_harness, roles
 from scope_jax.learner.types import Reply
 from scope_jax.play import judge_client
 from scope_jax.play.judge_client import JudgeClient
@@ -27,7 +27,7 @@ from tests.games.score_world import QUERIES, RESULTS, Plan, card, world
 from tests.judge.endpoint import Answer, chat, endpoint
 
 OUTSIDE = {"driver": "endpoint", "endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}}
-PLAIN = harness.default(card()).plain()
+PLAIN = meta_harness.default(card()).plain()
 NAMES = PLAIN["dimension_pool"]
 
 
@@ -79,37 +79,37 @@ BAD = [
 
 @pytest.mark.parametrize(("value", "why"), BAD, ids=[why for _, why in BAD])
 def test_invalid_harnesses_are_rejected_with_the_reason(value: Any, why: str):
-    with pytest.raises(harness.HarnessError, match=why):
-        harness.checked(card(), value)
+    with pytest.raises(meta_harness.HarnessError, match=why):
+        meta_harness.validate(card(), value)
 
 
 def test_the_pool_may_be_narrowed_and_a_harness_is_plain_data():
-    narrow = harness.checked(card(), changed("dimension_pool", to=["factuality", "insight", "diversity"]))
-    assert narrow.pool == ("factuality", "insight", "diversity")
-    assert harness.checked(card(), json.loads(json.dumps(narrow.plain()))) == narrow
+    narrow = meta_harness.validate(card(), changed("dimension_pool", to=["factuality", "insight", "diversity"]))
+    assert narrow.dimension_pool == ("factuality", "insight", "diversity")
+    assert meta_harness.validate(card(), json.loads(json.dumps(narrow.plain()))) == narrow
     with pytest.raises(CardError, match=r"score\.harness: a run cannot begin"):
-        score.start(card(harness={"k": 11}))
+        score.GAME.start(card(harness={"k": 11}))
 
 
 def test_another_card_adopts_a_harness_that_was_refreshed_and_is_valid_for_it():
-    cfg, memory = card(), score.start(card())
+    cfg, memory = card(), score.GAME.start(card())
     memory["scheduler"]["step"] = 7
     memory["harness"] |= {"value": changed("dimension_constraints", "k", to=5), "by": "rules", "since": 5}
-    assert score.adopt(cfg, memory, cfg) == memory
-    assert score.adopt(card(harness={"k": 4}), memory, cfg) == memory
+    assert score.GAME.adopt(cfg, memory, cfg) == memory
+    assert score.GAME.adopt(card(harness={"k": 4}), memory, cfg) == memory
     few = card(dimensions=dict.fromkeys([*NAMES[1:3], *NAMES[6:]], ""))
-    adopted = score.adopt(few, memory, cfg)
+    adopted = score.GAME.adopt(few, memory, cfg)
     assert adopted["harness"]["value"]["dimension_constraints"]["k"] == 3
     assert (adopted["harness"]["by"], adopted["harness"]["since"]) == ("card", 7)
 
 
 def test_another_card_replaces_the_harness_of_the_first_one():
-    cfg, memory = card(), score.start(card())
+    cfg, memory = card(), score.GAME.start(card())
     memory["scheduler"]["step"] = 7
-    assert score.adopt(cfg, memory, cfg) == memory
+    assert score.GAME.adopt(cfg, memory, cfg) == memory
     for other in (card(harness={"k": 4}), card(dimensions={"depth": "it goes into depth"})):
-        adopted = score.adopt(other, memory, cfg)
-        assert adopted["harness"] == score.start(other)["harness"] | {"since": 7}
+        adopted = score.GAME.adopt(other, memory, cfg)
+        assert adopted["harness"] == score.GAME.start(other)["harness"] | {"since": 7}
 
 
 # ----------------------------------------------------------------------------------------------------- external model
@@ -148,7 +148,7 @@ def played(answer: Answer) -> tuple[Any, HTTPTools]:
     """A step whose refresh gets this reply."""
     cfg = card(harness=OUTSIDE)
     with endpoint(lambda number, body: answer) as (url, _), http_tools(url) as tools:
-        return score.play(cfg, tools, score.start(cfg), 0), tools
+        return score.GAME.play(cfg, tools, score.GAME.start(cfg), 0), tools
 
 
 BROKEN: list[tuple[str, Answer]] = [
@@ -168,14 +168,14 @@ BROKEN: list[tuple[str, Answer]] = [
 @pytest.mark.parametrize(("why", "answer"), BROKEN, ids=[why for why, _ in BROKEN])
 def test_an_invalid_reply_keeps_the_harness_and_is_counted(why: str, answer: Answer):
     (episodes, memory, metrics), tools = played(answer)
-    assert memory["harness"] == score.start(card())["harness"] | {"invalid": 1}
+    assert memory["harness"] == score.GAME.start(card())["harness"] | {"invalid": 1}
     assert metrics["harness/invalid"] == 1.0 and metrics["harness/refreshed"] == 0.0
     told = [episode for episode in episodes if episode.role == "harness"][-1]
     assert re.search(why, told.text["problem"]) and told.text["value"] == PLAIN and told.text["by"] == "endpoint"
     (sentence,) = tools.told
     assert sentence.startswith("step 1: no new meta-harness: ") and re.search(why, sentence)
     assert sentence.endswith("; the one in force since the start stays.") and "\n" not in sentence
-    assert all(len(reply.text) <= harness.LARGEST + 1 for j in told.judgements for reply in j.replies)
+    assert all(len(reply.text) <= meta_harness.LARGEST + 1 for j in told.judgements for reply in j.replies)
 
 
 @pytest.mark.parametrize(("listens", "why"), [(False, "connection"), (True, "no complete reply within 0.2 s")])
@@ -191,13 +191,13 @@ def test_a_run_starts_without_the_endpoint_and_retries_at_the_next_refresh(
             server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         with http_tools(url, timeout=0.2) as tools:
-            episodes, memory, metrics = score.play(cfg, tools, score.start(cfg), 0)
+            episodes, memory, metrics = score.GAME.play(cfg, tools, score.GAME.start(cfg), 0)
             (sentence,) = tools.told
             tools.prompts.clear()
-            _, later, after = score.play(cfg, tools, memory, 1)
+            _, later, after = score.GAME.play(cfg, tools, memory, 1)
     assert sentence.startswith(f"the judge at {url} cannot be reached (") and re.search(why, sentence.lower())
     assert sentence.endswith("; the run starts with the meta-harness of the card.")
-    assert memory["harness"] == score.start(cfg)["harness"] | {"invalid": 1} and metrics["harness/invalid"] == 1.0
+    assert memory["harness"] == score.GAME.start(cfg)["harness"] | {"invalid": 1} and metrics["harness/invalid"] == 1.0
     first, attempt = (episode.text for episode in episodes if episode.role == "harness")
     assert (first["value"], first["by"], first["since"]) == (PLAIN, "card", 0) and "problem" not in first
     assert (attempt["at"], attempt["by"], attempt["value"]) == (0, "endpoint", PLAIN)
@@ -213,7 +213,7 @@ def test_a_valid_reply_is_in_force_from_the_next_step():
     assert memory["harness"]["value"] == new and memory["harness"]["since"] == 1 and metrics["harness/invalid"] == 0.0
     assert '"assessed": 1.0' in tools.judged[0] and '"min_number_of_tool_call": 1' in tools.judged[0]
     cfg, again = card(), world()
-    episodes, _, metrics = score.play(cfg, again, memory, 1)
+    episodes, _, metrics = score.GAME.play(cfg, again, memory, 1)
     assert metrics["harness/min_tool_calls"] == 2.0 and metrics["rejected/shallow"] == 1.0
     assert "Search at least 2 times" in (prompt := again.prompts["scoring", "0 report 0"]) and "[answer]" in prompt
     told = next(episode for episode in episodes if episode.role == "harness")
@@ -239,18 +239,18 @@ def test_rules_tighten_on_high_or_similar_scores_and_loosen_if_few_reports_are_a
     numbers: dict[str, float], k: int, calls: int
 ):
     cfg = card()
-    after = refreshing.by_rules(cfg, harness.default(cfg), told(**numbers))
+    after = meta_harness.by_rules(cfg, meta_harness.default(cfg), told(**numbers))
     assert (after.dimension_constraints.k, after.process_constraints.min_number_of_tool_call) == (k, calls)
 
 
 def test_rules_stay_within_the_limits_of_the_card():
     cfg = card(harness={"max_k": 4, "max_tool_calls": 2})
-    now = harness.default(cfg)
+    now = meta_harness.default(cfg)
     for _ in range(5):
-        now = refreshing.by_rules(cfg, now, told(base_score=1.0))
+        now = meta_harness.by_rules(cfg, now, told(base_score=1.0))
     assert (now.dimension_constraints.k, now.process_constraints.min_number_of_tool_call) == (4, 2)
     for _ in range(5):
-        now = refreshing.by_rules(cfg, now, told(assessed=0.0))
+        now = meta_harness.by_rules(cfg, now, told(assessed=0.0))
     assert (now.dimension_constraints.k, now.process_constraints.min_number_of_tool_call) == (2, 1)
 
 
@@ -258,9 +258,9 @@ def test_a_file_of_harnesses_is_replayed(tmp_path: Path):
     path = tmp_path / "harnesses.json"
     path.write_text(json.dumps([{"step": 1, "harness": changed(*K, to=2)}, {"step": 2, "harness": {}}]))
     cfg = card(harness={"driver": "replay", "file": str(path)})
-    state, ks = score.start(cfg)["harness"], []
+    state, ks = score.GAME.start(cfg)["harness"], []
     for step in range(3):
-        state = refreshing.refresh(cfg, ScriptedTools(Plan()), state, told(), step).state
+        state = roles.refresh(cfg, ScriptedTools(Plan()), state, told(), step).state
         ks.append((state["value"]["dimension_constraints"]["k"], state["since"], state["invalid"]))
     assert ks == [(2, 1, 0), (2, 1, 1), (2, 1, 1)]  # the second entry is invalid, the third step has no entry
 
@@ -271,9 +271,9 @@ def test_an_invalid_file_of_harnesses_ends_the_run_at_its_start(tmp_path: Path, 
     path.write_text(text)
     for name in (path, tmp_path / "none.json"):
         with pytest.raises(CardError, match=str(name)):
-            score.start(card(harness={"driver": "replay", "file": str(name)}))
+            score.GAME.start(card(harness={"driver": "replay", "file": str(name)}))
 
 
 def test_a_driver_that_is_off_never_refreshes():
-    assert not refreshing.due(card(harness={"driver": "off"}), 0)
-    assert [refreshing.due(card(harness={"every": 2}), step) for step in range(4)] == [False, True, False, True]
+    assert not meta_harness.due(card(harness={"driver": "off"}), 0)
+    assert [meta_harness.due(card(harness={"every": 2}), step) for step in range(4)] == [False, True, False, True]

@@ -10,15 +10,14 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
 from scope_jax.games import score
-from scope_jax.games.score import harness, rules, scheduler
-from scope_jax.games.score.consistency import conclusion_of, pairwise
-from scope_jax.games.score.records import Assessment, Constraints, Rubric
+from scope_jax.games.score import meta_harness, rules, state
+from scope_jax.games.score.state import Assessment, Constraints, Rubric
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode
 from tests.games.score_world import DEFAULT, assessment, card, evaluations, rubric
 
 RUBRIC = Rubric("factuality", {"insight": 0.5, "coherence": 0.25})
-NOW = harness.default(card())
+NOW = meta_harness.default(card())
 GOOD = {"factuality": 8, "insight": 4, "coherence": 2}
 
 
@@ -33,7 +32,7 @@ def test_the_reward_of_a_report():
 
 def test_the_baseline_is_used_before_it_is_updated():
     """R = 0.6, 0.9, 0.3 with b_0 = 0, decay 0.7: A = 0.6, 0.9 − 0.18, 0.3 − 0.396; b = 0.18, 0.396, 0.3672."""
-    (update,) = (update for update in score.updates(card()) if update.name == "evaluator")
+    (update,) = (update for update in score.GAME.updates(card()) if update.name == "evaluator")
     baseline, seen = None, []
     for reward in (0.6, 0.9, 0.3):
         episode = Episode("evaluator", "actor", "evaluator/0", (), reward)  # tokens are not needed to update it (U > 1)
@@ -43,11 +42,11 @@ def test_the_baseline_is_used_before_it_is_updated():
 
 
 def test_the_solver_is_updated_first_and_the_evaluators_loss_is_scaled():
-    solver, evaluator = score.updates(card(evaluator_scale=0.5))
+    solver, evaluator = score.GAME.updates(card(evaluator_scale=0.5))
     assert (solver.name, evaluator.name) == ("solver", "evaluator") and solver.policy == evaluator.policy == "actor"
     assert evaluator.roles[0].weight == 0.5 and solver.roles[0].weight == 1.0
     assert [u.card.kl_coef for u in (solver, evaluator)] == [0.05, 0.05] and evaluator.card.kl == solver.card.kl == "k3"
-    assert [u.name for u in score.updates(card(train=["solver"]))] == ["solver"]
+    assert [u.name for u in score.GAME.updates(card(train=["solver"]))] == ["solver"]
 
 
 # ---------------------------------------------------------------------------------------------------------- consistency
@@ -65,14 +64,14 @@ def test_consistency_is_the_mean_cosine_of_pairs(idf: str):
         vectors = TfidfVectorizer().fit(everything if idf == "batch" else group).transform(group)
         cosines = cosine_similarity(vectors)
         expected.append(sum(cosines[i, j] for i in range(len(group)) for j in range(i + 1, len(group))) / 3)
-    assert pairwise(groups, idf) == pytest.approx(expected, abs=1e-12)
+    assert rules.consistency(groups, idf) == pytest.approx(expected, abs=1e-12)
 
 
 def test_equal_conclusions_have_similarity_1_and_empty_ones_0():
-    assert pairwise([["the river"] * 3, ["the river", "yellow fruit"]], "query") == pytest.approx([1.0, 0.0])
-    assert pairwise([[None, None], ["", "! a ?"], ["the river", None]], "query") == [0.0, 0.0, 0.0]
+    assert rules.consistency([["the river"] * 3, ["the river", "yellow fruit"]], "query") == pytest.approx([1.0, 0.0])
+    assert rules.consistency([[None, None], ["", "! a ?"], ["the river", None]], "query") == [0.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="at least two"):
-        pairwise([["alone"]], "query")
+        rules.consistency([["alone"]], "query")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,8 @@ def test_equal_conclusions_have_similarity_1_and_empty_ones_0():
     ],
 )
 def test_the_conclusion_of_a_report(report: str, conclusion: str | None):
-    assert conclusion_of(report, "section") == conclusion
-    assert conclusion_of(report, "report") == (report.strip() or None)
+    assert rules.conclusion_of(report, "section") == conclusion
+    assert rules.conclusion_of(report, "report") == (report.strip() or None)
 
 
 # --------------------------------------------------------------------------------------------------------------- rubric
@@ -297,23 +296,23 @@ def test_malformed_assessments(text: str):
 )
 def test_assessments_must_meet_the_harness(sections: tuple[str, ...], depth: int, changes: dict[str, Any], reason: str):
     """τ_s is the larger of the card's and the harness'; here the card's is 0."""
-    now = harness.default(card(harness=changes))
+    now = meta_harness.default(card(harness=changes))
     one = only(evaluations(assessment(1, GOOD, sections)))
-    assert rules.lacking(one, depth, now, 0) == reason
-    assert rules.depth_wanted(now, 5) == 5
+    assert rules.unmet(one, depth, now, 0) == reason
+    assert rules.required_searches(now, 5) == 5
 
 
 # ------------------------------------------------------------------------------------------------------------ scheduler
 def test_the_scheduler_requires_unused_dimensions_and_avoids_inconsistent_ones():
     cfg = card(scheduler={"patience": 2, "min_uses": 2, "decay": 0.5, "margin": 0.1, "hints": 1})
-    state: dict[str, Any] = scheduler.initial_state()
-    assert scheduler.get_constraints(cfg, state, NOW) == Constraints((), (), ("citation_effectiveness",))
+    scheduler = score.GAME.start(cfg)["scheduler"]
+    assert state.get_constraints(cfg, scheduler, NOW) == Constraints((), (), ("citation_effectiveness",))
     other = Rubric("factuality", {"insight": 0.2, "diversity": 0.2})
-    for used, agreement in ((RUBRIC, [0.9, 0.7]), (other, [0.2, 0.2]), (other, [0.2, 0.2])):
-        state = scheduler.update_stats(cfg, state, [used], [agreement])
-    assert state["mean"] == pytest.approx(0.35)  # 0.8, 0.5, 0.35
-    assert state["dimensions"]["diversity"] == {"uses": 2, "last": 3, "consistency": pytest.approx(0.2)}
-    assert state["dimensions"]["insight"]["uses"] == 3
-    assert scheduler.get_constraints(cfg, state, NOW) == Constraints(
+    for used, agreement in ((RUBRIC, 0.8), (other, 0.2), (other, 0.2)):
+        scheduler = state.update_stats(cfg, scheduler, [(used, agreement)])
+    assert scheduler["mean"] == pytest.approx(0.35)  # 0.8, 0.5, 0.35
+    assert scheduler["dimensions"]["diversity"] == {"uses": 2, "last": 3, "consistency": pytest.approx(0.2)}
+    assert scheduler["dimensions"]["insight"]["uses"] == 3
+    assert state.get_constraints(cfg, scheduler, NOW) == Constraints(
         ("citation_effectiveness",), ("diversity",), ("completeness",)
     )

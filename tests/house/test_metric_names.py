@@ -81,7 +81,7 @@ def played_spell() -> set[str]:
 
 def played_score() -> set[str]:
     cfg = score_world.card()
-    return set(score.play(cfg, score_world.world(), score.start(cfg), 0)[2])
+    return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:

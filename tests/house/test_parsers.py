@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.games.scope import conversation, judging, rules
-from scope_jax.games.score import consistency, evaluator, harness, solver
+from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score import rules as score_rules
-from scope_jax.games.score.records import Report, Rubric
+from scope_jax.games.score.state import Report, Rubric
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import contracts
 from scope_jax.games.spice import rules as spice_rules
@@ -180,17 +180,17 @@ def check_tasks(text: str) -> None:
 
 
 ASSESSED = Rubric("factuality", {"insight": 0.3})
-DEFAULT = harness.default(SCORE)
+DEFAULT = meta_harness.default(SCORE)
 THREE = DEFAULT.model_copy(update={"dimension_constraints": DEFAULT.dimension_constraints.model_copy(update={"k": 3})})
 
 
 def check_no_report(text: str) -> None:
     """An episode without a report is not assessed, and earns nothing."""
     completion = BENCHMARK["episode"](text)
-    if solver.report_of(completion) is None:
+    if roles.report_of(completion) is None:
         report = Report(0, Messages("Report."), completion, ASSESSED, None, None, reason="no_report")
-        assessed, calls = evaluator.assess(SCORE, ScriptedTools(script=lambda ctx: ""), DEFAULT, [{}], [report])
-        assert calls == [] and [(one.reward, one.assessment) for one in assessed] == [(0.0, None)]
+        assessed, reviews = roles.assess(SCORE, ScriptedTools(script=lambda ctx: ""), DEFAULT, [{}], [report])
+        assert reviews == [] and [(one.reward, one.assessment) for one in assessed] == [(0.0, None)]
 
 
 def check_scores(text: str) -> None:
@@ -205,11 +205,11 @@ def check_scores(text: str) -> None:
         assert set(one.scores) == set(ASSESSED.dimensions)
         for name, value in one.scores.items():
             assert 0 <= value <= 10 and f'<score dim="{name}" value="{value:g}"' in text
-    concluded = consistency.conclusion_of(text, "section")
+    concluded = score_rules.conclusion_of(text, "section")
     assert concluded is None or (concluded.strip() and all(line in text for line in concluded.split("\n")))
     check_no_report(text)
     read = BENCHMARK["harness_read"](text)
-    if isinstance(read, harness.HarnessError):
+    if isinstance(read, meta_harness.HarnessError):
         assert str(read).isprintable()
     else:
         written = read.plain()
@@ -220,8 +220,8 @@ def check_scores(text: str) -> None:
 
 def check_agreement(text: str) -> None:
     """SCORE's consistency of two equal conclusions and a whole report is a share."""
-    concluded = consistency.conclusion_of(text, "section")
-    (agreement,) = consistency.pairwise([[concluded, concluded, text]], "query")
+    concluded = score_rules.conclusion_of(text, "section")
+    (agreement,) = score_rules.consistency([[concluded, concluded, text]], "query")
     assert 0.0 <= agreement <= 1.0
 
 

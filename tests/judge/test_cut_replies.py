@@ -16,7 +16,8 @@ from scope_jax.config.base import prompts_of
 from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.examine import examine_endpoint, plain_card
 from scope_jax.games import load_card
-from scope_jax.games.score import harness, refreshing
+from scope_jax.games.score import meta_harness
+from scope_jax.games.score.roles import ask_for_harness
 from scope_jax.games.spell import exams as spell_exams
 from scope_jax.games.spice import challenger
 from scope_jax.games.ssp import roles
@@ -275,10 +276,10 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
 
 def test_scores_harness_is_not_refreshed_from_a_cut_reply():
     cfg = load_card(ROOT / "configs" / "score" / "atlas.toml", [f"score.prompts={prompts_of('score')}"])
-    before = harness.default(cfg)
-    with pytest.raises(harness.HarnessError, match=r"^the reply was cut: length$"):
-        refreshing._asked(cfg, tools_that_reply(Reply("{}", cut="length")), before, [])
-    assert refreshing._asked(cfg, tools_that_reply(Reply("{}")), before, []) == Reply("{}")
+    before = meta_harness.default(cfg)
+    with pytest.raises(meta_harness.HarnessError, match=r"^the reply was cut: length$"):
+        ask_for_harness(cfg, tools_that_reply(Reply("{}", cut="length")), before, [])
+    assert ask_for_harness(cfg, tools_that_reply(Reply("{}")), before, []) == Reply("{}")
 
 
 def test_a_conversation_in_the_terminal_says_that_a_reply_was_cut(monkeypatch: pytest.MonkeyPatch):

@@ -26,8 +26,8 @@ from collections import Counter
 from scope_jax.learner.learner import Learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.games import score
-from scope_jax.games.score import rules, solver
-from scope_jax.games.score.records import Assessment, Rubric
+from scope_jax.games.score import roles, rules
+from scope_jax.games.score.state import Assessment, Rubric
 
 def share(text):
     return zlib.crc32(text.encode()) % 100
@@ -35,7 +35,7 @@ def share(text):
 def rubric_of(text, harness, constraints=None):
     if share(text) >= 90:
         return None, "no_dimensions"
-    others = [name for name in harness.pool if name != harness.base][: harness.dimension_constraints.k - 1]
+    others = [name for name in harness.dimension_pool if name != harness.base][: harness.dimension_constraints.k - 1]
     return Rubric(harness.base, {name: harness.dimension_constraints.weight_max for name in others}), ""
 
 def assessments_of(text, count, rubric, max_score):
@@ -66,12 +66,12 @@ def save(*args, begun=Checkpoints.save):
     args[0].wait()
 
 Checkpoints.save = save  # so that the steps before the one in which it is killed are saved
-score.write_reports = then(score.write_reports, "rollouts")
-score.refresh = then(score.refresh, "refresh")
+roles.write_reports = then(roles.write_reports, "rollouts")
+roles.refresh = then(roles.refresh, "refresh")
 Learner.update = update
 rules.rubric_of = rubric_of
 rules.assessments_of = assessments_of
-solver.report_of = lambda completion: completion.turns[-1].text or None
+roles.report_of = lambda completion: completion.turns[-1].text or None
 GAME = score.GAME
 """
 CARD = """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.games.score.options import options
-from scope_jax.games.score.records import Constraints, Rubric
+from scope_jax.games.score.state import Constraints, Rubric
 from tools.atlas import queries, score_scripts
 from tools.atlas.facts import Fact, World
 from tools.atlas.queries import NUMBERS, Asked

@@ -14,9 +14,9 @@ from functools import cache
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
-from scope_jax.games.score import harness, instructions
+from scope_jax.games.score import messages, meta_harness
 from scope_jax.games.score.options import options
-from scope_jax.games.score.records import Constraints, Rubric
+from scope_jax.games.score.state import Constraints, Rubric
 from scope_jax.play import rubrics
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects
@@ -93,15 +93,15 @@ def solver(written: Written, rubric: Rubric, searches: int, show: Show) -> Scrip
     thought = ("I know this.", "I have some.", "I have all.")[searches]
     parts = _searches(written.asked, "need", searches, show)
     parts.append((f"<think> {thought} </think><answer> {written.text} </answer>", True))
-    return Script("solver", instructions.for_solver(card(), written.asked.text, rubric).user, tuple(parts))
+    return Script("solver", messages.for_solver(card(), written.asked.text, rubric).user, tuple(parts))
 
 
 # ------------------------------------------------------------------------------------------------------------ evaluator
 def rubric_writer(asked: Asked, constraints: Constraints, k: int, weights: Sequence[tuple[str, str | None]]) -> Script:
     """A rubric call for k dimensions that writes down these names and weights."""
-    plain = harness.default(card()).plain()
+    plain = meta_harness.default(card()).plain()
     plain["dimension_constraints"]["k"] = k
-    message = instructions.for_rubric(card(), harness.checked(card(), plain), constraints, asked.text).user
+    message = messages.for_rubric(card(), meta_harness.validate(card(), plain), constraints, asked.text).user
     items = "".join(_dimension(name, weight) for name, weight in weights)
     return Script("evaluator", message, ((f"<dimensions>{items}</dimensions>", True),))
 
@@ -117,10 +117,10 @@ def assessor(written: Written, rubric: Rubric, least: int, show: Show) -> Script
     carried along, and the scores repeat them.
     """
     asked = written.asked
-    plain = harness.default(card()).plain()
+    plain = meta_harness.default(card()).plain()
     plain["process_constraints"]["min_number_of_tool_call"] = least
-    now = harness.checked(card(), plain)
-    message = instructions.for_scoring(card(), now, asked.text, rubric, [written.text]).user
+    now = meta_harness.validate(card(), plain)
+    message = messages.for_scoring(card(), now, asked.text, rubric, [written.text]).user
     verified, right, cited = _verified(written)
     gaps, claimed = _gaps(written)
     counts = {"factuality": right, "citation_effectiveness": cited, "completeness": claimed}

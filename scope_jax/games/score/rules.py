@@ -1,4 +1,7 @@
-"""R_s, and the parsers of rubrics and assessments, in linear time: malformed text is rejected as a whole."""
+"""The rules of SCORE: rewards, conclusions and their consistency, the parsers of rubrics and assessments.
+
+All parsers take linear time, and reject malformed text as a whole.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,18 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
-from scope_jax.games.score.harness import Harness
-from scope_jax.games.score.records import Assessment, Constraints, Rubric
+import numpy as np
+
+from scope_jax.config import one_of
+from scope_jax.games.score.meta_harness import Harness
+from scope_jax.games.score.options import ConclusionRule, Idf
+from scope_jax.games.score.state import Assessment, Constraints, Rubric
 from scope_jax.text import parsing
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
 RUBRIC_REASONS = (
     "prompt_too_long",
@@ -31,7 +42,7 @@ REPORT_REASONS = (
     "no_citations",
     "shallow",  # fewer searches than tau_s
 )
-INVALID = ("assessment_malformed", "no_verification", "no_gap_analysis", "no_citations")  # nothing that scores a report
+INVALID = {"assessment_malformed", "no_verification", "no_gap_analysis", "no_citations"}  # nothing that scores a report
 SECTIONS = ("verification", "gap_analysis", "citations", "scores")
 VERDICTS = ("supported", "unsupported", "unknown")  # of a citation
 QUOTES = "\"'\u201c\u201d\u2018\u2019"
@@ -43,34 +54,112 @@ _ATTRIBUTE = re.compile(r"""([a-z]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""", re.I
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,3})(?:\.[0-9]{1,6})?")
 _SECTION = re.compile(rf"<(/?)({'|'.join(SECTIONS)})\b[^<>]*+>", re.IGNORECASE)
 _POINTS = re.compile(rf"({_NUMBER.pattern})(?:\s*+(?:/|out of)\s*+({_NUMBER.pattern}))?")
-_PLACE = re.compile(r"[^0-9]{0,20}([0-9]{1,4})\W{0,5}")
+_ID = re.compile(r"[^0-9]{0,20}([0-9]{1,4})\W{0,5}")
+CONCLUDING = {"conclusion", "conclusions", "summary", "summary and conclusion", "key findings", "in conclusion"}
+SOURCES = {"sources", "references", "bibliography", "citations", "works cited"}
+_NUMBERED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})*[.)]?\s+")
+_LONGEST = 100  # characters of a heading
 
-Attributes = Mapping[str, str]
 
-
-# ----------------------------------------------------------------------------------------------------------- equations
+# -------------------------------------------------------------------------------------------------------------- rewards
 def report_reward(base: float, weights: Mapping[str, float], scores: Mapping[str, float]) -> float:
     """R_s = a · (1 + Σⱼ wⱼ sⱼ) (section 3.5); a is the score of the base dimension."""
     return base * (1.0 + sum(weight * scores[name] for name, weight in weights.items()))
 
 
-def depth_wanted(harness: Harness, min_depth: int) -> int:
-    """τ_s: the card's, or the harness's number of searches if that is larger."""
-    process = harness.process_constraints
-    return max(min_depth, process.min_number_of_tool_call, int(process.require_search))
+# ---------------------------------------------------------------------------------------------------------- consistency
+def conclusion_of(report: str, rule: str) -> str | None:
+    """The conclusion of a report; None if it is empty.
+
+    rule "section": the text under the last heading that announces a conclusion, up to the next heading; without such a
+    heading, the last paragraph before a list of sources. "report": the whole report. Raises ValueError for other rules.
+    """
+    one_of("rule", rule, ConclusionRule)
+    if rule == "report":
+        return report.strip() or None
+    lines = report.split("\n")
+    headings = [_heading(line) for line in lines]
+    begins = [i for i, (words, _) in enumerate(headings) if words in CONCLUDING]
+    if begins:
+        begin = begins[-1]
+        end = next((i for i in range(begin + 1, len(lines)) if headings[i][0] is not None), len(lines))
+        if text := "\n".join([headings[begin][1], *lines[begin + 1 : end]]).strip():
+            return text
+    sources = [i for i, (words, _) in enumerate(headings) if words in SOURCES]
+    body = lines[: sources[-1]] if sources else lines
+    paragraphs = re.split(r"\n(?:[ \t\r]*+\n)++", "\n".join(body).strip())
+    return paragraphs[-1].strip() or None
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
-def _elements(text: str, name: str) -> list[Attributes] | None:
+def _heading(line: str) -> tuple[str | None, str]:
+    """(the words of a heading in lower case, the text after it on its line); (None, "") if the line is no heading.
+
+    A heading is a Markdown heading (`## 3. Conclusion`), a line in bold, or one of the words above before a colon.
+    """
+    bare = line.strip()
+    if not bare or (len(bare) > _LONGEST and ":" not in bare[:_LONGEST]):
+        return None, ""
+    label, colon, rest = bare.partition(":")
+    if colon and (words := _words(label)) in CONCLUDING | SOURCES:
+        return words, rest.strip(" *_")
+    marked = bare.startswith("#") or (bare.startswith("**") and bare.endswith("**") and len(bare) > 4)
+    words = _words(bare)
+    return (words, "") if marked or words in CONCLUDING | SOURCES else (None, "")
+
+
+def _words(text: str) -> str:
+    text = text[:_LONGEST].strip(" \t\r#*_:.")
+    return _NUMBERED.sub("", text, count=1).strip(" *_").lower()
+
+
+def consistency(conclusions: Sequence[Sequence[str | None]], idf: str) -> list[float]:
+    """C_i of each query: the mean cosine of all pairs of its conclusions as TF-IDF vectors.
+
+    The pairs of a conclusion that is missing, or has no word of two letters, count 0. idf: inverse document frequencies
+    are fitted on the conclusions of a query ("query") or of all ("batch"). Raises ValueError for any other `idf`, and
+    for a query with fewer than two conclusions.
+    """
+    one_of("idf", idf, Idf)
+    if any(len(group) < 2 for group in conclusions):
+        raise ValueError("consistency needs at least two reports of a query")
+    words = _vectorizer().build_analyzer()
+    groups = [[text if text and words(text) else None for text in group] for group in conclusions]
+    shared = _fitted([text for group in groups for text in group]) if idf == "batch" else None
+    return [_mean_cosine(group, shared or _fitted(group)) for group in groups]
+
+
+def _fitted(texts: Sequence[str | None]) -> TfidfVectorizer | None:
+    present = [text for text in texts if text is not None]
+    return _vectorizer().fit(present) if present else None
+
+
+def _vectorizer() -> TfidfVectorizer:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # seconds, which only this game needs
+
+    return TfidfVectorizer()
+
+
+def _mean_cosine(group: Sequence[str | None], vectors: TfidfVectorizer | None) -> float:
+    present = [text for text in group if text is not None]
+    if vectors is None or len(present) < 2:
+        return 0.0
+    rows = vectors.transform(present)  # unit vectors
+    cosines = np.asarray((rows @ rows.T).todense())
+    pairs = len(group) * (len(group) - 1) / 2
+    return float(np.clip(np.triu(cosines, k=1), 0.0, 1.0).sum() / pairs)
+
+
+# ------------------------------------------------------------------------------------------------------------- elements
+def _elements(text: str, name: str) -> list[dict[str, str]] | None:
     """The attributes of the elements `<name …/>` of which `text` consists; None if it holds anything else."""
-    found, at = [], 0
+    elements, at = [], 0
     while element := _ELEMENT.match(text, at):
         pairs = [(key.lower(), double or single) for key, double, single in _ATTRIBUTE.findall(element[2])]
         if element[1].lower() != name or len({key for key, _ in pairs}) < len(pairs):
             return None
-        found.append(dict(pairs))
+        elements.append(dict(pairs))
         at = element.end()
-    return None if text[at:].strip() else found
+    return None if text[at:].strip() else elements
 
 
 def _number(text: str) -> float | None:
@@ -96,10 +185,10 @@ def rubric_of(text: str, harness: Harness, constraints: Constraints | None = Non
     names = [_name(item["name"]) for item in items]
     weights = [_number(item["weight"]) if "weight" in item else None for item in items]
     limits, base = harness.dimension_constraints, harness.base
-    constraints = constraints or Constraints((), (), ())
+    constraints = constraints or Constraints()
     checks = (
         ("dimension_count", len(names) != limits.k),
-        ("unknown_dimension", not set(names) <= set(harness.pool)),
+        ("unknown_dimension", not set(names) <= set(harness.dimension_pool)),
         ("repeated_dimension", len(set(names)) < len(names)),
         ("base_dimension", names[0] != base or "weight" in items[0]),
         ("missing_dimension", not set(limits.must_include) <= set(names)),
@@ -122,9 +211,9 @@ def _attribute(name: str) -> re.Pattern[str]:
 
 def _only(text: str, name: str) -> str | None:
     """The value of the attribute `name` in `text`; None unless it occurs once."""
-    found = _attribute(name).findall(text)
-    found = [quoted.strip() for quoted, _ in found if quoted] or [bare.rstrip("/") for _, bare in found]
-    return html.unescape(found[0]) if len(found) == 1 else None
+    matches = _attribute(name).findall(text)
+    values = [quoted.strip() for quoted, _ in matches if quoted] or [bare.rstrip("/") for _, bare in matches]
+    return html.unescape(values[0]) if len(values) == 1 else None
 
 
 @cache
@@ -134,14 +223,14 @@ def _tag(name: str) -> re.Pattern[str]:
 
 def _pairs(text: str, name: str) -> list[tuple[str, str]]:
     """(attributes, content) of the closed elements `name`, each from the last opening tag before a closing one."""
-    found, opened = [], None
+    pairs, opened = [], None
     for tag in _tag(name).finditer(text):
         if not tag[1]:
             opened = tag
         elif opened is not None:
-            found.append((opened[2], text[opened.end() : tag.start()]))
+            pairs.append((opened[2], text[opened.end() : tag.start()]))
             opened = None
-    return found
+    return pairs
 
 
 def _items(text: str, name: str) -> list[str]:
@@ -160,14 +249,14 @@ def assessments_of(text: str, count: int, rubric: Rubric, max_score: float) -> t
     reports = _pairs(blocks[-1][1], "report") if blocks else []
     if len(reports) != count:
         return None
-    found = []
+    assessments = []
     for number, (attributes, content) in enumerate(reports, 1):
-        place = _PLACE.fullmatch(_only(attributes, "id") or "")
-        assessment = _assessment(content, rubric, max_score) if place and int(place[1]) == number else None
+        id = _ID.fullmatch(_only(attributes, "id") or "")
+        assessment = _assessment(content, rubric, max_score) if id and int(id[1]) == number else None
         if assessment is None:
             return None
-        found.append(assessment)
-    return tuple(found)
+        assessments.append(assessment)
+    return tuple(assessments)
 
 
 def _assessment(text: str, rubric: Rubric, max_score: float) -> Assessment | None:
@@ -197,35 +286,42 @@ def _sections(text: str) -> dict[str, str] | None:
 
 def _scores(text: str, rubric: Rubric, max_score: float) -> dict[str, float] | None:
     """The points of each dimension of the rubric; None unless each has them once, and nothing else has."""
-    items = [(_only(item, "dim"), _only(item, "value")) for item in _items(text, "score")]
-    points = {_name(name or ""): _points(value or "", max_score) for name, value in items}
-    if len(items) != len(points) or set(points) != set(rubric.dimensions):
-        return None
-    scores = {name: points[name] for name in rubric.dimensions}
-    return {name: value for name, value in scores.items() if value is not None} if None not in scores.values() else None
+    scores: dict[str, float] = {}
+    for item in _items(text, "score"):
+        name, points = _name(_only(item, "dim") or ""), _points(_only(item, "value") or "", max_score)
+        if points is None or name in scores:
+            return None
+        scores[name] = points
+    return {name: scores[name] for name in rubric.dimensions} if set(scores) == set(rubric.dimensions) else None
 
 
 def _points(text: str, max_score: float) -> float | None:
     """Points such as 7, 7.5, 7/10 or "7 out of 10"; None for anything else, above the maximum or of another one."""
-    written = _POINTS.fullmatch(text.lower())
-    if written is None or float(written[2] or max_score) != max_score or float(written[1]) > max_score:
+    points = _POINTS.fullmatch(text.lower())
+    if points is None or float(points[2] or max_score) != max_score or float(points[1]) > max_score:
         return None
-    return float(written[1])
+    return float(points[1])
 
 
 def _citations(text: str) -> dict[str, int]:
     """Number of citations by verdict; a malformed one, which only a metric would count, is left out."""
-    given = [(_only(item, "verdict") or "").lower() for item in _items(text, "citation")]
-    return {verdict: given.count(verdict) for verdict in VERDICTS}
+    verdicts = [(_only(item, "verdict") or "").lower() for item in _items(text, "citation")]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
-def lacking(assessment: Assessment, depth: int, harness: Harness, min_depth: int) -> str:
+def required_searches(harness: Harness, min_depth: int) -> int:
+    """τ_s: the card's, or the harness's number of searches if that is larger."""
+    process = harness.process_constraints
+    return max(min_depth, process.min_number_of_tool_call, int(process.require_search))
+
+
+def unmet(assessment: Assessment, depth: int, harness: Harness, min_depth: int) -> str:
     """The first requirement of the harness or the depth gate that an assessment does not meet, "" if it meets all."""
     process = harness.process_constraints
-    checks: Sequence[tuple[str, bool]] = (
+    checks = (
         ("no_verification", process.require_verification and not assessment.verification),
         ("no_gap_analysis", process.require_gap_analysis and not assessment.gap_analysis),
         ("no_citations", process.citation_cross_check and assessment.citations is None),
-        ("shallow", depth < depth_wanted(harness, min_depth)),
+        ("shallow", depth < required_searches(harness, min_depth)),
     )
     return next((reason for reason, broken in checks if broken), "")

@@ -9,10 +9,9 @@ from pathlib import Path
 from scope_jax.config import Config
 from scope_jax.config.base import prompts_of
 from scope_jax.games.score import rules
-from scope_jax.games.score.harness import Harness, default
+from scope_jax.games.score.meta_harness import Harness, default
 from scope_jax.games.score.options import options
-from scope_jax.games.score.records import Constraints, Rubric
-from scope_jax.games.score.statistics import Record
+from scope_jax.games.score.state import Constraints, Rubric, Statistics
 from scope_jax.play import prompting
 from scope_jax.text.messages import Messages
 
@@ -34,7 +33,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def described(cfg: Config, names: Sequence[str]) -> str:
+def describe(cfg: Config, names: Sequence[str]) -> str:
     """Dimensions with the card's descriptions, one per line."""
     return "\n".join(f"- {name}: {shown(cfg, options(cfg).dimensions[name])}" for name in names)
 
@@ -51,7 +50,7 @@ def for_rubric(cfg: Config, harness: Harness, constraints: Constraints, query: s
     """The rubric prompt: choose dimensions and weights for the whole batch (query: None) or for one query."""
     limits = harness.dimension_constraints
     values: dict[str, object] = {
-        "dimensions": described(cfg, harness.pool),
+        "dimensions": describe(cfg, harness.dimension_pool),
         "base": harness.base,
         "k": limits.k,
         "others": limits.k - 1,
@@ -94,7 +93,7 @@ def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, repor
         "base": rubric.base,
         "max_score": options(cfg).max_score,
         "sections": _listed([name for name, wanted in demands.items() if wanted]),
-        "min_searches": rules.depth_wanted(harness, options(cfg).min_depth),
+        "min_searches": rules.required_searches(harness, options(cfg).min_depth),
         "verdicts": ", ".join(rules.VERDICTS),
         "notes": shown(cfg, harness.notes) or "none",
     }
@@ -104,17 +103,19 @@ def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, repor
 
 def nudge(cfg: Config) -> str:
     """What follows the scoring prompt when no valid assessment came of it; the built-in text if the folder has none."""
-    own = (Path(options(cfg).prompts) / f"{NUDGE}.txt").exists()
-    return prompting.filled(options(cfg).prompts if own else prompts_of("score"), NUDGE, {})
+    folder = options(cfg).prompts
+    if not (Path(folder) / f"{NUDGE}.txt").exists():
+        folder = prompts_of("score")
+    return prompting.filled(folder, NUDGE, {})
 
 
-def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
+def for_harness(cfg: Config, before: Harness, records: Sequence[Statistics]) -> str:
     """The prompt for the next harness, from the statistics since the last refresh (Listing 3)."""
     values = {
         "statistics": json.dumps(list(records), indent=1),
         "harness": json.dumps(before.plain(), indent=1),
         "default": json.dumps(default(cfg).plain(), indent=1),
-        "pool": described(cfg, options(cfg).pool),
+        "pool": describe(cfg, options(cfg).pool),
         "max_tool_calls": options(cfg).evaluator.max_turns - 1,
     }
     return prompting.filled(options(cfg).prompts, "harness", values, ("statistics", "harness"))
@@ -124,7 +125,7 @@ def check_prompts(cfg: Config) -> None:
     """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
     harness, rubric = default(cfg), Rubric(options(cfg).harness.must_include[0], {})
     if options(cfg).rubric != "fixed":
-        for_rubric(cfg, harness, Constraints((), (), ()), "" if options(cfg).rubric_scope == "query" else None)
+        for_rubric(cfg, harness, Constraints(), "" if options(cfg).rubric_scope == "query" else None)
     for_solver(cfg, "", rubric)
     for_scoring(cfg, harness, "", rubric, ())
     nudge(cfg)

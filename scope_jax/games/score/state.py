@@ -1,0 +1,260 @@
+"""What a step of SCORE and its memory hold: rubrics, reports, assessments; the scheduler's counts; statistics.
+
+The memory is {"scheduler", "harness", "statistics"}, see `update_stats`, `meta_harness.initial_state` and
+`step_statistics`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scope_jax.config import Config
+from scope_jax.games.score.meta_harness import Harness
+from scope_jax.games.score.options import options
+from scope_jax.learner.types import Reply
+from scope_jax.play.game import Memory
+from scope_jax.play.rewards import mean
+from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
+
+Statistics = dict[str, Any]  # of one step, see `step_statistics`
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """(H, w)."""
+
+    base: str
+    """The base dimension, which has no weight."""
+    weights: Mapping[str, float]
+    """The weights of the other dimensions, in order."""
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The base first."""
+        return (self.base, *self.weights)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {"base": self.base, "weights": dict(self.weights)}
+
+
+@dataclass(frozen=True)
+class RubricDraft:
+    """The evaluator's call for a rubric."""
+
+    queries: tuple[int, ...]
+    """The queries, by index in the batch, whose reports are judged by it."""
+    prompt: Messages
+    """Its prompt."""
+    completion: Completion
+    """What was sampled."""
+    rubric: Rubric
+    """The rubric in use, which is not the evaluator's if the reply was malformed."""
+    reason: str
+    """Why the reply was malformed, "" if it was not."""
+
+    def agreement(self, consistency: Sequence[float]) -> float:
+        """Mean of C_i, given by query, over its queries."""
+        return mean([consistency[i] for i in self.queries])
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The evaluator's assessment of one report."""
+
+    scores: Mapping[str, float]
+    """Points by dimension."""
+    verification: str = ""
+    """What was verified."""
+    gap_analysis: str = ""
+    """What the report lacks."""
+    citations: Mapping[str, int] | None = None
+    """Number of citations by verdict; None: not checked."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rollout of the solver."""
+
+    query: int
+    """Its query, by index in the batch."""
+    prompt: Messages
+    """The solver's prompt."""
+    completion: Completion
+    """The whole rollout."""
+    rubric: Rubric
+    """What it is judged by."""
+    text: str | None
+    """The report, None if there is none."""
+    conclusion: str | None
+    """The part that is compared with other reports."""
+    assessment: Assessment | None = None
+    """None if there is no valid one."""
+    reason: str = ""
+    """Why there is no valid assessment."""
+    depth: int = 0
+    """Number of searches of its assessment."""
+    reward: float = 0.0
+    """R_s."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """A conversation in which the evaluator assesses reports of one query."""
+
+    reports: Mapping[int, Report]
+    """The reports after it, by index in the step."""
+    completion: Completion
+    """The conversation that counts."""
+    nudged: bool = False
+    """It was held twice, as the first one had no valid assessment."""
+
+    @property
+    def reasons(self) -> frozenset[str]:
+        """Why reports of it have no valid assessment."""
+        return frozenset(report.reason for report in self.reports.values() if report.reason)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the scheduler asks of a rubric: (R_t, A_t) and hints."""
+
+    required: tuple[str, ...] = ()
+    """Dimensions that it should have."""
+    avoided: tuple[str, ...] = ()
+    """Dimensions that it should not have."""
+    hints: tuple[str, ...] = ()
+    """Dimensions to explore."""
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """The outcome of a refresh of the meta-harness."""
+
+    at: int
+    """Number of steps done."""
+    state: dict[str, Any]
+    """The harness part of the memory after it."""
+    problem: str = ""
+    """Why there was no valid harness, "" if there was one."""
+    reply: Reply | None = None
+    """The external model's, if it was asked and replied."""
+
+
+def by_query(reports: Sequence[Report]) -> list[list[Report]]:
+    """The reports of each query."""
+    groups: dict[int, list[Report]] = {}
+    for report in reports:
+        groups.setdefault(report.query, []).append(report)
+    return list(groups.values())
+
+
+# ----------------------------------------------------------------------------------------------------------- scheduler
+# The paper names the scheduler's calls (Algorithm 1 l.8, l.34) but not what they do.
+def get_constraints(cfg: Config, scheduler: Mapping[str, Any], harness: Harness) -> Constraints:
+    """(R_t, A_t) and hints, from the pool in force; a rubric of k dimensions can always meet them."""
+    card, limits, pool = options(cfg).scheduler, harness.dimension_constraints, harness.dimension_pool
+    used, average = scheduler["dimensions"], scheduler["mean"]
+    free = [name for name in pool if name not in limits.must_include]
+    uses, last = ({name: used[name][key] if name in used else 0 for name in free} for key in ("uses", "last"))
+
+    def inconsistent(name: str) -> bool:
+        return uses[name] >= card.min_uses and used[name]["consistency"] < average - card.margin
+
+    worst = sorted(filter(inconsistent, free), key=lambda name: used[name]["consistency"])
+    avoided = worst[: min(card.avoided, len(pool) - limits.k)]
+    left = [name for name in free if name not in avoided]
+    # sorted() is stable: where two are equal the order of the pool decides
+    stale = [n for n in sorted(left, key=last.__getitem__) if scheduler["step"] - last[n] >= card.patience]
+    required = stale[: min(card.required, limits.k - len(limits.must_include))]
+    rare = sorted((name for name in left if name not in required), key=uses.__getitem__)
+    return Constraints(tuple(required), tuple(avoided), tuple(rare[: card.hints]))
+
+
+def update_stats(cfg: Config, scheduler: Mapping[str, Any], uses: Sequence[tuple[Rubric, float]]) -> dict[str, Any]:
+    """The scheduler's part of the memory after a step. uses: rubrics, and how consistent the reports under them were.
+
+    {"step", "mean", "dimensions": {name: {"uses", "last", "consistency"}}}. `last` is the number of steps played when
+    the dimension was last used; `mean` and `consistency` are moving averages with decay `score.scheduler.decay`.
+    """
+    decay = options(cfg).scheduler.decay
+    step, average = scheduler["step"] + 1, scheduler["mean"]
+    dimensions = {name: dict(values) for name, values in scheduler["dimensions"].items()}
+    for rubric, value in uses:
+        average = _moving_average(average, value, decay)
+        for name in rubric.dimensions:
+            before = dimensions.get(name, {"uses": 0, "consistency": None})
+            consistency = _moving_average(before["consistency"], value, decay)
+            dimensions[name] = {"uses": before["uses"] + 1, "last": step, "consistency": consistency}
+    return {"step": step, "mean": average, "dimensions": dimensions}
+
+
+def _moving_average(average: float | None, value: float, decay: float) -> float:
+    """The moving average after one more value; it starts with the first."""
+    return value if average is None else decay * average + (1 - decay) * value
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+def score_shares(cfg: Config, report: Report) -> tuple[float, list[float]]:
+    """(the base score, the scores of the other dimensions) of an assessed report, as shares of `max_score`."""
+    assert report.assessment is not None
+    scores = {name: value / options(cfg).max_score for name, value in report.assessment.scores.items()}
+    return scores[report.rubric.base], [scores[name] for name in report.rubric.weights]
+
+
+def has_reward(cfg: Config, report: Report) -> bool:
+    """Whether a report has a reward. Without a valid assessment it has one if there is no report or the assessment is
+    too shallow (Algorithm 1 l.23): 0. If the assessment is invalid, `score.malformed` decides (Figure 2)."""
+    return (
+        report.assessment is not None or report.reason in ("no_report", "shallow") or options(cfg).malformed == "zero"
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def step_statistics(
+    cfg: Config, step: int, drafts: Sequence[RubricDraft], reports: Sequence[Report], consistency: Sequence[float]
+) -> Statistics:
+    """What T_t, the training statistics for the meta-harness, holds of one step; a mean of no values is None.
+
+    spread: mean over queries of the standard deviation of their assessed reports' base scores.
+    """
+    groups = [[report for report in group if report.assessment is not None] for group in by_query(reports)]
+    assessed = [report for group in groups for report in group]
+    scores = [score_shares(cfg, report) for report in assessed]
+    bases = [[score_shares(cfg, report)[0] for report in group] for group in groups]
+    cited = [report.assessment.citations for report in assessed if report.assessment and report.assessment.citations]
+    total = sum(sum(counts.values()) for counts in cited)
+    return {
+        "step": step,
+        "reward": _mean([report.reward for report in reports if has_reward(cfg, report)]),
+        "base_score": _mean([base for base, _ in scores]),
+        "dimension_score": _mean([value for _, others in scores for value in others]),
+        "spread": _mean([float(np.std(group)) for group in bases if len(group) > 1]),
+        "assessed": len(assessed) / len(reports),
+        "depth": _mean([float(report.depth) for report in assessed]),
+        "consistency": _mean(consistency),
+        "valid_rubrics": _mean([float(not draft.reason) for draft in drafts]),
+        "citations_supported": sum(counts["supported"] for counts in cited) / total if total else None,
+        "dimensions": dict(Counter(name for report in reports for name in report.rubric.dimensions)),
+    }
+
+
+def next_memory(
+    cfg: Config,
+    scheduler: Mapping[str, Any],
+    statistics: Sequence[Statistics],
+    harness: Mapping[str, Any],
+    refreshed: bool,
+) -> Memory:
+    """The memory after a step. Statistics are cleared by a refresh; at most those of the last M steps are kept."""
+    kept = [] if refreshed else list(statistics)[-options(cfg).harness.every :]
+    return {"scheduler": dict(scheduler), "harness": dict(harness), "statistics": kept}
