@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from scope_jax.rollouts.keys import stretch_key
 from scope_jax.rollouts.thoughts import StopStrings
 from scope_jax.rollouts.types import (
     Completion,
@@ -65,6 +66,12 @@ class Episode:
         size = min(len(self.prompt) - 1, len(self._first_prompt))
         differ = np.flatnonzero(self.prompt[:size] != self._first_prompt[:size])
         return int(differ[0]) if len(differ) else size
+
+    @property
+    def key(self) -> np.ndarray:
+        """uint32[2]: the key of the stretch that is sampled next; the request has one."""
+        assert self.request.key is not None
+        return stretch_key(self.request.key, self.stretch)
 
     @property
     def length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from scope_jax.rollouts.engine import Engine
@@ -42,14 +43,16 @@ class LocalRollouts:
         self._ahead = ahead
         self._tool = tool
         self._calls = 0
-        self._loop: DecodeLoop | None = None  # of the latest call
+        self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
+        self._dispatches = 0  # that the latest call has read, once it is over
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
 
     @property
     def progress(self) -> tuple[int, int]:
         """(calls of `run`, dispatches that the latest one has read): changes as long as episodes are being decoded."""
-        return self._calls, 0 if self._loop is None else self._loop.dispatches
+        loop = self._loop  # set and removed by another thread
+        return self._calls, self._dispatches if loop is None else loop.dispatches
 
     def load_params(self, params: Any) -> None:
         """Copies stacked weights; the source may be donated afterwards."""
@@ -85,16 +88,23 @@ class LocalRollouts:
             raise RolloutError("The engine has no weights; call load_params before run.")
         call, self._calls = self._calls, self._calls + 1
         limit = self.engine.config.max_length
-        episodes = [Episode(request, i, self._tokenizer, limit) for i, request in enumerate(requests)]
+        keyed = [
+            r if r.key is not None else replace(r, key=key_data(self._seed, call, i)) for i, r in enumerate(requests)
+        ]
+        episodes = [Episode(request, i, self._tokenizer, limit) for i, request in enumerate(keyed)]
         for request in requests:
             stop_row(request.params)
             self.engine.number(request.policy)
-        keys = [key_data(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
-        loop = self._loop = DecodeLoop(
-            self.engine, self._params, state, episodes, keys, self._threads, self._tool, self._ahead
-        )
-        state = loop.play()
-        self._state = state if self.engine.keeps_prompts else None
+        loop = self._loop = DecodeLoop(self.engine, self._params, state, self._threads, self._tool, self._ahead)
+        loop.submit(episodes)
+        try:
+            with loop.running():
+                while loop.busy:
+                    for _, error in loop.round():
+                        raise error
+        finally:
+            self._loop, self._dispatches = None, loop.dispatches
+        self._state = loop.state if self.engine.keeps_prompts else None
         return [episode.completion() for episode in episodes]

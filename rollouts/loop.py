@@ -15,9 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ import numpy as np
 
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import Episode
-from scope_jax.rollouts.keys import stretch_key
 from scope_jax.rollouts.paged import Aside, PagedEngine
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
@@ -35,6 +34,7 @@ from scope_jax.rollouts.types import NonFiniteError
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch
+WAIT = 0.02  # seconds, at most, that a round rests; `wake` may be called between its looks at responders
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ class _Dispatch:
 
 
 class DecodeLoop:
-    """One call of `LocalRollouts.run`. keys: by the index of an episode. threads, tool, ahead: as there.
+    """Episodes on an engine, round by round: those of one call of `LocalRollouts.run`, or of `OnlineRollouts` as they
+    come. One thread calls everything but `wake`, and no other launches a program on the engine's devices meanwhile.
 
-    prefills: most dispatches per round that compute prompts and observations while slots decode (None: all there are,
-    which is the most tokens per second, while the slots that decode wait).
+    state: the engine's, consumed; `self.state` is the current one. threads, tool, ahead: see `LocalRollouts`. prefills:
+    most dispatches per round that compute prompts and observations while slots decode (None: all there are, which is
+    the most tokens per second, while the slots that decode wait).
     """
 
     def __init__(
@@ -66,28 +68,24 @@ class DecodeLoop:
         engine: Engine | PagedEngine,
         params: Any,
         state: Any,
-        episodes: Sequence[Episode],
-        keys: Sequence[np.ndarray] | Mapping[int, np.ndarray],
         threads: int,
         tool: BatchedTool[Any] | None,
         ahead: bool,
         prefills: int | None = None,
     ) -> None:
         self._engine: Any = engine
-        self._params = params
-        self._state = state
-        self._keys = keys
+        self.params = params
+        self.state = state
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="responder")
         self._tool = tool
-        self._news = threading.Event()  # set when a responder has replied or called the tool
+        self._news = threading.Event()  # set when a responder has replied or called the tool, and by `wake`
         config = engine.config
-        waiting = [episode for episode in episodes if episode.finish_reason is None]
 
         def prefill(prompts: list[np.ndarray], policies: list[str | None]) -> Any:
             return engine.prefill(params, prompts, [engine.number(policy) for policy in policies])
 
-        self._queue = Queue(waiting, prefill, config.bucket, config.prefill_batch)
+        self._queue = Queue(prefill, config.bucket, config.prefill_batch)
         self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
         self._filling: dict[int, Episode] = {}  # by slot: its tokens are not all in the cache yet
@@ -95,6 +93,7 @@ class DecodeLoop:
         self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
         self._aside: dict[int, Aside] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
+        self._failed: list[tuple[Episode, NonFiniteError]] = []  # in this round
         self._since: dict[int, int] = {}  # by slot, the number of its placement
         self._placed = 0
         self._turn: dict[int, int] = {}  # by slot, the number of its turn
@@ -103,23 +102,84 @@ class DecodeLoop:
         self._ahead = int(ahead)  # dispatches in flight while the host handles tokens
         self.dispatches = 0  # that were read
 
-    def play(self) -> Any:
-        """Runs until every episode has its finish_reason; the engine's state afterwards."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Rounds are played inside. At the end responders may still run; nobody waits for them."""
         try:
-            with nullcontext() if self._tool is None else self._tool.served(self._news.set):
-                while self._queue or self._live or self._asked or self._suspended:
-                    self._resume()
-                    self._place()
-                    self._answer(block=not (self._live or self._filling))
-                    self._advance(self._prefills)
-                    self._launch()
-                    while len(self._flight) > self._ahead:
-                        self._read()
-                    if not self._live:
-                        self._flight.clear()  # only tokens that will be discarded
+            with nullcontext() if self._tool is None else self._tool.served(self.wake):
+                yield
         finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)  # after an error, do not wait for running responders
-        return self._state
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, episodes: Sequence[Episode]) -> None:
+        """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
+        group's prompts or policies differ."""
+        self._queue.append([episode for episode in episodes if episode.finish_reason is None])
+
+    def round(self) -> list[tuple[Episode, NonFiniteError]]:
+        """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
+
+        Returns the episodes that cannot go on, which are dropped. An error of a responder is raised. If nothing decodes
+        and nothing can be placed, the round ends when a responder replies, the tool is called, `wake` is, or soon.
+        """
+        self._failed = []
+        self._resume()
+        self._place()
+        before = len(self._free), len(self._suspended)
+        self._answer()
+        self._advance(self._prefills)
+        self._launch()
+        while len(self._flight) > self._ahead:
+            self._read()
+        if not self._live:
+            self._flight.clear()  # only tokens that will be discarded
+            if self.busy and not self._filling and before == (len(self._free), len(self._suspended)):
+                self.rest(WAIT)  # what waits has no slot or no memory until a responder replies
+        return self._failed
+
+    @property
+    def busy(self) -> bool:
+        """Whether an episode is under way or waits."""
+        return bool(self._queue or self._filling or self._live or self._asked or self._suspended)
+
+    @property
+    def used(self) -> int:
+        """Slots that are in use."""
+        return self._engine.config.slots - len(self._free)
+
+    def rest(self, seconds: float | None = None) -> None:
+        """Waits for news of a responder or a call of `wake`, at most so long; returns at once if it came since the last
+        rest."""
+        self._news.wait(seconds)
+        self._news.clear()
+
+    def wake(self) -> None:
+        """Ends a rest; for any thread."""
+        self._news.set()
+
+    def compile(self, *, extends: bool) -> None:
+        """Compiles the engine's programs while the loop is not busy. extends: that of observations as well."""
+        self.state = self._engine.compile(self.params, self.state, extends=extends)
+
+    def drop(self, episode: Episode) -> None:
+        """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""
+        self._queue.remove(episode)
+        self._suspended = deque(one for one in self._suspended if one.episode is not episode)
+        for slot in [slot for slot, other in self._filling.items() if other is episode]:
+            del self._filling[slot]
+            self._end(slot)
+        for slot in [slot for slot, other in self._live.items() if other is episode]:
+            del self._live[slot]
+            self.state = self._engine.pause(self.state, [slot])
+            self._end(slot)
+        for future in [future for future, (_, other) in self._asked.items() if other is episode]:
+            slot, _ = self._asked.pop(future)
+            future.cancel()
+            self._aside.pop(episode.index, None)
+            if slot is not None:
+                self._end(slot)
+        if not self._live:
+            self._flight.clear()  # as in `round`
 
     # ---------------------------------------------------------------------------------------------------- placing
     def _place(self) -> None:
@@ -127,19 +187,19 @@ class DecodeLoop:
         if self._suspended or not self._free:
             return
         prompts = self._queue.next_prompts(len(self._free))
-        count = self._engine.room(self._state, list(zip(prompts, reversed(self._free), strict=False)))
+        count = self._engine.room(self.state, list(zip(prompts, reversed(self._free), strict=False)))
         for prefix, pairs in self._queue.take(count):
             placements = []
             for row, episode in pairs:
                 slot = self._seat(episode)
                 self._filling[slot] = episode
                 placements.append(self._placement(slot, row, episode))
-            self._state = self._engine.insert(self._state, prefix, placements)
+            self.state = self._engine.insert(self.state, prefix, placements)
 
     def _advance(self, most: int | None) -> None:
         """Computes prompts and observations with at most `most` dispatches, but goes on until a slot decodes."""
         while self._filling:
-            self._state, left = self._engine.advance(self._params, self._state, most)
+            self.state, left = self._engine.advance(self.params, self.state, most)
             for slot in self._filling.keys() - set(left):
                 self._begin(slot, self._filling.pop(slot))
             if self._live:
@@ -160,24 +220,21 @@ class DecodeLoop:
     def _placement(self, slot: int, row: int, episode: Episode) -> Placement:
         asks = episode.request.respond is not None
         number = self._engine.number(episode.request.policy)
-        params, key = episode.request.params, self._key(episode)
-        return Placement(slot, row, episode.limit, params, key, asks, number, episode.grouped)
-
-    def _key(self, episode: Episode) -> np.ndarray:
-        return stretch_key(self._keys[episode.index], episode.stretch)
+        params = episode.request.params
+        return Placement(slot, row, episode.limit, params, episode.key, asks, number, episode.grouped)
 
     def _end(self, slot: int) -> None:
         """The slot is free."""
-        self._state = self._engine.release(self._state, [slot])
+        self.state = self._engine.release(self.state, [slot])
         self._free.append(slot)
 
     # ---------------------------------------------------------------------------------------------------- replies
-    def _answer(self, block: bool) -> None:
-        """Handles the replies that have arrived; with `block`, waits for one unless a slot was freed meanwhile."""
+    def _answer(self) -> None:
+        """Handles the replies that have arrived."""
         if not self._asked:
             return
         extensions = []
-        for future in sorted(self._replies(block), key=lambda f: self._asked[f][1].index):
+        for future in sorted(self._replies(), key=lambda f: self._asked[f][1].index):
             slot, episode = self._asked.pop(future)
             aside = self._aside.pop(episode.index, None)
             outcome = episode.observe(future)
@@ -194,8 +251,8 @@ class DecodeLoop:
                 self._queue.add(episode)
         self._extend(extensions)
 
-    def _replies(self, block: bool) -> list[Future[object]]:
-        """The replies that have arrived; with `block`, at least one.
+    def _replies(self) -> list[Future[object]]:
+        """The replies that have arrived.
 
         Responders that have just begun get a moment to call the tool, so that their calls are answered together, and
         another one to reply, so that their episodes take part in the next dispatch.
@@ -211,10 +268,8 @@ class DecodeLoop:
                 self._news.wait(left)
             elif self._tool is not None and self._tool.serve():
                 until = time.monotonic() + SETTLE
-            elif done or not block:
-                return done
             else:
-                self._news.wait()
+                return done
 
     def _extend(self, asked: Sequence[tuple[int, Episode]]) -> None:
         by_bucket: dict[int, list[tuple[int, Episode]]] = {}
@@ -232,8 +287,8 @@ class DecodeLoop:
                         self._append_or_set_aside(slot, episode)
 
     def _append(self, part: Sequence[tuple[int, Episode]]) -> None:
-        extensions = [Extension(s, *episode.appended, episode.limit, self._key(episode)) for s, episode in part]
-        self._state = self._engine.extend(self._params, self._state, extensions)
+        extensions = [Extension(s, *episode.appended, episode.limit, episode.key) for s, episode in part]
+        self.state = self._engine.extend(self.params, self.state, extensions)
         self._filling |= dict(part)
 
     def _append_or_set_aside(self, slot: int, episode: Episode) -> None:
@@ -243,20 +298,14 @@ class DecodeLoop:
                 return self._append([(slot, episode)])
             except OutOfPages as error:
                 if not self._settle() and not self._set_aside(error.shard):
-                    self._suspended.append(
-                        _Suspended(episode, self._engine.set_aside(self._state, slot), answered=True)
-                    )
+                    self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=True))
                     self._free.append(slot)
                     return
-
-    def _fail(self, episode: Episode, error: NonFiniteError) -> None:
-        """What follows when an episode cannot go on: here the whole call ends with its error."""
-        raise error
 
     def _ask(self, slot: int, episode: Episode) -> None:
         future = self._pool.submit(episode.ask)
         self._asked[future] = (slot, episode)
-        future.add_done_callback(lambda _: self._news.set())
+        future.add_done_callback(lambda _: self.wake())
 
     # ------------------------------------------------------------------------------------------------- out of memory
     def _settle(self) -> bool:
@@ -282,13 +331,13 @@ class DecodeLoop:
             return False
         slot = max(here, key=lambda slot: self._since[slot])
         if slot in self._live:
-            self._state = self._engine.pause(self._state, [slot])
+            self.state = self._engine.pause(self.state, [slot])
             episode = self._live.pop(slot)
-            self._suspended.append(_Suspended(episode, self._engine.set_aside(self._state, slot), answered=False))
+            self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=False))
         else:
             episode = self._asked[waiting[slot]][1]
             self._asked[waiting[slot]] = (None, episode)
-            self._aside[episode.index] = self._engine.set_aside(self._state, slot)
+            self._aside[episode.index] = self._engine.set_aside(self.state, slot)
         self._free.append(slot)
         return True
 
@@ -297,13 +346,13 @@ class DecodeLoop:
         while self._suspended and self._free:
             one = self._suspended[0]
             kept, appended = one.episode.appended if one.answered else (one.aside.length, [])
-            if not self._engine.fits(self._state, one.aside, kept, len(appended), self._free[-1]):
+            if not self._engine.fits(self.state, one.aside, kept, len(appended), self._free[-1]):
                 return
             self._suspended.popleft()
             slot = self._seat(one.episode)
             placement = self._placement(slot, 0, one.episode)
-            self._state = self._engine.bring_back(
-                self._state, one.aside, slot, one.episode.last_id, placement, live=not one.answered
+            self.state = self._engine.bring_back(
+                self.state, one.aside, slot, one.episode.last_id, placement, live=not one.answered
             )
             if one.answered:
                 self._append_or_set_aside(slot, one.episode)
@@ -322,7 +371,7 @@ class DecodeLoop:
             more = len(self._flight) * config.decode_steps
             longest = max(min(episode.length + more, episode.limit) for episode in self._live.values()) - 1
             try:
-                self._state, result = self._engine.generate(self._params, self._state, longest, patience)
+                self.state, result = self._engine.generate(self.params, self.state, longest, patience)
             except OutOfPages as error:
                 if not self._settle():
                     self._set_aside(error.shard)
@@ -335,7 +384,7 @@ class DecodeLoop:
         dispatch = self._flight.popleft()
         self.dispatches += 1
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
-        result = self._engine.read(self._state, dispatch.result, slots)
+        result = self._engine.read(self.state, dispatch.result, slots)
         paused, ended = [], []
         for slot in slots:
             episode, finish = self._live[slot], None
@@ -345,7 +394,8 @@ class DecodeLoop:
                     if finish is not None:
                         break  # tokens sampled after a stop string are discarded
             except NonFiniteError as error:
-                self._fail(episode, error)
+                self.drop(episode)
+                self._failed.append((episode, error))
                 continue
             if finish is None:
                 assert result.live_S[slot], "the device ended a turn that the host is continuing"
@@ -359,6 +409,6 @@ class DecodeLoop:
                 episode.end()
                 ended.append(slot)
         if paused:
-            self._state = self._engine.pause(self._state, paused)
+            self.state = self._engine.pause(self.state, paused)
         for slot in ended:
             self._end(slot)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from scope_jax.errors import UserError
 from scope_jax.rollouts.engine import Engine
@@ -26,9 +22,7 @@ from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.scheduler import grouped
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, NonFiniteError, Request, RolloutError, TextCodec, Turn
-
-WAIT = 0.02  # seconds between looks at responders while no slot decodes
+from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
 
 
 class Full(RolloutError):
@@ -78,13 +72,13 @@ class Ticket:
 
     episode: Episode
     listener: Listener
-    _loop: _OnlineLoop
+    rollouts: OnlineRollouts
     errors: list[BaseException] = field(default_factory=list)  # raised by its responder
     told: tuple[int, int] = (0, 0)  # (turns, tokens of the turn after them) that the listener knows
 
     def cancel(self) -> None:
         """Ends the request at the next round of the loop; nothing happens if it has ended."""
-        self._loop.cancel(self)
+        self.rollouts.cancel(self)
 
 
 class OnlineRollouts:
@@ -108,31 +102,37 @@ class OnlineRollouts:
         self.params = params
         self.tokenizer = tokenizer
         self._most = engine.config.slots + waiting
-        self._lock = threading.Lock()
+        self.loop = DecodeLoop(engine, params, engine.init_decode_state(), threads, tool, ahead, prefills=1)
+        self._lock = threading.Lock()  # for the next six
         self._count = 0  # of requests so far
-        self._loop = _OnlineLoop(engine, params, threads, tool, ahead)
-        self._thread = threading.Thread(target=self._loop.serve, name="decode-loop", daemon=True)
+        self._inbox: list[Ticket] = []
+        self._cancelled: list[Ticket] = []
+        self._to_compile: tuple[bool, threading.Event] | None = None  # with programs of `extend`; set once it is done
+        self._closing = self._halted = False
+        self._outstanding = 0  # samples that were submitted and have not ended
+        self._tickets: dict[int, Ticket] = {}  # by number, those that the loop knows
+        self.failure: BaseException | None = None  # what ended the loop, if it was an error
+        self._thread = threading.Thread(target=self._serve, name="decode-loop", daemon=True)
         self._thread.start()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended the loop, if it was an error; nothing can be generated after it."""
-        return self._loop.failure
 
     @property
     def running(self) -> int:
         """Slots that are in use."""
-        return self._loop.running
+        return self.loop.used
 
     @property
     def waiting(self) -> int:
         """Samples that were submitted and have no slot."""
-        return max(0, self._loop.outstanding - self._loop.running)
+        return max(0, self._outstanding - self.running)
 
+    # ------------------------------------------------------------------------------------------- from other threads
     def compile(self, *, extends: bool) -> None:
         """Compiles the engine's programs, so that no request waits for one. Called before the first request. extends:
         requests may have responders. Raises what ended the loop, if compiling does."""
-        ready = self._loop.compile(extends)
+        ready = threading.Event()
+        with self._lock:
+            self._to_compile = extends, ready
+        self.loop.wake()
         while not ready.wait(1.0):
             if self.failure is not None:
                 raise self.failure
@@ -147,184 +147,84 @@ class OnlineRollouts:
         limit = self.engine.config.max_length
         with self._lock:
             first, self._count = self._count, self._count + len(requests)
-        tickets, keys = [], []
+        tickets = []
         for number, (request, listener) in enumerate(zip(requests, listeners, strict=True), start=first):
             stop_row(request.params)
             errors: list[BaseException] = []
             self.engine.number(request.policy)
             group = None if request.group is None else f"{first} {request.group}"
-            own = replace(_guarded(request, errors), group=group)
-            episode = Episode(own, number, self.tokenizer, limit)
+            key = key_data("online", number) if request.key is None else request.key
+            episode = Episode(replace(_guarded(request, errors), group=group, key=key), number, self.tokenizer, limit)
             if episode.finish_reason is not None:
                 raise UserError(f"The prompt has {len(episode.prompt)} tokens; the engine takes at most {limit - 1}.")
-            tickets.append(Ticket(episode, listener, self._loop, errors))
-            keys.append(key_data("online", number) if request.key is None else request.key)
+            tickets.append(Ticket(episode, listener, self, errors))
         grouped([ticket.episode for ticket in tickets])
-        self._loop.accept(tickets, keys, self._most)
+        with self._lock:
+            if self._closing:
+                raise Closed("The engine has stopped.")
+            if self._outstanding + len(tickets) > self._most:
+                raise Full(
+                    f"{self._outstanding} requests are running or waiting, and {self._most} may; try again later."
+                )
+            self._outstanding += len(tickets)
+            self._inbox += tickets
+        self.loop.wake()
         return tickets
+
+    def cancel(self, ticket: Ticket) -> None:
+        """See `Ticket.cancel`."""
+        with self._lock:
+            self._cancelled.append(ticket)
+        self.loop.wake()
 
     def close(self, seconds: float) -> None:
         """Accepts nothing more, lets what is under way finish for so long, then ends it with the error Closed."""
-        self._loop.close()
+        with self._lock:
+            self._closing = True
+        self.loop.wake()
         self._thread.join(seconds)
-        self._loop.halt()
+        with self._lock:
+            self._halted = True
+        self.loop.wake()
         self._thread.join()
 
-
-def _guarded(request: Request, errors: list[BaseException]) -> Request:
-    """The request, whose responder's exceptions end its episode instead of the loop; they are reported with `Done`."""
-    respond = request.respond
-    if respond is None:
-        return request
-
-    def guarded(turns: tuple[Turn, ...]) -> Any:
-        try:
-            return respond(turns)
-        except Exception as error:  # noqa: BLE001 (it reaches the listener)
-            errors.append(error)
-            return None
-
-    return replace(request, respond=guarded)
-
-
-class _OnlineLoop(DecodeLoop):
-    """The decode loop with an inbox."""
-
-    def __init__(
-        self, engine: Engine | PagedEngine, params: Any, threads: int, tool: BatchedTool[Any] | None, ahead: bool
-    ) -> None:
-        self._own_keys: dict[int, np.ndarray] = {}
-        super().__init__(
-            engine, params, engine.init_decode_state(), (), self._own_keys, threads, tool, ahead, prefills=1
-        )
-        self._door = threading.Lock()  # for the next five
-        self._inbox: list[tuple[Ticket, np.ndarray]] = []
-        self._cancelled: list[Ticket] = []
-        self._closing = self._halted = False
-        self._to_compile: tuple[bool, threading.Event] | None = None  # with programs of `extend`; set once it is done
-        self.outstanding = 0
-        self._tickets: dict[int, Ticket] = {}
-        self.failure: BaseException | None = None
-
-    @property
-    def running(self) -> int:
-        return self._engine.config.slots - len(self._free)
-
-    # ------------------------------------------------------------------------------------------- from other threads
-    def accept(self, tickets: Sequence[Ticket], keys: Sequence[np.ndarray], most: int) -> None:
-        with self._door:
-            if self._closing:
-                raise Closed("The engine has stopped.")
-            if self.outstanding + len(tickets) > most:
-                raise Full(f"{self.outstanding} requests are running or waiting, and {most} may; try again later.")
-            self.outstanding += len(tickets)
-            self._inbox += zip(tickets, keys, strict=True)
-        self._news.set()
-
-    def cancel(self, ticket: Ticket) -> None:
-        with self._door:
-            self._cancelled.append(ticket)
-        self._news.set()
-
-    def compile(self, extends: bool) -> threading.Event:
-        with self._door:
-            self._to_compile = extends, threading.Event()
-            ready = self._to_compile[1]
-        self._news.set()
-        return ready
-
-    def close(self) -> None:
-        with self._door:
-            self._closing = True
-        self._news.set()
-
-    def halt(self) -> None:
-        self._halted = True
-        self._news.set()
-
     # ------------------------------------------------------------------------------------------------ in the thread
-    def serve(self) -> None:
-        """Runs until `close` and everything has finished, until `halt`, or until an error, kept in `failure`."""
+    def _serve(self) -> None:
+        """Runs until `close` and everything has finished, or until an error, kept in `failure`."""
         try:
-            with nullcontext() if self._tool is None else self._tool.served(self._news.set):
-                while self._round():
-                    pass
+            with self.loop.running():
+                while self._admit():
+                    if not self.loop.busy:
+                        self.loop.rest()
+                        continue
+                    for episode, error in self.loop.round():
+                        self._forget(ticket := self._tickets[episode.index])
+                        ticket.listener(Done(None, error))
+                    for ticket in list(self._tickets.values()):
+                        self._report(ticket)
         except BaseException as error:  # noqa: BLE001 (kept for the owner: a thread has no caller)
             self.failure = error
         finally:
             self._end_all()
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _round(self) -> bool:
-        """One round; False when it was the last one."""
-        self._news.clear()
-        with self._door:
-            to_compile, self._to_compile = self._to_compile, None
-        if to_compile is not None:
-            extends, ready = to_compile
-            self._state = self._engine.compile(self._params, self._state, extends=extends)
-            ready.set()
-        self._admit()
-        if self._halted:
-            return False
-        if not (self._queue or self._filling or self._live or self._asked or self._suspended):
-            self._flight.clear()
-            if self._closing:
-                return False
-            self._news.wait()
-            return True
-        self._resume()
-        self._place()
-        free = len(self._free)
-        self._answer(block=False)
-        self._advance(self._prefills)
-        self._launch()
-        while len(self._flight) > self._ahead:
-            self._read()
-        if not self._live:
-            self._flight.clear()  # only tokens that will be discarded
-            if not self._filling and len(self._free) <= free:
-                self._news.wait(WAIT)  # for responders: what waits has no slot or no memory until one replies
-        for ticket in list(self._tickets.values()):
-            self._report(ticket)
-        return True
-
-    def _admit(self) -> None:
-        with self._door:
+    def _admit(self) -> bool:
+        """Takes over what other threads have asked for; False when there is nothing more to do."""
+        with self._lock:
             arrived, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, []
-        for ticket, key in arrived:
-            self._tickets[ticket.episode.index], self._own_keys[ticket.episode.index] = ticket, key
-        self._queue.append([ticket.episode for ticket, _ in arrived])
+            to_compile, self._to_compile = self._to_compile, None
+            closing, halted = self._closing, self._halted
+        if to_compile is not None:
+            extends, ready = to_compile
+            self.loop.compile(extends=extends)
+            ready.set()
+        self._tickets |= {ticket.episode.index: ticket for ticket in arrived}
+        self.loop.submit([ticket.episode for ticket in arrived])
         for ticket in cancelled:
             if ticket.episode.index in self._tickets:
-                self._drop(ticket.episode)
+                self.loop.drop(ticket.episode)
                 self._forget(ticket)
-
-    def _drop(self, episode: Episode) -> None:
-        """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""
-        self._queue.remove(episode)
-        self._suspended = deque(one for one in self._suspended if one.episode is not episode)
-        for slot in [slot for slot, other in self._filling.items() if other is episode]:
-            del self._filling[slot]
-            self._end(slot)
-        for slot in [slot for slot, other in self._live.items() if other is episode]:
-            del self._live[slot]
-            self._state = self._engine.pause(self._state, [slot])
-            self._end(slot)
-        for future in [future for future, (_, other) in self._asked.items() if other is episode]:
-            slot, _ = self._asked.pop(future)
-            future.cancel()
-            self._aside.pop(episode.index, None)
-            if slot is not None:
-                self._end(slot)
-
-    def _fail(self, episode: Episode, error: NonFiniteError) -> None:
-        """Ends the one request; the others go on."""
-        ticket = self._tickets[episode.index]
-        self._drop(episode)
-        self._forget(ticket)
-        ticket.listener(Done(None, error))
+        return not halted and (self.loop.busy or not closing)
 
     def _report(self, ticket: Ticket) -> None:
         """Tells the listener what is new."""
@@ -347,18 +247,34 @@ class _OnlineLoop(DecodeLoop):
             ticket.listener(Done(episode.completion(), error))
 
     def _forget(self, ticket: Ticket) -> None:
-        del self._tickets[ticket.episode.index], self._own_keys[ticket.episode.index]
-        with self._door:
-            self.outstanding -= 1
+        del self._tickets[ticket.episode.index]
+        with self._lock:
+            self._outstanding -= 1
 
     def _end_all(self) -> None:
         """Accepts nothing more; what has not finished ends with an error."""
-        with self._door:
+        with self._lock:
             self._closing = True
-            left = [*self._tickets.values(), *(ticket for ticket, _ in self._inbox)]
-            self._inbox, self.outstanding = [], 0
+            left = [*self._tickets.values(), *self._inbox]
+            self._inbox, self._outstanding = [], 0
         self._tickets.clear()
         error = Closed("The engine stopped before the request was finished.")
         error.__cause__ = self.failure
         for ticket in left:
             ticket.listener(Done(None, error))
+
+
+def _guarded(request: Request, errors: list[BaseException]) -> Request:
+    """The request, whose responder's exceptions end its episode instead of the loop; they are reported with `Done`."""
+    respond = request.respond
+    if respond is None:
+        return request
+
+    def guarded(turns: tuple[Turn, ...]) -> Any:
+        try:
+            return respond(turns)
+        except Exception as error:  # noqa: BLE001 (it reaches the listener)
+            errors.append(error)
+            return None
+
+    return replace(request, respond=guarded)

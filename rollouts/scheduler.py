@@ -42,13 +42,11 @@ class Queue:
     """Episodes that wait for a slot.
 
     prefill(prompts, policies) gives the engine's prefix of at most `batch` prompts of one bucket, each under a policy.
-    The order in which slots are freed decides when an episode decodes, never what it samples. Raises ValueError if a
-    group's prompts or policies differ.
+    The order in which slots are freed decides when an episode decodes, never what it samples.
     """
 
     def __init__(
         self,
-        episodes: Sequence[Episode],
         prefill: Callable[[list[np.ndarray], list[str | None]], Any],
         bucket: Callable[[int], int],
         batch: int,
@@ -57,10 +55,10 @@ class Queue:
         self._bucket = bucket
         self._batch = batch
         self._groups: deque[Group] = deque()
-        self.append(episodes)
 
     def append(self, episodes: Sequence[Episode]) -> None:
-        """Puts episodes at the end of the queue, each group together."""
+        """Puts episodes at the end of the queue, each group together. Raises ValueError if its prompts or policies
+        differ."""
         self._groups.extend(grouped(episodes))
 
     def remove(self, episode: Episode) -> None:

@@ -1,6 +1,7 @@
 """A completion depends on the weights and its request only, and its log-probs are the learner's."""
 
 import dataclasses
+import gc
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from tests.rollouts.world import (
     ByteTokenizer,
     bits,
     make_engine,
+    make_paged,
     make_rollouts,
     mixed,
     request,
@@ -107,6 +109,27 @@ def test_new_weights_are_used_and_the_old_may_be_deleted(engine, params):
     rollouts.load_params(changed)
     jax.tree.map(lambda x: x.delete(), changed)
     assert bits(rollouts.run([request("a prompt")])[0]) != bits(before)
+
+
+@pytest.mark.parametrize("make", [make_engine, make_paged])
+def test_after_a_call_weights_and_cache_can_be_freed(make, params):
+    """An update needs their memory."""
+
+    def held() -> int:
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = held()
+    rollouts = make_rollouts(make(), params)
+    rollouts.run([request("a prompt")])
+    calls, dispatches = rollouts.progress
+    loaded = held()
+    rollouts.clear()
+    cleared = held()
+    rollouts.use(None)
+    assert loaded >= cleared > held() == before
+    assert (loaded > cleared) == rollouts.engine.keeps_prompts
+    assert rollouts.progress == (calls, dispatches) == (1, dispatches) and dispatches > 0
 
 
 def test_a_prompt_of_pad_ids_is_a_prompt(rollouts, params):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from scope_jax.rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, _OnlineLoop, listener_in
+from scope_jax.rollouts.loop import DecodeLoop
+from scope_jax.rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, listener_in
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, Request, RolloutError, Turn
 from tests.rollouts import world
@@ -145,9 +146,9 @@ def test_what_is_cancelled_frees_its_slot_wherever_it_is(engine, params, rollout
 def test_the_loop_rests_while_all_slots_wait_for_a_tool_and_others_for_a_slot(engine, params, monkeypatch):
     """Its thread would take the lock of Python from those that answer."""
     answer, rounds = threading.Event(), []
-    one_round = _OnlineLoop._round
+    one_round = DecodeLoop.round
 
-    def counted(self: _OnlineLoop) -> bool:
+    def counted(self: DecodeLoop) -> Any:
         rounds.append(time.monotonic())
         return one_round(self)
 
@@ -158,7 +159,7 @@ def test_the_loop_rests_while_all_slots_wait_for_a_tool_and_others_for_a_slot(en
     def respond(turns: tuple[Turn, ...]) -> None:
         tool(["a question"])
 
-    monkeypatch.setattr(_OnlineLoop, "_round", counted)
+    monkeypatch.setattr(DecodeLoop, "round", counted)
     tool = BatchedTool(slow, own_thread=True)
     with online(engine, params, tool=tool, threads=8) as running:
         asked = [Asked(running, request("x", key=i, respond=respond, max_turns=2, max_tokens=2)) for i in range(9)]
@@ -210,5 +211,5 @@ def test_pages_of_cancelled_requests_are_free(params):
         for ticket in tickets:
             ticket.cancel()
         until(lambda: running.running == 0 and running.waiting == 0)
-        assert all(pool.used == 0 for pool in running._loop._state.pools)
+        assert all(pool.used == 0 for pool in running.loop.state.pools)
         assert bits(Asked(running, one).completion()) == expected

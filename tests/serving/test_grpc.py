@@ -91,7 +91,7 @@ def test_numbers_that_are_not_finite_are_an_error_of_the_server(model: Served, m
     params = model.rollouts.params
     broken = {**params, "embed": {key: table.at[7].set(float("nan")) for key, table in params["embed"].items()}}
     with serving(model, grpc=True) as told, grpc.insecure_channel(told["grpc"]) as channel:
-        monkeypatch.setattr(model.rollouts._loop, "_params", broken)
+        monkeypatch.setattr(model.rollouts.loop, "params", broken)
         own = proto_grpc.OrchestratorStub(channel)
         with pytest.raises(grpc.RpcError) as failed:
             answer(own.Decode(wish([7, 5])))
