@@ -67,7 +67,7 @@ def played_scope() -> set[str]:
 
 def played_spice() -> set[str]:
     cfg, plan = spice_world.card(), spice_world.Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})
-    return set(spice.play(cfg, spice_world.world(plan), spice.start(cfg), 0)[2])
+    return set(spice.GAME.play(cfg, spice_world.world(plan), spice.GAME.start(cfg), 0)[2])
 
 
 def played_spell() -> set[str]:
