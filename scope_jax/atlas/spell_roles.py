@@ -15,7 +15,7 @@ from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.atlas.spell_scripts import CARD as CARD
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.records import Entry
+from scope_jax.games.spell.state import Entry
 
 TRIES = 8  # values drawn for a wrong answer
 REMEMBERED = 0.4  # share of questioners who have a history

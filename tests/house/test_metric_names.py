@@ -75,7 +75,7 @@ def played_spell() -> set[str]:
     for cfg in (spell_world.card(), spell_world.card(rule="judge", judge_table={"url": "http://judge", "model": "m"})):
         judge = iter(["Correct"] * 99)
         tools = spell_world.world(judge_reply=lambda message, judge=judge: next(judge))
-        names |= set(spell.play(cfg, tools, spell.start(cfg), 0)[2])
+        names |= set(spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)[2])
     return names
 
 

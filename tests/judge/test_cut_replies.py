@@ -17,7 +17,7 @@ from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.examine import examine_endpoint, plain_card
 from scope_jax.games import load_card
 from scope_jax.games.score import harness, refreshing
-from scope_jax.games.spell import exams as spell_exams
+from scope_jax.games.spell import roles as spell_roles
 from scope_jax.games.spice import roles as spice_roles
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
@@ -182,9 +182,9 @@ def test_an_answer_that_may_be_a_fragment_is_none(form: Form, text: str, whole: 
 
 
 def test_spells_conclusion_is_a_whole_line():
-    assert spell_exams.conclusion(completion("The answer is 12", "eos")) == "12"
-    assert spell_exams.conclusion(completion("The answer is 12", "length")) is None
-    assert spell_exams.conclusion(completion("The answer is 12\nsince", "length")) == "12"
+    assert spell_roles.exam_conclusion(completion("The answer is 12", "eos")) == "12"
+    assert spell_roles.exam_conclusion(completion("The answer is 12", "length")) is None
+    assert spell_roles.exam_conclusion(completion("The answer is 12\nsince", "length")) == "12"
 
 
 @pytest.mark.parametrize(
