@@ -114,8 +114,8 @@ def matches(task: str, response: str, conclusion: str | None, references: Sequen
     True if the response matches one of the references.
 
     Numbers and letters are read from the conclusion. reads: "answer" for a conclusion that contains the answer to a
-    document question and no other (`concludes`), or "response" for cover exact match of the whole response, which naming
-    every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
+    document question and no other (`concludes`), or "response" for cover exact match of the whole response, which
+    naming every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
     """
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
