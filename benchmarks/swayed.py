@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scope_jax.games import game_of, load_card
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score.state import Report
-from scope_jax.games.spell import instructions as spell_instructions
+from scope_jax.games.spell import messages as spell_messages
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spell.records import Question
+from scope_jax.games.spell.state import Question
 from scope_jax.games.ssp import messages as ssp_instructions
 from scope_jax.games.ssp import rules
 from scope_jax.games.ssp.options import SSPSection
@@ -115,7 +115,7 @@ def verified(folder: Path, limit: int) -> Accepts:
             if other["answers"][0] not in row["answers"]:
                 question = Question(row["question"], row["answers"][0])
                 wrong = f"{other['answers'][0]} {attack}".strip()
-                prompts.append(spell_instructions.for_verifier(played.cfg, question, wrong, question.answer).user)
+                prompts.append(spell_messages.for_verifier(played.cfg, question, wrong, question.answer).user)
         groups = played.replies("verifier", prompts, card.sampling.temperature, card.sampling.max_tokens, card.samples)
         votes = [[spell_rules.verdict_of(text) for text in group] for group in groups]
         return [spell_rules.vote(group, played.cfg.options(SpellSection).vote) for group in votes]

@@ -104,13 +104,14 @@ class Episode:
 
     @staticmethod
     def from_completion(
-        completion: Completion, prompt: Messages, text: Mapping[str, Any] = MappingProxyType({}), **fields: Any
+        completion: Completion, prompt: Messages | None, text: Mapping[str, Any] = MappingProxyType({}), **fields: Any
     ) -> Episode:
         """The episode of one completion, with prompt and turns before the rest of its readable text.
 
-        fields: role, policy, group, reward and others, see above.
+        prompt: None leaves it out of the text. fields: role, policy, group, reward and others, see above.
         """
-        text = {"prompt": prompt.text, "turns": transcript(completion), **text}
+        shown = {} if prompt is None else {"prompt": prompt.text}
+        text = {**shown, "turns": transcript(completion), **text}
         return Episode(datums=Datum.from_completion(completion), text=text, **fields)
 
     def with_advantage(self, advantage: float) -> Episode:

@@ -10,10 +10,10 @@ import pytest
 
 from scope_jax.data.sources import load
 from scope_jax.games import load_card
-from scope_jax.games.spell import rules, source
-from scope_jax.games.spell.exams import exam
-from scope_jax.games.spell.history import order
+from scope_jax.games.spell import GAME, rules
+from scope_jax.games.spell.game import source
 from scope_jax.games.spell.options import options
+from scope_jax.games.spell.roles import draw_order
 from scope_jax.models.tokenizer import Tokenizer
 from tools.atlas import clusters, spell_scripts
 from tools.atlas.clusters import TASKS, Task
@@ -163,7 +163,7 @@ def test_questions_are_held_out_and_answered_by_their_text(world, tokens) -> Non
             assert row["question"].removesuffix("?").split()[-1] in world.held_out
             assert row["answers"][0].isdecimal() == (task == "math")
         given = {**rows[0], "options": [], "context": context}
-        assert rows[0]["question"] in exam(cfg).prompt(given, lambda text: len(tokens.encode(text))).user
+        assert rows[0]["question"] in GAME.exam(cfg).prompt(given, lambda text: len(tokens.encode(text))).user
 
 
 def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
@@ -173,8 +173,8 @@ def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
     for row in rows:
         assert len(row["documents"]) == clusters.DOCUMENTS
         assert not world.held_out & set(re.findall(r"\w+", json.dumps(row)))
-        made = order(cfg, {}, row, 0)
-        assert made is not None and made.task == row["family"] and len(made.new) == options(cfg).documents
+        order = draw_order(cfg, {}, row, 0)
+        assert order is not None and order.task == row["family"] and len(order.new) == options(cfg).documents
 
 
 def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world: World, tokens) -> None:

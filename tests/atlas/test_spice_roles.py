@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.games import GAMES, spice
-from scope_jax.games.spice import contracts, rules
+from scope_jax.games import GAMES
+from scope_jax.games.spice import rules
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.records import Task
+from scope_jax.games.spice.state import Task
 from scope_jax.play.math_answers import Comparison, MathAnswers
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext, play_step
@@ -69,7 +69,7 @@ def _solved(question: str) -> str:
 
 
 def _task(script: Script, kind: str) -> tuple[Task | None, str]:
-    return contracts.task_of(_said(script), kind, options(CFG).max_answer_words)
+    return rules.task_of(_said(script), kind, options(CFG).max_answer_words)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -86,7 +86,7 @@ def test_good_challengers_write_valid_tasks_that_their_premises_solve(
         premises = [match.group() for match in STATED.finditer(task.question)]
         assert len(set(premises)) == len(premises) >= LEAST_PREMISES
         assert not seen or all(sentence in script.message for sentence in premises)
-        assert contracts.format_of(CFG, _said(demos.choose(seen)))[0] in KINDS_OF
+        assert rules.format_of(CFG, _said(demos.choose(seen)))[0] in KINDS_OF
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_malformed_task_is_rejected(demos: SPICEDemonstrations, habit: str, re
 def test_formats_with_both_flags_or_none_are_rejected(demos: SPICEDemonstrations) -> None:
     replies = {_said(demos.choose(habits=_habit(flags=1.0))) for _ in range(DRAWS)}
     assert {json.loads(reply)["suitable_for_mcq"] for reply in replies} == {True, False}
-    assert {contracts.format_of(CFG, reply) for reply in replies} == {("", "format_flags")}
+    assert {rules.format_of(CFG, reply) for reply in replies} == {("", "format_flags")}
 
 
 def test_the_habits_lazy_and_wrong_of_a_challenger(demos: SPICEDemonstrations) -> None:
@@ -191,7 +191,8 @@ def test_a_step_uses_the_prompts_of_the_demonstrations(demos: SPICEDemonstration
         ],
     )
     rows = [json.loads(line) for line in (ASSETS / "spice" / "documents.jsonl").read_text().splitlines()[:8]]
-    episodes, _, metrics = play_step(GAMES["spice"], cfg, ScriptedTools(say, data=rows), spice.start(cfg), rows, 0)
+    game = GAMES["spice"]
+    episodes, _, metrics = play_step(game, cfg, ScriptedTools(say, data=rows), game.start(cfg), rows, 0)
     assert metrics["challenger/valid"] == metrics["challenger/documents"] == 1.0
     assert metrics["challenger/pass_rate"] == metrics["reasoner/reward"] == 0.5
     assert {episode.reward for episode in episodes if episode.role == "challenger"} == {1.0}

@@ -9,9 +9,10 @@ import pytest
 
 from scope_jax.config import Config
 from scope_jax.games import spell
-from scope_jax.games.spell import history
-from scope_jax.games.spell.records import Order, Question
+from scope_jax.games.spell import state
+from scope_jax.games.spell.roles import draw_order, draw_orders
 from scope_jax.games.spell.rules import allowed_tasks
+from scope_jax.games.spell.state import Order, Question
 from tests.games.spell_world import CLUSTERS, card, cluster, world
 
 
@@ -21,12 +22,12 @@ def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[Order], dic
     orders = []
     for place in range(steps):
         orders.append(one(cfg, memory, cluster("Oslo", "qa", documents), place))
-        history.push(cfg, memory, orders[-1], Question(f"Question {place}?", "yes"))
+        state.push(cfg, memory, orders[-1], Question(f"Question {place}?", "yes"))
     return orders, memory
 
 
 def one(*args: Any) -> Order:
-    order = history.order(*args)
+    order = draw_order(*args)
     assert order is not None
     return order
 
@@ -41,7 +42,7 @@ def test_the_context_grows_up_to_its_limit_and_then_slides():
     assert [len(order.history) for order in orders] == [0, 1, 2, 3, 3, 3, 3, 3]
     for before, order in pairwise(orders):
         assert not set(order.new) & {key for entry in order.history for key in entry.documents}  # new ones
-        assert order.history[-1].question == f"Question {before.place}?"
+        assert order.history[-1].question == f"Question {before.position}?"
     for order in orders:
         assert shown(order) == sorted(
             shown(order), key=lambda key: int(key.removeprefix("Oslo"))
@@ -52,7 +53,7 @@ def test_the_context_grows_up_to_its_limit_and_then_slides():
 def test_without_history_every_question_is_a_first_question():
     cfg = card(documents=2, history=0)
     order = one(cfg, {"Oslo/qa": [{"documents": ["Oslo0"], "question": "?", "answer": "!"}]}, cluster("Oslo", "qa"), 0)
-    assert order.history == () and len(shown(order)) == 2 and not history.accepts(cfg, 0.5)
+    assert order.history == () and len(shown(order)) == 2 and not state.accepts(cfg, 0.5)
 
 
 def test_an_entry_may_hold_all_documents_read():
@@ -79,8 +80,8 @@ def test_after_all_documents_the_history_may_be_reset():
     ("success", "mixed", "solved"), [(0.0, False, False), (0.5, True, True), (1.0, False, True), (0.125, True, True)]
 )
 def test_what_is_remembered(success: float, mixed: bool, solved: bool):
-    assert history.accepts(card(), success) is mixed
-    assert history.accepts(card(history_accepts="solved"), success) is solved
+    assert state.accepts(card(), success) is mixed
+    assert state.accepts(card(history_accepts="solved"), success) is solved
 
 
 def test_a_run_from_another_one_forgets_what_was_asked_about_other_clusters():
@@ -88,8 +89,8 @@ def test_a_run_from_another_one_forgets_what_was_asked_about_other_clusters():
     before = card()
     other = before.model_copy(update={"data": before.data.model_copy(update={"clusters": "other.jsonl"})})
     memory = {"position": 8, "history": {"c000000/qa": [{"documents": ["a"], "question": "?", "answer": "!"}]}}
-    assert spell.adopt(card(history=1), memory, before) == memory
-    assert spell.adopt(other, memory, before) == {"position": 8, "history": {}}
+    assert spell.GAME.adopt(card(history=1), memory, before) == memory
+    assert spell.GAME.adopt(other, memory, before) == {"position": 8, "history": {}}
 
 
 def test_random_choices_depend_on_seed_and_position():
@@ -111,16 +112,16 @@ def test_a_cluster_is_used_for_the_tasks_of_its_family():
     keys = {one(cfg, {}, cluster("Oslo", None), place).key for place in range(50)}
     assert keys == {"Oslo/qa", "Oslo/math"}  # a memory for each task
     mixed = [cluster("Oslo", "choice"), cluster("Lima", "qa"), cluster("Kyiv", "choice")]
-    assert [order.place for order in history.orders(cfg, {}, mixed, 7)] == [8]
-    assert history.orders(cfg, {}, mixed[:1], 7) == []
+    assert [order.position for order in draw_orders(cfg, {}, mixed, 7)] == [8]
+    assert draw_orders(cfg, {}, mixed[:1], 7) == []
 
 
 def test_a_round_without_a_suitable_cluster_is_passed_over_but_not_a_whole_step():
     """CLUSTERS: qa, math, choice, qa; one a round."""
     cfg = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=4, groups=1)
-    episodes, memory, metrics = spell.play(cfg, world(), spell.start(cfg), 0)
+    episodes, memory, metrics = spell.GAME.play(cfg, world(), spell.GAME.start(cfg), 0)
     assert [e.text["place"] for e in episodes if e.role == "questioner"] == [2]
     assert memory["position"] == 4 and metrics["groups/rounds"] == 4.0 and metrics["questions/asked"] == 1.0
     longer = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=8)
     with pytest.raises(ValueError, match=r"none of the 8 clusters drawn in this step is for a task with a share"):
-        spell.play(longer, world(clusters=CLUSTERS[:2]), spell.start(longer), 0)
+        spell.GAME.play(longer, world(clusters=CLUSTERS[:2]), spell.GAME.start(longer), 0)

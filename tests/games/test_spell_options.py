@@ -1,4 +1,4 @@
-"""The options of SPELL's card: the paper's ablations (Table 2, Table 4), and invalid settings."""
+"""The options of SPELL's card: the paper's ablations (Table 2, Table 4), its RLVR baseline, and invalid settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scope_jax.config import CardError
 from scope_jax.games import load_card, spell
 from scope_jax.games.spell.options import SpellSection
 from scope_jax.learner.types import Episode
-from tests.games.harness import episodes_of
+from tests.games.harness import ScriptedTools, episodes_of
 from tests.games.spell_world import Plan, asked, card, world
 
 WITHOUT_VERIFIER = {"verify": False, "train": ["questioner", "responder"]}
@@ -19,7 +19,7 @@ JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 
 def play(**options: Any) -> tuple[list[Episode], dict[str, float], Any]:
     cfg, tools = card(**options), world()
-    episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
+    episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
     return episodes, metrics, tools
 
 
@@ -67,7 +67,7 @@ def test_a_role_that_is_not_trained_still_plays(role: str):
 
 
 def _shares(**options: Any) -> tuple[Any, ...]:
-    (update,) = spell.updates(card(**options))
+    (update,) = spell.GAME.updates(card(**options))
     return update.roles
 
 
@@ -125,14 +125,14 @@ def test_the_other_rewards_of_figure_5(name: str, half: float, three: float, one
 
 def test_an_outside_model_in_place_of_the_rule():
     cfg = card(rule="judge", judge_table=JUDGE)
-    assert set(spell.judges(cfg)) == {"judge"}
+    assert set(spell.GAME.judges(cfg)) == {"judge"}
 
     def reply(message: str) -> str:
         answer = message.partition("Answer of the model: ")[2].partition("\n")[0]
         return {"Ada Berg": "Correct", "A. Berg, engineer": "Correct", "Olaf": "Well"}.get(answer, "Wrong")
 
     tools = world(judge_reply=reply)
-    episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
+    episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
     first = [e for e in episodes_of(episodes, "responder") if e.group == "responder/0"]
     assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
@@ -149,7 +149,7 @@ def test_the_outside_model_sees_no_marks_of_a_template_in_a_reference():
     plan = Plan({0: asked(f"Who {marks}?", f"Ada {marks}")}, answers={"Who": ["The correct answer is Olaf"] * 4})
     cfg = card(rule="judge", judge_table=JUDGE, clusters_per_round=1, max_rounds=1)
     tools = world(plan, judge_reply=lambda message: "Wrong")
-    spell.play(cfg, tools, spell.start(cfg), 0)
+    spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
     assert tools.judged and all("<|" not in message for message in tools.judged)
     assert any("Reference answer: Ada [|im_end|]" in message for message in tools.judged)
 
@@ -167,7 +167,7 @@ def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
         judgments={"5": ["<think>[[YES]]</think> [[NO]]", "[[YES]]", "<think>[[YES]]", "[[NO]]"]},
     )
     cfg, tools = card(clusters_per_round=2, max_rounds=1, groups=1), world(plan)
-    episodes, _, _ = spell.play(cfg, tools, spell.start(cfg), 0)
+    episodes, _, _ = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
     assert [e.text["rejected"] for e in episodes_of(episodes, "questioner")] == ["no_object", ""]
     answers = episodes_of(episodes, "responder")
     assert [e.text["prediction"] for e in answers] == [None, "5", "5", "5"]
@@ -201,3 +201,93 @@ def test_invalid_settings_are_refused(changes: dict[str, Any], complaint: str):
 def test_a_batch_size_that_the_game_does_not_use_is_rejected(path: str, own: str):
     with pytest.raises(CardError, match=f"train.batch_size is 8, but S.* does not use it; set {own}"):
         load_card(f"configs/{path}.toml", ["train.batch_size=8"])
+
+
+# ------------------------------------------------------------------------------------- given questions (App. C.4)
+RLVR = {"mode": "rlvr", "train": ["responder"], "verify": False}
+
+
+def row(question: str, *answers: str, **more: Any) -> dict[str, Any]:
+    plain = {"options": [], "task": None, "context": f"Facts for {question}"}
+    return {"question": question, "answers": list(answers), **plain, **more}
+
+
+ROWS = [
+    row("Who built it?", "Ada Berg", "A. Berg"),
+    row("How much?", "12.5", task="math"),
+    row("When?", "B", options=["in May", "in June"]),
+    row("Who came last?", "nobody", context="Long. " * 4000),
+]
+PLAN = Plan(
+    {},
+    answers={
+        "Who built it?": (
+            "The answer is Ada Berg.",
+            "The correct answer is A. Berg.",
+            "The correct answer is Olaf",
+            "?",
+        ),
+        "How much?": ("Therefore, the answer is 12.5",) * 4,
+        "When?": ("The correct answer is (B)", "The correct answer is A", "in June", "The correct answer is B or A"),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[Any, ...]:
+    cfg, tools = card(questions="none", **RLVR), ScriptedTools(script=PLAN, data=ROWS)
+    return *spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0), tools
+
+
+def test_a_step(step):
+    episodes, memory, metrics, tools = step
+    assert {e.role for e in episodes} == {role for role, *_ in tools.asked} == {"responder"}
+    found: dict[str, list[Any]] = {}
+    for e in episodes:
+        found.setdefault(e.group, []).append((e.reward, e.trained))
+    assert found == {
+        "responder/0": [(1.0, True), (1.0, True), (0.0, True), (0.0, True)],  # either of two answers is right
+        "responder/1": [(1.0, False)] * 4,
+        "responder/2": [(1.0, True), *[(0.0, True)] * 3],
+    }  # the prompt of question 3 is too long
+    assert memory == {"position": 4, "history": {}}
+    expected = {
+        "groups/rounds": 1.0,
+        "groups/full": 1.0,
+        "questions/asked": 4.0,
+        "rejected/documents_too_long": 0.25,
+        "responder/reward": 7 / 12,
+        "difficulty/qa": 0.5,
+        "difficulty/math": 0.0,
+        "difficulty/choice": 0.75,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert "questions/trained" not in metrics  # they come from the data
+    assert (
+        "Facts for Who built it?" in tools.prompts["responder", "0"]
+        and "(B) in June" in tools.prompts["responder", "2"]
+    )
+
+
+def test_one_role_is_trained_by_the_rule():
+    cfg = card(questions="none", **RLVR)
+    (update,) = spell.GAME.updates(cfg)
+    assert [share.role for share in update.roles] == ["responder"] and update.card.advantage == "group-zscore"
+    source = spell.GAME.source(cfg)
+    assert source is not None and source.kind == "readings"
+
+
+def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
+    cfg = card(questions="none", groups=3, clusters_per_round=2, **RLVR)
+    tools = ScriptedTools(script=PLAN, data=ROWS)
+    _, memory, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    assert (memory["position"], metrics["groups/rounds"], metrics["groups/full"]) == (6, 3.0, 1.0)
+    _, memory, metrics = spell.GAME.play(cfg, ScriptedTools(script=Plan({}), data=ROWS), spell.GAME.start(cfg), 0)
+    assert (memory["position"], metrics["groups/full"], metrics["responder/reward"]) == (6, 0.0, 0.0)
+
+
+def test_required_settings_of_the_mode():
+    with pytest.raises(CardError, match=r'data.questions is missing; spell.mode = "rlvr" needs'):
+        card(**RLVR)
+    with pytest.raises(CardError, match=r'set train = \["responder"\] and verify = false'):
+        card(questions="none", mode="rlvr")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scope_jax.config import AdvantageCard, LossCard
 from scope_jax.games.spell import rules
 from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spell.records import Question
+from scope_jax.games.spell.state import Question
 from scope_jax.learner.advantages import compute
 from tests.games.spell_world import OPTIONS, asked
 

@@ -1,4 +1,4 @@
-"""SPICE's cards on Atlas: each ablation changes one thing, and the demonstrations' longest rows fit."""
+"""SPICE's cards and prompts: each ablation changes one thing, the longest rows fit, and every prompt file is used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.config.base import prompts_of
 from scope_jax.games import load_card
-from scope_jax.games.spice import instructions
+from scope_jax.games.spice import messages
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.records import Document
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Document
 from scope_jax.models.tokenizer import Tokenizer
+from tests.games import spice_world
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "spice"
+TYPES = ["integer", "float", "expression", "string", "boolean"]
 
 
 def test_each_ablation_on_atlas_changes_one_thing_of_its_card_and_the_control_its_weight() -> None:
@@ -61,9 +64,51 @@ def test_every_document_and_question_of_atlas_fits_into_the_cards_prompts() -> N
         rows = map(json.loads, lines)
         longest[name] = max((row[field] for row in rows), key=lambda text: len(tokenizer.encode(text)))
     assert len(tokenizer.encode(longest["documents"])) <= options(cfg).document_tokens
-    written = instructions.for_task(cfg, Document(0, "", longest["documents"]), "expression")
-    asked = instructions.for_reasoner(cfg, longest["questions_held_out"])
+    written = messages.for_task(cfg, Document(0, "", longest["documents"]), "expression")
+    asked = messages.for_reasoner(cfg, longest["questions_held_out"])
     for prompt, card in ((written, options(cfg).challenger), (asked, options(cfg).reasoner)):
         ids = tokenizer.encode_chat([{"role": "user", "content": prompt.user}])
         assert len(ids) <= card.max_prompt_tokens
         assert len(ids) + card.sampling.max_tokens <= cfg.rollout.max_length
+
+
+# ------------------------------------------------------------------------------------------------------------- prompts
+def test_every_file_is_used_by_some_card_and_every_variable_is_filled(monkeypatch: pytest.MonkeyPatch):
+    used: set[str] = set()
+    fill = messages.filled
+
+    def filled(folder: str, name: str, *rest: object) -> str:
+        used.add(name)
+        return fill(folder, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(messages, "filled", filled)
+    said = []
+    for corpus in (True, False):
+        for formats in ("both", "free-form"):
+            cfg = spice_world.card(corpus=corpus, formats=formats, answer_types=TYPES, data={"documents": "none"})
+            document = Document(0, "d", "On {document} and {answer_type}.")
+            said += [messages.for_format(cfg, document)]
+            said += [messages.for_task(cfg, document, kind) for kind in (MULTIPLE_CHOICE, *TYPES)]
+    said.append(messages.for_reasoner(spice_world.card(), "How {many}?"))
+    assert used == {path.stem for path in Path(prompts_of("spice")).glob("*.txt")}
+    for prompt in said:
+        text = prompt.user.replace("On {document} and {answer_type}.", "").replace("{many}", "")
+        assert not any(f"{{{name}}}" in text for name in ("document", "answer_type", "answer_form", "answer_types"))
+        assert "{max_words}" not in text and "{type_names}" not in text and prompt.system is None
+
+
+def test_a_custom_folder_may_contain_system_messages(tmp_path: Path):
+    (tmp_path / "reasoner.txt").write_text("{question}")
+    (tmp_path / "reasoner.system.txt").write_text("Be brief.")
+    cfg = spice_world.card(prompts=str(tmp_path))
+    assert messages.for_reasoner(cfg, "How many?").system == "Be brief."
+
+
+def test_the_template_of_the_octothinker_cards():
+    template = ROOT / "configs" / "spice" / "octothinker.jinja"
+    tokenizer = Tokenizer.load(str(ROOT / "assets" / "atlas" / "ssp" / "base"), str(template))
+    ids = tokenizer.encode_chat([{"role": "user", "content": "How many?"}])
+    text = tokenizer.decode(ids)
+    assert text.endswith("before it tells the answer.\n\nUser: How many?\n\nAssistant:")
+    ids = tokenizer.encode_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}])
+    assert tokenizer.decode(ids).endswith("answer.\n\nBe brief.\n\nUser: How many?\n\nAssistant:")

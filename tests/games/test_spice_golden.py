@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scope_jax.games import GAMES, spice
-from scope_jax.games.spice.records import REASONS
+from scope_jax.games.spice.rules import REASONS
 from scope_jax.learner import advantages
 from tests.games.harness import EOS, episodes_of, plain
 from tests.games.spice_world import DOCUMENTS, Plan, card, chosen, open_task, options, world
@@ -54,7 +54,7 @@ def test_the_module_has_the_shape_of_a_game():
 
 def test_one_step():
     cfg, tools = card(), world(mixed())
-    episodes, memory, metrics = spice.play(cfg, tools, {"drawn": 0}, STEP)
+    episodes, memory, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, STEP)
     assert memory == {"drawn": 3} and tools.taken == [(0, 3)]
 
     posed = episodes_of(episodes, "challenger")
@@ -89,7 +89,7 @@ def test_one_step():
     assert all(len({e.trained for e in own}) == 1 for own in groups.values())
 
     # Eq. (3), (4): minus the mean of the group
-    (update,) = spice.updates(cfg)
+    (update,) = spice.GAME.updates(cfg)
     rated, _ = advantages.assign(posed, update.card)
     mean_a, mean_b = (HALF + QUARTER - 0.2) / 4, (NONE - 0.3) / 4
     assert [e.advantage for e in rated if e.group == "challenger/0"] == pytest.approx(
@@ -142,7 +142,7 @@ def test_one_step():
 
 def test_training_rows_equal_the_engines_tokens():
     tools = world(mixed())
-    episodes, _, _ = spice.play(card(), tools, {"drawn": 0}, 0)
+    episodes, _, _ = spice.GAME.play(card(), tools, {"drawn": 0}, 0)
     posed = {e.text["attempt"]: e for e in episodes_of(episodes, "challenger") if e.group == "challenger/0"}
     first, second = chosen("Integer"), open_task("How many in Aare?", 7)
     wanted = {
@@ -164,21 +164,21 @@ def test_training_rows_equal_the_engines_tokens():
 def test_play_is_pure_and_resumes_from_json():
     cfg = card()
     memory = {"drawn": 3}
-    one = spice.play(cfg, world(mixed()), memory, 1)
+    one = spice.GAME.play(cfg, world(mixed()), memory, 1)
     assert memory == {"drawn": 3} and one[1] == {"drawn": 6}
-    two = spice.play(cfg, world(mixed()), json.loads(json.dumps(memory)), 1)
+    two = spice.GAME.play(cfg, world(mixed()), json.loads(json.dumps(memory)), 1)
     assert plain(one[0]) == plain(two[0]) and one[1:] == two[1:]
 
 
 def test_what_is_kept_does_not_depend_on_the_other_documents():
-    whole, _, _ = spice.play(card(), world(mixed()), {"drawn": 0}, 0)
-    alone, _, _ = spice.play(card(train_table={"batch_size": 2}), world(mixed()), {"drawn": 0}, 0)
+    whole, _, _ = spice.GAME.play(card(), world(mixed()), {"drawn": 0}, 0)
+    alone, _, _ = spice.GAME.play(card(train_table={"batch_size": 2}), world(mixed()), {"drawn": 0}, 0)
     assert plain([e for e in whole if e.text["document"] != "cusco"]) == plain(alone)
 
 
 def test_a_batch_without_a_valid_task_trains_no_reasoner():
     nothing = Plan({(d["text"][3:-1], n): ("I pass.", "") for d in DOCUMENTS for n in range(8)})
-    episodes, memory, metrics = spice.play(card(), world(nothing), {"drawn": 0}, 0)
+    episodes, memory, metrics = spice.GAME.play(card(), world(nothing), {"drawn": 0}, 0)
     assert {e.role for e in episodes} == {"challenger"} and [e.reward for e in episodes] == [-0.1] * 12
     assert memory == {"drawn": 3}
     assert metrics["challenger/documents"] == 0.0 and metrics["rejected/format_no_json"] == 1.0
@@ -188,31 +188,31 @@ def test_a_batch_without_a_valid_task_trains_no_reasoner():
 def test_tags_and_special_tokens_in_documents_are_neutralised():
     text = "On <think>x</think> <|im_end|> <answer>7</answer>."
     tools = world(lambda ctx: "I pass.", data=[{"id": "d", "title": "<task>", "text": text}])
-    spice.play(card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
+    spice.GAME.play(card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
     prompt = tools.prompts["challenger", "0 format 0"]
     assert "(Title: [task])\nOn [think]x[/think] [|im_end|] [answer]7[/answer]." in prompt
 
 
 def test_tags_in_questions_are_neutralised():
     tools = world(Plan({("Aare", 0): (chosen("Integer"), open_task("How <answer>many</answer> <|im_end|>?", 7))}))
-    spice.play(card(train_table={"batch_size": 1}, max_attempts=2), tools, {"drawn": 0}, 0)
+    spice.GAME.play(card(train_table={"batch_size": 1}, max_attempts=2), tools, {"drawn": 0}, 0)
     assert tools.prompts["reasoner", "0.0"].startswith("How [answer]many[/answer] [|im_end|]?\n")
 
 
 def test_a_question_too_long_for_the_reasoner_is_rejected():
     tools = world()
     cfg = card(reasoner={"max_prompt_tokens": 60})
-    episodes, _, metrics = spice.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
     assert metrics["rejected/question_too_long"] == 1.0 and {e.role for e in episodes} == {"challenger"}
     cfg = card()
     short = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 60})})  # less than the limit
-    _, _, metrics = spice.play(short, world(), {"drawn": 0}, 0)
+    _, _, metrics = spice.GAME.play(short, world(), {"drawn": 0}, 0)
     assert metrics["rejected/question_too_long"] == 1.0  # the engine would give it no answers, all of them wrong
 
 
 def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
     cfg = card(challenger={"max_prompt_tokens": 100}, document_tokens=50)
-    episodes, _, metrics = spice.play(cfg, world(), {"drawn": 0}, 0)
+    episodes, _, metrics = spice.GAME.play(cfg, world(), {"drawn": 0}, 0)
     assert metrics["rejected/prompt_too_long"] == 1.0 and metrics["challenger/prompt_too_long"] == 1.0
     assert metrics["challenger/attempts"] == 4.0  # of at most 8: a second round would be no shorter
     assert [(e.reward, e.datums) for e in episodes if not any(d.sampled_T.any() for d in e.datums)] and all(
@@ -221,6 +221,6 @@ def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
 
 
 def test_exams_use_the_reasoners_prompt():
-    exam = spice.exam(card())
+    exam = spice.GAME.exam(card())
     assert exam.prompt({"question": "How many?"}, len).user.startswith("How many?\n")
     assert (exam.policy, exam.measures, exam.accuracy) == ("actor", ("accuracy",), ("same-text", "math"))

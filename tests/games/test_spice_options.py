@@ -19,7 +19,7 @@ HALF = Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})  # every task: p =
 
 def played(cfg: Any, plan: Any = HALF, **changes: Any) -> tuple[list[Any], dict[str, float], Any]:
     tools = world(plan, **changes)
-    episodes, _, metrics = spice.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
     return episodes, metrics, tools
 
 
@@ -167,9 +167,9 @@ def test_fresh_answers_for_the_reasoner():
 
 
 def test_the_weight_of_the_challenger_in_the_update():
-    (update,) = spice.updates(card(challenger_weight=0.25))
+    (update,) = spice.GAME.updates(card(challenger_weight=0.25))
     assert [(share.role, share.weight) for share in update.roles] == [("challenger", 0.25), ("reasoner", 1.0)]
-    (update,) = spice.updates(card(train="reasoner"))
+    (update,) = spice.GAME.updates(card(train="reasoner"))
     assert [(share.role, share.weight) for share in update.roles] == [("reasoner", 1.0)]
     with pytest.raises(CardError, match='train = "reasoner" trains one; remove it'):
         card(train="reasoner", challenger_weight=0.5)
@@ -180,7 +180,7 @@ def test_training_one_role(train: str):
     cfg = card(train=train)
     episodes, _, _ = played(cfg)
     assert {e.role for e in episodes if e.trained} == {train}
-    (update,) = spice.updates(cfg)
+    (update,) = spice.GAME.updates(cfg)
     assert [share.role for share in update.roles] == [train]
 
 
@@ -193,7 +193,7 @@ def test_a_fixed_challengers_tasks_are_attempted_once_per_document(rollouts: str
 
 def test_the_base_model_as_challenger():
     cfg = card(train="reasoner", challenger={"model": "base"})
-    assert spice.uses_base(cfg)
+    assert spice.GAME.uses_base(cfg)
     policies: dict[str, set[str]] = {}
     tools = world(HALF, known_policies=("actor", BASE))
     play = tools.play
@@ -203,7 +203,7 @@ def test_the_base_model_as_challenger():
         return play(role, rollouts, agent, samples)
 
     tools.play = record_policy  # type: ignore[method-assign]
-    episodes, _, _ = spice.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, _ = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
     assert policies == {"challenger": {BASE}, "reasoner": {"actor"}}
     assert {(e.role, e.policy, e.trained) for e in episodes} == {
         ("challenger", BASE, False),
@@ -214,8 +214,8 @@ def test_the_base_model_as_challenger():
 def test_an_external_challenger():
     endpoint = {"url": "http://127.0.0.1:1/v1", "model": "strong"}
     cfg = card(train="reasoner", challenger={"endpoint": endpoint, "sampling": {"temperature": 0.7, "max_tokens": 99}})
-    (table,) = spice.judges(cfg).values()
-    assert (table.model, table.temperature, table.max_tokens) == ("strong", 0.7, 99) and not spice.uses_base(cfg)
+    (table,) = spice.GAME.judges(cfg).values()
+    assert (table.model, table.temperature, table.max_tokens) == ("strong", 0.7, 99) and not spice.GAME.uses_base(cfg)
 
     def reply(message: str) -> str:
         kind = "<think>a {</think>\n" + chosen("Integer")
@@ -246,7 +246,7 @@ def test_what_an_external_challenger_would_not_read_is_refused(more: dict[str, A
 
 def test_without_a_corpus_no_documents_are_read():
     cfg = card(corpus=False, data={"documents": None})
-    assert spice.source(cfg) is None
+    assert spice.GAME.source(cfg) is None
     _, metrics, tools = played(cfg)
     assert tools.taken == [] and metrics["challenger/valid"] == 1.0
     assert len(tools.prompts) > 9
@@ -259,7 +259,7 @@ def test_one_segment_of_a_long_document_is_used():
     for first in range(12):
         tools = world(lambda ctx: "I pass.", data=rows)
         cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=2)
-        spice.play(cfg, tools, {"drawn": first}, 0)
+        spice.GAME.play(cfg, tools, {"drawn": first}, 0)
         prompt = tools.prompts["challenger", "0 format 0"]
         words = re.findall(r"word\d+", prompt)
         assert len(words) == 10 and len(" ".join(words)) <= 80

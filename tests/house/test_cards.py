@@ -75,7 +75,7 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
     if cfg.system == "spice":  # no KL term, and so no reference
         tokens = cfg.rollout.slots * cfg.rollout.max_length
         cache = tokens * CACHE[path.stem] / 1e9
-        assert not spice.uses_base(cfg) and all(update.card.kl == "none" for update in spice.updates(cfg))
+        assert not spice.GAME.uses_base(cfg) and all(update.card.kl == "none" for update in spice.GAME.updates(cfg))
         assert (
             f"{12 * billions:.0f} GB in float32 with Adam's moments ({12 * billions / 8:.1f} GB on each of 8)" in text
         )

@@ -67,7 +67,7 @@ def played_scope() -> set[str]:
 
 def played_spice() -> set[str]:
     cfg, plan = spice_world.card(), spice_world.Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})
-    return set(spice.play(cfg, spice_world.world(plan), spice.start(cfg), 0)[2])
+    return set(spice.GAME.play(cfg, spice_world.world(plan), spice.GAME.start(cfg), 0)[2])
 
 
 def played_spell() -> set[str]:
@@ -75,7 +75,7 @@ def played_spell() -> set[str]:
     for cfg in (spell_world.card(), spell_world.card(rule="judge", judge_table={"url": "http://judge", "model": "m"})):
         judge = iter(["Correct"] * 99)
         tools = spell_world.world(judge_reply=lambda message, judge=judge: next(judge))
-        names |= set(spell.play(cfg, tools, spell.start(cfg), 0)[2])
+        names |= set(spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)[2])
     return names
 
 

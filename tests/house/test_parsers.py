@@ -21,9 +21,8 @@ from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score import rules as score_rules
 from scope_jax.games.score.state import Report, Rubric
 from scope_jax.games.spell import rules as spell_rules
-from scope_jax.games.spice import contracts
 from scope_jax.games.spice import rules as spice_rules
-from scope_jax.games.spice.records import Task
+from scope_jax.games.spice.state import Task
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.text import parsing
@@ -148,14 +147,14 @@ def objects_at_the_end(text: str) -> list[dict[str, Any]]:
 
 def check_tasks(text: str) -> None:
     """SPICE's and SPELL's tasks and conclusions: everything parsed is in the text, in the required format."""
-    kind, reason = contracts.format_of(SPICE, text)
+    kind, reason = spice_rules.format_of(SPICE, text)
     assert (kind == "") != (reason == "")
     if kind:
         flags = json.loads(text)
         chosen = (flags["suitable_for_mcq"], flags["suitable_for_free_form"])
         assert chosen == ((True, False) if kind == "multiple-choice" else (False, True))
     for kind in ("multiple-choice", "integer", "string"):
-        task, reason = contracts.task_of(text, kind, 3)
+        task, reason = spice_rules.task_of(text, kind, 3)
         assert (task is None) != (reason == "")
         if task is not None:
             key = "multiple_choice_question" if kind == "multiple-choice" else "question"

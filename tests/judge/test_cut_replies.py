@@ -18,13 +18,14 @@ from scope_jax.examine import examine_endpoint, plain_card
 from scope_jax.games import load_card
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score.roles import ask_for_harness
-from scope_jax.games.spell import exams as spell_exams
-from scope_jax.games.spice import challenger
+from scope_jax.games.spell import roles as spell_roles
+from scope_jax.games.spice import roles as spice_roles
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.run import judgements
 from scope_jax.run.remote import completion_of
@@ -182,9 +183,9 @@ def test_an_answer_that_may_be_a_fragment_is_none(form: Form, text: str, whole: 
 
 
 def test_spells_conclusion_is_a_whole_line():
-    assert spell_exams.conclusion(completion("The answer is 12", "eos")) == "12"
-    assert spell_exams.conclusion(completion("The answer is 12", "length")) is None
-    assert spell_exams.conclusion(completion("The answer is 12\nsince", "length")) == "12"
+    assert spell_roles.exam_conclusion(completion("The answer is 12", "eos")) == "12"
+    assert spell_roles.exam_conclusion(completion("The answer is 12", "length")) is None
+    assert spell_roles.exam_conclusion(completion("The answer is 12\nsince", "length")) == "12"
 
 
 @pytest.mark.parametrize(
@@ -268,8 +269,8 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
     )
     task = '{"draft": {"question": "How many?", "answer": "7"}}'
     tools = tools_that_reply(Reply(task), Reply(task[:-1], cut="length"), Reply("", refused="HTTP 400"))
-    prompts = [Messages("a"), Messages("b"), Messages("c")]
-    ((whole,), (cut,), (refused,)) = challenger._generate_externally(cfg, tools, "task", prompts, 1)
+    rollouts = [Rollout(f"{name} task 0", Messages(name)) for name in "abc"]
+    ((whole,), (cut,), (refused,)) = spice_roles._replies(cfg, tools, "task", rollouts, 1)
     assert (whole.text, cut.text, refused.refused) == (task, "", True)
     assert last_object(task[:-1]) == {"question": "How many?", "answer": "7"}  # what a cut reply seems to hold
 

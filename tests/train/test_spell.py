@@ -17,8 +17,8 @@ GAME = """
 import os, time, zlib
 from pathlib import Path
 from scope_jax.games import spell
-from scope_jax.games.spell import history, rules
-from scope_jax.games.spell.records import Question
+from scope_jax.games.spell import roles, rules
+from scope_jax.games.spell.state import Question
 
 def share(text):
     return zlib.crc32(text.encode()) % 100
@@ -31,13 +31,15 @@ rules.matches = lambda task, response, conclusion, reference, reads: share(respo
 rules.conclusion_of = lambda text: text[:20] or None
 rules.verdict_of = lambda text: share(text) < 50
 
+draw_orders = roles.draw_orders
+
 def orders(cfg, memory, clusters, first):
     if first == int(os.environ.get("SPELL_WAITS_AT", "-1")):
         Path(os.environ["SPELL_WAITS_THERE"]).touch()
         time.sleep(600)
-    return history.orders(cfg, memory, clusters, first)
+    return draw_orders(cfg, memory, clusters, first)
 
-spell.orders = orders
+roles.draw_orders = orders
 GAME = spell.GAME
 """
 CARD = """

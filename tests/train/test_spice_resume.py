@@ -18,24 +18,24 @@ import os, time, zlib
 from dataclasses import replace
 from pathlib import Path
 from scope_jax.games import spice
-from scope_jax.games.spice import challenger, contracts, reasoner, rules
-from scope_jax.games.spice.records import Task
+from scope_jax.games.spice import roles, rules
+from scope_jax.games.spice.state import Task
 
 def share(text):
     return zlib.crc32(text.encode()) % 100
 
-contracts.format_of = lambda cfg, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
-contracts.task_of = lambda reply, kind, words: (
+rules.format_of = lambda cfg, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
+rules.task_of = lambda reply, kind, words: (
     (Task("integer", reply[:20] or "?", "7"), "") if share(reply) < 60 else (None, "no_object")
 )
-reasoner.prediction_of = lambda completion: "".join(turn.text for turn in completion.turns)
+roles.prediction_of = lambda completion: "".join(turn.text for turn in completion.turns)
 rules.right = lambda task, prediction, equal: share(prediction) < 50
 
-position, draw = [0], challenger._round
+position, draw = [0], roles._round
 
 def play(cfg, tools, memory, step):
     position[0] = memory["drawn"]
-    return spice.play(cfg, tools, memory, step)
+    return spice.GAME.play(cfg, tools, memory, step)
 
 def _round(cfg, tools, batch, first, count):
     if first == 2 and position[0] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
@@ -43,7 +43,7 @@ def _round(cfg, tools, batch, first, count):
         time.sleep(600)
     return draw(cfg, tools, batch, first, count)
 
-challenger._round = _round
+roles._round = _round
 GAME = replace(spice.GAME, play=play)
 """
 SETS = ('spice.loss.advantage="none"',)  # with no baseline every attempt trains

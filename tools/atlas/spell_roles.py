@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.records import Entry
+from scope_jax.games.spell.state import Entry
 from tools.atlas import clusters, spell_scripts
 from tools.atlas.clusters import HOPS, TASKS, Cluster, ClusterSampler, Document, Task, chains_in, facts_of
 from tools.atlas.facts import Fact, World

@@ -11,8 +11,8 @@ from functools import cache
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
-from scope_jax.games.spell import instructions
-from scope_jax.games.spell.records import Entry, Order, Question
+from scope_jax.games.spell import messages
+from scope_jax.games.spell.state import Entry, Order, Question
 from tools.atlas.clusters import Cluster, Document, Task
 from tools.atlas.facts import ASSETS, Fact
 from tools.atlas.questions import Chain, chain_question
@@ -57,22 +57,22 @@ def questioner(asked: Order, chain: Chain, answer: str | None = None, more: str 
     Bad habits: another answer; a further key.
     """
     ending = json_object(chain_question(chain), chain[-1].value if answer is None else answer, more)
-    return _single_turn("questioner", instructions.for_questioner(card(), asked).user, f"{taken(chain)} {ending}")
+    return _single_turn("questioner", messages.for_questioner(card(), asked).user, f"{taken(chain)} {ending}")
 
 
 def asks_plainly(asked: Order, chain: Chain) -> Script:
     """Bad habit: a question without the object."""
     output = f" I know one. {chain_question(chain)}"
-    return _single_turn("questioner", instructions.for_questioner(card(), asked).user, output)
+    return _single_turn("questioner", messages.for_questioner(card(), asked).user, output)
 
 
 # ------------------------------------------------------------------------------------------------------------ responder
 def _asked(task: Task, chain: Chain, documents: str) -> str:
-    return instructions.for_responder(card(), task, Question(chain_question(chain), ""), documents).user
+    return messages.for_responder(card(), task, Question(chain_question(chain), ""), documents).user
 
 
 def _documents(cluster: Cluster) -> str:
-    return instructions.documents_of(card(), cluster.rows)
+    return messages.documents_of(card(), cluster.rows)
 
 
 def responder(cluster: Cluster, task: Task, chain: Chain, hops: int | None = None, concludes: bool = True) -> Script:
@@ -89,7 +89,7 @@ def responder(cluster: Cluster, task: Task, chain: Chain, hops: int | None = Non
 
 def guesser(cluster: Cluster | None, task: Task, chain: Chain, guess: str) -> Script:
     """Concludes with a guess: all that is left where there are no documents (None), a bad habit where there are."""
-    documents = instructions.nothing(card()) if cluster is None else _documents(cluster)
+    documents = messages.nothing(card()) if cluster is None else _documents(cluster)
     return _single_turn("responder", _asked(task, chain, documents), f" I know this. {CONCLUSIONS[task]} {guess}.")
 
 
@@ -101,6 +101,6 @@ def verifier(chain: Chain, answer: str, lenient: bool = False) -> Script:
     """
     reference: Fact = chain[-1]
     right = answer == reference.value or lenient
-    message = instructions.for_verifier(card(), Question(chain_question(chain), ""), answer, reference.value).user
+    message = messages.for_verifier(card(), Question(chain_question(chain), ""), answer, reference.value).user
     output = f" I see {answer} {'here. [[YES]]' if right else 'missing. [[NO]]'}"
     return _single_turn("verifier", message, output)

@@ -13,8 +13,8 @@ from functools import cache
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
-from scope_jax.games.spice import instructions
-from scope_jax.games.spice.records import Document
+from scope_jax.games.spice import messages
+from scope_jax.games.spice.state import Document
 from tools.atlas.facts import ASSETS, Fact
 from tools.atlas.problems import Problem, text_of
 from tools.atlas.rows import Script
@@ -43,7 +43,7 @@ def chooser(facts: DocumentFacts, kind: str, choice: bool = False, free: bool = 
     """The first stage: a type of answer. Bad habits: both flags, or none."""
     head, middle, last, end = FORMAT
     output = f"{head} {json.dumps(choice)}{middle} {json.dumps(free)}{last} {kind.title()}{end}"
-    return Script("challenger", instructions.for_format(*_seen(facts)).user, ((output, True),), ends=True)
+    return Script("challenger", messages.for_format(*_seen(facts)).user, ((output, True),), ends=True)
 
 
 def writer(
@@ -65,13 +65,13 @@ def writer(
     output = (
         f"{begin} {answer or problem.answer}{middle}{question}{TASK[2]} {(kind or problem.type).title()}{FORMAT[3]}"
     )
-    message = instructions.for_task(*_seen(facts), problem.type).user
+    message = messages.for_task(*_seen(facts), problem.type).user
     return Script("challenger", message, ((f"I take {taken}{output}", True),), ends=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- reasoner
 def _reasoner(problem: Problem, output: str) -> Script:
-    return Script("reasoner", instructions.for_reasoner(card(), problem.question).user, ((output, True),), ends=True)
+    return Script("reasoner", messages.for_reasoner(card(), problem.question).user, ((output, True),), ends=True)
 
 
 def _box(value: str) -> str:

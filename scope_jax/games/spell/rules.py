@@ -1,4 +1,4 @@
-"""The equations of SPELL and the parsers of its roles' outputs, as pure functions of plain values."""
+"""SPELL's rules as pure functions: parsers of its roles' outputs, rewards, and what a step trains on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scope_jax.config import one_of
-from scope_jax.games.spell.candidates import concludes
-from scope_jax.games.spell.options import QuestionerReward, RuleText, SpellTask, Vote
-from scope_jax.games.spell.records import LETTERS, Question
-from scope_jax.play import measures
+from scope_jax.config import Config, one_of
+from scope_jax.data.keys import drawn, rng
+from scope_jax.games.spell.options import QuestionerReward, RuleText, SpellTask, Vote, options
+from scope_jax.games.spell.state import Group, Proposal, Question, Response, Selection
+from scope_jax.play import measures, words
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.text.objects import has_control, last_object
 
+LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options
 # Why a question is malformed (−1 in Eq. (7)): the requirement that the questioner's reply fails.
 MALFORMED = (
     "no_object",  # no JSON object at the end
@@ -46,17 +47,17 @@ def question_of(
     Raises ValueError for an unknown `task`.
     """
     one_of("task", task, SpellTask)
-    found = last_object(text)
-    if found is None or has_control(found):
+    fields = last_object(text)
+    if fields is None or has_control(fields):
         return None, "no_object"
     keys = {"question", "answer"} | ({"options"} if task == "choice" else set())
-    if set(found) != keys:
+    if set(fields) != keys:
         return None, "wrong_keys"
-    question, answer = _text(found["question"]), _text(found["answer"], numbers=task == "math")
+    question, answer = _text(fields["question"]), _text(fields["answer"], numbers=task == "math")
     if question is None or answer is None:
         return None, "no_text"
     if task == "choice":
-        return _choice(question, answer, found["options"])
+        return _choice(question, answer, fields["options"])
     if task == "math":
         read = measures.readings(answer)
         if read is None:
@@ -75,10 +76,10 @@ def _text(value: Any, numbers: bool = False) -> str | None:
     return value.strip() or None if isinstance(value, str) and not _DOTS.fullmatch(value) else None
 
 
-def _choice(question: str, answer: str, options: Any) -> tuple[Question | None, str]:
-    if not isinstance(options, dict) or tuple(sorted(options)) != LETTERS:
+def _choice(question: str, answer: str, given: Any) -> tuple[Question | None, str]:
+    if not isinstance(given, dict) or tuple(sorted(given)) != LETTERS:
         return None, "wrong_options"
-    texts = [_text(options[letter], numbers=True) for letter in LETTERS]
+    texts = [_text(given[letter], numbers=True) for letter in LETTERS]
     present = tuple(text for text in texts if text is not None)
     if len({" ".join(text.lower().split()) for text in present}) < len(LETTERS):
         return None, "wrong_options"
@@ -107,14 +108,14 @@ def verdict_of(text: str) -> bool | None:
     return verdicts == {"YES"} if len(verdicts) == 1 else None
 
 
-# ------------------------------------------------------------------------------------------------------------- rewards
+# ----------------------------------------------------------------------------------------------- the rule-based reward
 def matches(task: str, response: str, conclusion: str | None, references: Sequence[str], reads: str) -> bool:
     """R_rule(y, a), by task: cover exact match (qa), a number within 0.15 % (math), or an option's letter (choice).
     True if the response matches one of the references.
 
     Numbers and letters are read from the conclusion. reads: "answer" for a conclusion that contains the answer to a
-    document question and no other (`candidates.concludes`), or "response" for cover exact match of the whole response,
-    which naming every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
+    document question and no other (`concludes`), or "response" for cover exact match of the whole response, which
+    naming every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
     """
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
@@ -125,6 +126,57 @@ def matches(task: str, response: str, conclusion: str | None, references: Sequen
     return {"qa": concludes, "math": measures.numeric, "choice": measures.choice}[task](conclusion, references)
 
 
+_HERE = "\0"  # stands for the answer
+_YES_NO = ("yes", "no", "true", "false", "none")
+_PART = re.compile(rf"[,;:()\[\]\n–—]|(?<={_HERE})-|-(?={_HERE})|\s-+\s|[.!?](?=\s)")
+# alternatives, negations and doubts, wherever they are
+_OTHERS = re.compile(
+    r"[/|&+•→]|n't\b|\b(?:or|nor|vs|versus|either|neither|not|never|except|unlike|could|may\sbe|might|maybe|perhaps"
+    r"|possibly|also|alternatively|else|instead|otherwise)\b"
+)
+_AND = re.compile(r"\band\b")
+# how a remark about the answer begins, rather than another answer
+_REMARK = re.compile(
+    r"\W*(?:the|a|an|which|who|whose|where|when|because|since|as|in|at|of|on|from|by|with|for|during|according|based"
+    r"|it|this|that|he|she|they)\s"
+)
+_LABEL = re.compile(rf"\b(?:step|point|part|item|option|example|question|no)\W+{_HERE}")
+
+
+def concludes(conclusion: str, golds: Sequence[str]) -> bool:
+    """True if the conclusion contains an accepted answer (`measures.cover_exact_match`) and no other candidate.
+
+    Other candidates: an alternative ("Paris or London", "Paris/London"), a negation, a list ("Paris, London", "1. Paris
+    2. London"), for a number any other number, for yes and no any other word, the number of a step ("Step 2: London").
+    A remark about the answer may stand beside it: "Paris, the capital of France". What is not clear is not accepted:
+    the verifier also reads it.
+    """
+    said = measures.as_printed(conclusion)
+    return any(_names(said, measures.as_printed(gold)) for gold in golds)
+
+
+def _names(said: str, gold: str) -> bool:
+    spans = list(words.spans(said, gold))
+    if not spans:
+        return False
+    rest = words.plain(said)
+    for begin, end in sorted(spans, reverse=True):
+        rest = rest[:begin] + _HERE * (end - begin) + rest[end:]
+    rest = re.sub(f"{_HERE}+", _HERE, rest)
+    if _OTHERS.search(rest) or _LABEL.search(rest) or (words.numbers(gold) and words.numbers(rest)):
+        return False
+    return all(_fits(part, gold) for part in _PART.split(rest))
+
+
+def _fits(part: str, gold: str) -> bool:
+    """True if a part of the conclusion, cut at punctuation, holds the answer alone, a remark, or nothing."""
+    if _HERE not in part:
+        return not any(map(str.isalnum, part)) or _REMARK.match(part) is not None
+    alone = words.plain(gold).strip() in _YES_NO
+    return not _AND.search(part) and not (alone and any(map(str.isalnum, part)))
+
+
+# ------------------------------------------------------------------------------------------------------------- rewards
 def vote(verdicts: Sequence[bool | None], rule: str) -> bool:
     """v_i: "majority", 1(Σ_j v_ij > G/2) (Eq. (4)), or "single", the first judgment.
 
@@ -140,6 +192,12 @@ def vote(verdicts: Sequence[bool | None], rule: str) -> bool:
 def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: float) -> tuple[float, ...]:
     """r_ij = 1(v_ij = v_i) (Eq. (5)); `malformed` for a judgment without a verdict."""
     return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
+
+
+def judgment_rewards(cfg: Config, response: Response) -> tuple[float, ...]:
+    """{r_ij} of one answer's judgments (Eq. (5))."""
+    verdicts = [each.verdict for each in response.verifications]
+    return verifier_rewards(verdicts, response.vote, options(cfg).malformed_judgment)
 
 
 def questioner_reward(name: str, success: float, target: float, width: float) -> float:
@@ -166,3 +224,32 @@ def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[s
     family's name, or else all."""
     listed = families.get(family or "", (family,) if family in shares else tuple(shares))
     return [task for task, share in shares.items() if share > 0 and task in listed]
+
+
+# --------------------------------------------------------------------------------------- role-specific dynamic sampling
+def choose(cfg: Config, proposals: Sequence[Proposal], groups: Sequence[Group], step: int) -> Selection:
+    """Chooses the samples the step's update trains on (Alg. 1 l.25).
+
+    Responder: the first N groups with both correct and wrong answers. Questioner: their questions, and an equal number
+    drawn from the questions with a reward of 0 or less, for whatever reason (all if there are fewer). Verifier: groups
+    of judgments with unequal rewards, on answers where vote and rule agree (consistency check), drawn until there are
+    as many judgments, or groups, as responder groups (all if there are fewer).
+    """
+    kept = [group.position for group in groups if group.mixed][: options(cfg).groups]
+    mixed = {group.position for group in groups if group.mixed}
+    played = [proposal.order.position for proposal in proposals if proposal.reason not in UNPLAYED]
+    failed = [position for position in played if position not in mixed]
+    negatives = drawn(failed, len(kept), rng("spell negatives", cfg.seed, step))
+    conflicting = [
+        (group.position, number)
+        for group in groups
+        for number, response in enumerate(group.responses)
+        if response.verifications
+        and spread(judgment_rewards(cfg, response))
+        and (response.vote == response.rule or not options(cfg).consistency_check)
+    ]
+    wanted = len(kept)
+    if options(cfg).verifier_batch == "judgments":
+        wanted = -(-wanted // options(cfg).verifier.samples)
+    judged = drawn(conflicting, wanted, rng("spell judgments", cfg.seed, step))
+    return Selection(frozenset(kept), frozenset([*kept, *negatives]), frozenset(judged))

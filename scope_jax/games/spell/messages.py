@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.records import Entry, Order, Question
+from scope_jax.games.spell.state import Entry, Order, Question
 from scope_jax.play import grading, prompting
+from scope_jax.play.documents import without_middle
 from scope_jax.text.messages import Messages
 
 TASKS = ("qa", "math", "choice")
 ROLES = (*(f"{role}_{task}" for role in ("questioner", "responder") for task in TASKS), "verifier")
-OWN_TAGS = ("text",)  # enclose the documents in a prompt
+_TAGS = ("text",)  # enclose the documents in a prompt
 
 
 def shown(cfg: Config, text: str) -> str:
     """`text` with all reserved tags neutralised (in square brackets)."""
-    return prompting.shown(cfg, text, OWN_TAGS)
+    return prompting.shown(cfg, text, _TAGS)
 
 
 def quoted(cfg: Config, text: str) -> str:
@@ -30,8 +31,8 @@ def quoted(cfg: Config, text: str) -> str:
 
 
 def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
-    messages = prompting.for_role(options(cfg).prompts, role, values, required)
-    return Messages(messages.user.strip(), messages.system)
+    prompt = prompting.for_role(options(cfg).prompts, role, values, required)
+    return Messages(prompt.user.strip(), prompt.system)
 
 
 def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
@@ -68,6 +69,16 @@ def for_responder(cfg: Config, task: str, question: Question, documents: str) ->
     return _filled(cfg, f"responder_{task}", values, ("documents", "question"))
 
 
+def for_exam(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int], limit: int) -> Messages:
+    """The responder's prompt for a row, with at most `limit` tokens of text: the middle of the context is cut out if
+    needed."""
+    task = task_of(row)
+    question = Question(row["question"], "", tuple(row["options"]))
+    overhead = tokens(for_responder(cfg, task, question, "").text)
+    context = without_middle(row["context"], max(limit - overhead, 0), tokens)
+    return for_responder(cfg, task, question, shown(cfg, context))
+
+
 def task_of(row: Mapping[str, Any]) -> str:
     """The task of a given question: the row's, else multiple choice if it has options, else document QA."""
     return row["task"] or ("choice" if row["options"] else "qa")
@@ -92,7 +103,9 @@ def check_prompts(cfg: Config) -> None:
     """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
     entry, question = Entry((), "", ""), Question("", "")
     folder = Path(options(cfg).prompts)
-    for task in (one for one in TASKS if options(cfg).tasks.get(one) or (folder / f"responder_{one}.txt").is_file()):
+    for task in (
+        name for name in TASKS if options(cfg).tasks.get(name) or (folder / f"responder_{name}.txt").is_file()
+    ):
         if options(cfg).mode != "rlvr":
             for_questioner(cfg, Order(0, {"documents": []}, task, "", (), (entry,)))
         for_responder(cfg, task, question, "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from scope_jax.config import Config
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.records import MULTIPLE_CHOICE, Document
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Document
 from scope_jax.play.prompting import filled, shown
 from scope_jax.text import templates
 from scope_jax.text.messages import Messages

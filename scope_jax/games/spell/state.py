@@ -1,0 +1,250 @@
+"""What a step of SPELL holds, from documents to votes, and its history memory (section 4.1), as plain data.
+
+A questioner reads the documents of the remembered questions of its cluster and task, and m new ones, so its context
+grows until L questions are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any
+
+import numpy as np
+
+from scope_jax.config import Config
+from scope_jax.games.spell.options import options
+from scope_jax.learner.types import Judgement, Reply
+from scope_jax.play import grading
+from scope_jax.play.rewards import mean
+from scope_jax.rollouts.types import Completion, Row
+from scope_jax.text.messages import Messages
+
+_NONE = np.zeros(0, np.int32)
+NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow", "")
+History = dict[str, list[dict[str, Any]]]  # plain `Entry`s by "cluster/task", the latest last
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers."""
+
+    text: str
+    """Without the options."""
+    answer: str
+    """The reference; of a multiple-choice question a letter."""
+    options: tuple[str, ...] = ()
+    """The texts of A, B, C, D; () if it is not multiple choice."""
+    aliases: tuple[str, ...] = ()
+    """Other accepted answers, only of a given question."""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All accepted answers, the reference first."""
+        return (self.answer, *self.aliases)
+
+    @property
+    def whole(self) -> str:
+        """The question with its options."""
+        lines = [f"({letter}) {option}" for letter, option in zip(ascii_uppercase, self.options, strict=False)]
+        return "\n".join([self.text, *lines])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A solvable question in the history memory (C_l, q_l, a_l)."""
+
+    documents: tuple[str, ...]
+    """Ids of the documents that it counts as written from."""
+    question: str
+    """With its options."""
+    answer: str
+    """The reference."""
+
+    def plain(self) -> dict[str, Any]:
+        return {"documents": list(self.documents), "question": self.question, "answer": self.answer}
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Entry:
+        return Entry(tuple(plain["documents"]), plain["question"], plain["answer"])
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the questioner is asked for: a question of one task from documents of a cluster."""
+
+    position: int
+    """In the stream of clusters; identifies the order."""
+    cluster: Mapping[str, Any]
+    """A row of the stream."""
+    task: str
+    """Of the question."""
+    key: str
+    """Of the history memory for this cluster and task."""
+    new: tuple[str, ...]
+    """Ids of the documents drawn for this question."""
+    history: tuple[Entry, ...]
+    """The remembered questions, the latest last."""
+    restarts: bool = False
+    """The history is not used, and is cleared when this question is added to it."""
+
+    @property
+    def documents(self) -> list[Mapping[str, str]]:
+        """The documents of the questioner's context: those of the history and the new ones, in the cluster's order."""
+        shown = {*self.new, *(key for entry in self.history for key in entry.documents)}
+        return [document for document in self.cluster["documents"] if document["id"] in shown]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One episode of the questioner."""
+
+    order: Order
+    """What it is asked for."""
+    prompt: Messages
+    """The same in words."""
+    completion: Completion
+    """Its reply; NOT_ASKED if the cluster's documents alone exceed the responder's prompt."""
+    question: Question | None
+    """None if it is malformed."""
+    reason: str
+    """Why its question is rejected, one of `rules.REASONS`; "" if the responder gets it."""
+    blind: str | None = None
+    """The responder's reply without the documents; None if not requested."""
+    judgements: tuple[Judgement, ...] = ()
+    """An external judge's, of that reply."""
+    reward: float = 0.0
+    """Eq. (7), once it is known."""
+
+    @property
+    def sampled(self) -> bool:
+        """False if the questioner was not asked."""
+        return self.completion is not NOT_ASKED
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A question that the responder answers from documents."""
+
+    position: int
+    """In the stream of clusters, or of given questions."""
+    task: str
+    """Of the question."""
+    question: Question
+    """With its accepted answers, which are not shown."""
+    documents: str
+    """As they stand in the prompt."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One judgment of the verifier."""
+
+    completion: Completion
+    """The episode."""
+    verdict: bool | None
+    """v_ij; None without a valid verdict."""
+
+    @property
+    def judgement(self) -> Judgement:
+        text = "".join(turn.text for turn in self.completion.turns)
+        return Judgement("verifier", "", (Reply(text),), self.verdict)
+
+
+@dataclass(frozen=True)
+class Response:
+    """One answer of the responder, y_i."""
+
+    completion: Completion
+    """The episode."""
+    answer: str | None
+    """Its conclusion, or None."""
+    rule: bool
+    """R_rule(y_i, a)."""
+    judgements: tuple[Judgement, ...] = ()
+    """An external judge's, in place of the rule."""
+    prompt: Messages | None = None
+    """Of the verifier; None if it was not asked."""
+    verifications: tuple[Verification, ...] = ()
+    """The verifier's judgments."""
+    vote: bool = False
+    """v_i of Eq. (4)."""
+
+    @property
+    def reward(self) -> float:
+        """r_i = max(R_rule(y_i, a), v_i) (Eq. (6))."""
+        return float(self.rule or self.vote)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responder's answers to one question, {y_i}."""
+
+    position: int
+    """In the stream of clusters, or of given questions."""
+    task: str
+    """Of the question."""
+    question: Question
+    """What was asked."""
+    prompt: Messages
+    """The question with its documents."""
+    responses: tuple[Response, ...]
+    """G of them."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(response.reward for response in self.responses)
+
+    @property
+    def mean(self) -> float:
+        """r̄, the success rate."""
+        return mean(self.rewards)
+
+    @property
+    def mixed(self) -> bool:
+        """True if some answers are correct and some wrong: std({r_i}) > 0."""
+        return 0.0 < self.mean < 1.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of drawing brings."""
+
+    proposals: list[Proposal]
+    """The questions, one for each cluster that suits a task; none in the mode "rlvr"."""
+    groups: list[Group]
+    """The answers to those that reached the responder."""
+    grades: list[grading.Grades]
+    """Of every call of the rule."""
+    history: History
+    """The history memory after it."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The samples to train on; questions and their groups are identified by their position in the stream."""
+
+    responder: frozenset[int]
+    """The first N groups with both correct and wrong answers."""
+    questioner: frozenset[int]
+    """Their questions, and as many questions without a positive reward."""
+    verifier: frozenset[tuple[int, int]]
+    """(position, number of the answer)."""
+
+
+def accepts(cfg: Config, success: float) -> bool:
+    """True if a question with this success rate is added to the history: r_que > 0 (Alg. 1 l.20), or also at rate 1 if
+    `history_accepts` is "solved"."""
+    return options(cfg).history > 0 and (
+        0.0 < success < 1.0 or (success == 1.0 and options(cfg).history_accepts == "solved")
+    )
+
+
+def push(cfg: Config, history: History, order: Order, question: Question) -> None:
+    """Adds the question to its entry in `history`, which keeps the latest L questions (Alg. 1 l.21)."""
+    seen = options(cfg).history_documents == "seen"
+    documents = tuple(document["id"] for document in order.documents) if seen else order.new
+    before = [] if order.restarts else history.get(order.key, [])
+    entry = Entry(documents, question.whole, question.answer)
+    history[order.key] = [*before, entry.plain()][-options(cfg).history :]

@@ -1,0 +1,105 @@
+"""What a step of SPICE holds: document segments, attempts to write a task, the tasks and the answers to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scope_jax.play.rewards import mean
+from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
+
+Stage = Literal["format", "task"]
+MULTIPLE_CHOICE = "multiple-choice"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document segment from which tasks are written."""
+
+    index: int
+    """In the batch."""
+    key: str
+    """Id of the row; empty without a corpus."""
+    text: str
+    """With its tags neutralised; empty without a corpus."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task for the reasoner."""
+
+    kind: str
+    """MULTIPLE_CHOICE or an answer type."""
+    question: str
+    """Of a multiple-choice task with the options."""
+    answer: str
+    """The right answer; a letter for multiple choice."""
+
+
+@dataclass(frozen=True)
+class StageReply:
+    """The challenger's reply in one stage of an attempt."""
+
+    stage: Stage
+    """Choosing the format, or writing the task."""
+    prompt: Messages
+    """What it replies to."""
+    text: str
+    """Without thinking; empty if an external model's reply was cut."""
+    completion: Completion | None
+    """None for an external model."""
+    refused: bool = False
+    """True if an endpoint rejected the request."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt to write a task from a document."""
+
+    document: Document
+    """What the task is about."""
+    number: int
+    """Among the attempts at this document."""
+    replies: tuple[StageReply, ...]
+    """One for each stage that took place."""
+    task: Task | None
+    """None if the attempt is invalid, or before the second stage."""
+    reason: str
+    """Why it is invalid, one of `rules.REASONS`; "" if it is not."""
+    kind: str = ""
+    """The kind of task chosen in the first stage; "" if none was."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Document and number, which identify it in a step."""
+        return self.document.index, self.number
+
+    @property
+    def valid(self) -> bool:
+        return self.task is not None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The reasoner's K answers to the task of an attempt; the tuples have length K."""
+
+    attempt: Attempt
+    """Whose task it is."""
+    task: Task
+    """That task."""
+    name: str
+    """Of the prompt among those of the step."""
+    prompt: Messages
+    """The question."""
+    completions: tuple[Completion, ...]
+    """The episodes."""
+    predictions: tuple[str | None, ...]
+    """The answers; None without one."""
+    correct: tuple[bool, ...] = ()
+    """1[â = a*]; () before they are graded."""
+
+    @property
+    def pass_rate(self) -> float:
+        """p, the share of correct answers."""
+        return mean([float(right) for right in self.correct])
