@@ -10,7 +10,7 @@ from scope_jax.atlas import tasks
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.tasks import Entity
 from scope_jax.data import schemas
-from scope_jax.games.scope.records import problem_of
+from scope_jax.games.scope.state import rubric_task
 from scope_jax.play.measures import facts_stated
 
 SEINE = Entity(
@@ -66,7 +66,7 @@ def test_task_sets_are_valid_for_the_curated_mode(world: World, name: str, count
     assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_ENTITIES
     assert len({row["question"] for row in rows}) > 0.95 * len(rows)
     for row in rows:
-        problem = problem_of(schemas.tasks(row, "a line", {}), row["id"])
+        problem = rubric_task(schemas.tasks(row, "a line", {}), 0)
         assert problem.question == row["question"]
         assert 3 <= len(problem.rubric) <= 5
         evidence = " ".join(texts[key] for key in row["evidence_ids"])
