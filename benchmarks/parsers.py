@@ -29,7 +29,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.games import parse_config
-from scope_jax.games.scope import conversation, judging
 from scope_jax.games.scope import rules as scope_rules
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score import rules as score_rules
@@ -257,7 +256,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "numeric": (lambda text: measures.numeric(text, ("5",)), ()),
     "contains": (lambda text: words.contains(text, "a b"), BOX),
     "score_of": (score_of, (("<score>", "</score>"),)),
-    "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
+    "rubric_of": (lambda text: scope_rules.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
     "SPELL question": (
         lambda text: [spell_rules.question_of(text, task, len, 1 << 30) for task in ("qa", "math", "choice")],
         QUESTION,
@@ -272,7 +271,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     ),
     "SPELL verdict": (spell_rules.verdict_of, (("[[", "]]"),)),
     "SCOPE turn": (
-        lambda text: conversation.parse_turn(SCOPE, turn("sampled", text), "answer", False),
+        lambda text: scope_rules.parse_turn(SCOPE, turn("sampled", text), "answer", False),
         (*FINAL, *QUERY),
     ),
     "SCOPE rules": (

@@ -35,7 +35,7 @@ def replay(
     cfg = exam_card(searcher, card, overrides)
     if cfg.system != "scope":
         raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
-    exam = scope.exam(cfg)
+    exam = scope.GAME.exam(cfg)
     searches, writes, judge = find(searcher, cfg), find(writer, cfg), find_base(cfg, base)
     if kind_of(fitted(cfg, searches)) != kind_of(fitted(cfg, writes)):
         raise UserError(

@@ -5,13 +5,13 @@ The judge is the base model, batched through the engine, or an external model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from scope_jax.config import AskSection, JudgeSection
-from scope_jax.learner.types import Reply
-from scope_jax.play import searching
+from scope_jax.learner.types import Metrics, Reply
+from scope_jax.play import metric_names, searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.tools import BASE, Agent, Rollout, Tools, single_turn
 from scope_jax.retrieval.exchange import shown
@@ -19,19 +19,44 @@ from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import THOUGHT
 
 Read = TypeVar("Read")
+Key = TypeVar("Key")
 Send = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
 
 
 @dataclass(frozen=True)
+class ReadReply(Generic[Read]):
+    """The judge's answer to one request."""
+
+    read: Read | None
+    """The parsed reply; None: malformed."""
+    given: tuple[Reply, ...]
+    """The judge's reply, followed by the second one if it was retried."""
+
+
+@dataclass(frozen=True)
 class Replies(Generic[Read]):
-    """The parsed reply to each request, in order (None: malformed), and the number of requests."""
+    """The judge's answers to requests, and the number of requests."""
 
     read: list[Read | None]
-    given: list[tuple[Reply, ...]]  # to each request: the judge's reply, followed by the second one if it was retried
-    asked: int = 0  # distinct requests
-    retried: int = 0  # sent again because the first reply could not be parsed
-    malformed: int = 0  # without a parsable reply in the end
-    refused: int = 0  # of the malformed ones, those that an endpoint rejected
+    """The parsed reply to each request, in order; None: malformed."""
+    given: list[tuple[Reply, ...]]
+    """To each request: the judge's reply, followed by the second one if it was retried."""
+    asked: int = 0
+    """Distinct requests."""
+    retried: int = 0
+    """Sent again because the first reply could not be parsed."""
+    malformed: int = 0
+    """Without a parsable reply in the end."""
+    refused: int = 0
+    """Of the malformed ones, those that an endpoint rejected."""
+
+    def by(self, keys: Iterable[Key]) -> dict[Key, ReadReply[Read]]:
+        """The answer to each request by its key. keys: those of the requests, in order."""
+        return dict(zip(keys, map(ReadReply, self.read, self.given), strict=True))
+
+    def counts(self, job: str) -> Metrics:
+        """The numbers of requests as metrics `judge/<job>/…`."""
+        return {f"judge/{job}/{name}": float(getattr(self, name)) for name in metric_names.JUDGE}
 
 
 def ask(
@@ -91,15 +116,14 @@ def ask(
 
 @dataclass(frozen=True)
 class Judge:
-    """The judge for one job.
-
-    name: the job, used as the role in the engine or as the name of an external model in `Tools.judge`. key: the key of
-    the job's table in the card. card: that table.
-    """
+    """The judge for one job."""
 
     name: str
+    """The job, used as the role in the engine or as the name of an external model in `Tools.judge`."""
     key: str
+    """The key of the job's table in the card."""
     card: AskSection
+    """That table."""
 
     @property
     def outside(self) -> dict[str, JudgeSection]:

@@ -43,12 +43,15 @@ def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 
-def parts_of(role: str, episodes: Sequence[Episode], *names: str) -> dict[str, list[float]]:
-    """Values by metric name: the rewards of a role's episodes, and those parts of them that are named."""
-    chosen = [episode for episode in episodes if episode.role == role]
-    values = {f"{role}/reward": [episode.reward for episode in chosen]}
+def parts_of(role: str, episodes: Sequence[Episode], *names: str, prefix: str = "") -> dict[str, list[float]]:
+    """Values by metric name: the rewards of a role's episodes, and those parts of them that are named.
+
+    prefix: of the metrics; "": the role.
+    """
+    prefix, chosen = prefix or role, [episode for episode in episodes if episode.role == role]
+    values = {f"{prefix}/reward": [episode.reward for episode in chosen]}
     for name in names:
-        values[f"{role}/{name}"] = [episode.parts[name] for episode in chosen if name in episode.parts]
+        values[f"{prefix}/{name}"] = [episode.parts[name] for episode in chosen if name in episode.parts]
     return values
 
 

@@ -9,18 +9,21 @@ from typing import Any
 from scope_jax.config import Config, Ungraded, one_of
 from scope_jax.learner.types import Judgement
 from scope_jax.play import prompting
-from scope_jax.play.asking import Judge, Replies
+from scope_jax.play.asking import Judge, ReadReply, Replies
 from scope_jax.play.tools import Tools
 from scope_jax.text import parsing
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One item of a rubric: c_k and w_k."""
+    """One item of a rubric."""
 
     text: str
+    """c_k."""
     weight: float = 1.0
+    """w_k."""
     priority: str = ""
+    """As its author wrote it; "" if it has none."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON data in the form of `schemas.tasks`."""
@@ -84,38 +87,45 @@ def score_of(reply: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Grader:
-    """The settings of rubric grading.
-
-    prompts: the folder with grader.txt and nudge_score.txt. ungraded and min_graded: as in `settled_score`. read:
-    returns the part of an answer that is shown to the judge.
-    """
+    """The settings of rubric grading."""
 
     judge: Judge
+    """Who grades."""
     prompts: str
+    """The folder with grader.txt and nudge_score.txt."""
     ungraded: Ungraded = "leave-out"
+    """As in `settled_score`."""
     min_graded: float = 0.5
+    """As in `settled_score`."""
     read: Callable[[Tools, str], str] = lambda tools, answer: answer
+    """Returns the part of an answer that is shown to the judge."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An answer to grade; None if there is none."""
+    """An answer to grade."""
 
     question: str
+    """The task."""
     answer: str | None
+    """None if there is none."""
     rubric: tuple[Criterion, ...]
+    """What it is graded by."""
 
 
 @dataclass(frozen=True)
 class Graded:
-    """b(o, q, 𝒢), one verdict per criterion (None: no valid verdict), and g(o, 𝒢).
-
-    A missing answer has no verdicts and the score 0. A score of None means that the judge failed.
-    """
+    """The grades of an answer."""
 
     verdicts: tuple[bool | None, ...]
+    """b(o, q, 𝒢), one for each criterion (None: no valid verdict); () for a missing answer."""
     score: float | None
+    """g(o, 𝒢), 0 for a missing answer; None: the judge failed."""
     judgements: tuple[Judgement, ...]
+    """One for each criterion."""
+
+
+UNGRADED = Graded((), None, ())  # an answer that has not been graded yet
 
 
 def grade(
@@ -125,17 +135,34 @@ def grade(
 
     signed: the score is `points` instead of Eq. (1), for rubrics with negative weights.
     """
-    questions = [
-        question(cfg, grader.prompts, case.question, read, criterion.text)
-        for case in cases
+    questions = {
+        (place, number): question(cfg, grader.prompts, case.question, text, criterion.text)
+        for place, case in enumerate(cases)
         if case.answer is not None
-        for read in [grader.read(tools, case.answer)]
-        for criterion in case.rubric
-    ]
+        for text in [grader.read(tools, case.answer)]
+        for number, criterion in enumerate(case.rubric)
+    }
     nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
-    replies = grader.judge.ask(tools, questions, score_of, nudge)
-    settled = zip(replies.read, replies.given, strict=True)
-    return [_graded(grader, case, settled, signed) for case in cases], replies
+    replies = grader.judge.ask(tools, list(questions.values()), score_of, nudge)
+    answers = replies.by(questions)
+    grades = []
+    for place, case in enumerate(cases):
+        numbers = range(len(case.rubric)) if case.answer is not None else ()
+        grades.append(_graded(grader, case.rubric, [answers[place, number] for number in numbers], signed))
+    return grades, replies
+
+
+def _graded(grader: Grader, rubric: Sequence[Criterion], answers: Sequence[ReadReply[bool]], signed: bool) -> Graded:
+    """The grades of an answer from the judge's answer about each criterion; none for a missing answer."""
+    if not answers:
+        return Graded((), 0.0, ())
+    verdicts, weights = tuple(answer.read for answer in answers), [criterion.weight for criterion in rubric]
+    judged = [Judgement("grader", item.text, a.given, a.read) for item, a in zip(rubric, answers, strict=True)]
+    if signed:
+        score = points(verdicts, weights, min_graded=grader.min_graded)
+    else:
+        score = settled_score(verdicts, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
+    return Graded(verdicts, score, tuple(judged))
 
 
 def question(cfg: Config, prompts: str, task: str, answer: str, criterion: str) -> str:
@@ -149,17 +176,3 @@ def check_prompts(cfg: Config, prompts: str) -> None:
     """Loads the prompts of the grading; raises PromptError."""
     question(cfg, prompts, "", "", "")
     prompting.filled(prompts, "nudge_score", {})
-
-
-def _graded(grader: Grader, case: Case, settled: Any, signed: bool) -> Graded:
-    """The grades of a case, from the next entries of `settled`."""
-    results = [(criterion, *next(settled)) for criterion in (() if case.answer is None else case.rubric)]
-    verdicts = tuple(verdict for _, verdict, _ in results)
-    judged = tuple(Judgement("grader", criterion.text, given, verdict) for criterion, verdict, given in results)
-    if not verdicts:
-        return Graded((), 0.0, ())
-    weights = [criterion.weight for criterion in case.rubric]
-    if signed:
-        return Graded(verdicts, points(verdicts, weights, min_graded=grader.min_graded), judged)
-    score = settled_score(verdicts, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
-    return Graded(verdicts, score, judged)

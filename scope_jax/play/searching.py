@@ -90,10 +90,13 @@ def stops_of(cfg: Config, final: str) -> tuple[str, ...]:
     return (dialects.load(cfg.model.dialect).close, f"</{final}>")
 
 
-def responder_of(cfg: Config, search: Search, final: str) -> Respond:
-    """The responder of the turns of an episode that ends with `<final>`, in the card's dialect; runs all searches."""
+def responder_of(
+    cfg: Config, search: Search, final: str, *, first_only: bool = False, malformed: str | None = None
+) -> Respond:
+    """The `responder` of the turns of an episode that ends with `<final>`, in the card's dialect."""
     ends = cfg.model.turns == "raw"
-    return responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
+    dialect = dialects.load(cfg.model.dialect)
+    return responder(search, dialect, (final,), first_only=first_only, end_token_ends=ends, malformed=malformed)
 
 
 def agent(

@@ -102,12 +102,12 @@ def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemons
     names = {row["title"].split()[-1] for row in rows[:40]}
     names |= {name for known in names for name in demos.entities[known].neighbours}
     results = {name: demos.show(name) for name in names}
-    memory = scope.start(cfg)
+    memory = scope.GAME.start(cfg)
     stages = []
     for step in range(3):
         stages.append(memory["stage"])
         tools = World(Players(demos), results, data=rows)
-        episodes, memory, metrics = scope.play(cfg, tools, memory, step)
+        episodes, memory, metrics = scope.GAME.play(cfg, tools, memory, step)
         assert all(value == 0 for name, value in metrics.items() if name.endswith(("malformed", "retried")))
         prefix = {"challenger": "", "tasks": "creation/"}.get(stages[-1])
         if prefix is not None:
@@ -118,4 +118,4 @@ def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemons
         assert {episode.parts["rubric"] == 1.0 for episode in solvers} == {True, False}
         assert any(episode.trained for episode in episodes) == (stages[-1] != "tasks")
     assert stages == ["challenger", "tasks", "solver"]
-    assert scope.finished(cfg, memory, 3)
+    assert scope.GAME.finished(cfg, memory, 3)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from scope_jax.games import load_card
-from scope_jax.games.scope import conversation, instructions, judging, rules
+from scope_jax.games.scope import messages, roles, rules
 from scope_jax.games.scope.options import options
-from scope_jax.games.scope.records import Order
+from scope_jax.games.scope.state import TaskOrder
 from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
 from scope_jax.rollouts.types import Turn
@@ -28,7 +28,7 @@ def _said(script: Script) -> list[rules.ParsedTurn]:
     cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
-        conversation.parse_turn(cfg, sampled_turn(text), final, more)
+        rules.parse_turn(cfg, sampled_turn(text), final, more)
         for (text, sampled), more in zip(script.parts, answered, strict=True)
         if sampled
     ]
@@ -65,15 +65,15 @@ def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda ctx: "", results)
         expected = _searches_asked(script) if role == "challenge" else None
-        respond = conversation.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
+        respond = roles.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
         turns: list[Turn] = []
         for text, sampled in script.parts:
             if turns and not sampled:
-                answer = respond(turns)
+                answer = respond(tuple(turns))
                 assert raw(answer.text if isinstance(answer, Cut) else answer or "") == text
             kind = "sampled" if sampled else "observation"
             turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if sampled else None))
-        assert respond(turns) is None  # and then the episode ends
+        assert respond(tuple(turns)) is None  # and then the episode ends
 
 
 def test_good_challengers_earn_the_full_format_reward(demos: SCOPEDemonstrations) -> None:
@@ -195,7 +195,7 @@ def test_rubrics_are_parsed_back(demos: SCOPEDemonstrations) -> None:
     card = options(scope_scripts.card())
     for _ in range(DRAWS):
         script = demos.write_rubric()
-        read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
+        read = rules.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
         assert read is not None
         assert [(item.priority, item.text) for item in read] == tasks.rubric(_asked(script, demos))
         assert all(tasks.fact_of(item.text) in script.message for item in read)  # only facts from the prompt
@@ -237,8 +237,8 @@ def test_the_card_uses_its_own_files_and_its_prompts_take_the_games_variables() 
     assert len(options(cfg).search_turns) == 2 and options(cfg).challenger.max_turns > 2
     assert set(options(cfg).task_types) == set(tasks.KINDS)
     own = scope_scripts.card()
-    text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
+    text = messages.for_challenger(own, TaskOrder(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
     assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]
-    assert instructions.turns_left(own, 1) == "Searches: 1"
-    assert instructions.nudge(own, "score") and instructions.nudge(own, "rubrics") and instructions.not_run(own)
+    assert messages.turns_left(own, 1) == "Searches: 1"
+    assert messages.nudge(own, "score") and messages.nudge(own, "rubrics") and messages.not_run(own)
     assert TOLD == 3

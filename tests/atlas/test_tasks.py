@@ -7,7 +7,7 @@ import json
 import pytest
 
 from scope_jax.data import schemas
-from scope_jax.games.scope.records import problem_of
+from scope_jax.games.scope.state import rubric_task
 from scope_jax.play.measures import facts_stated
 from tools.atlas import tasks
 from tools.atlas.facts import ASSETS, World
@@ -66,7 +66,7 @@ def test_task_sets_are_valid_for_the_curated_mode(world: World, name: str, count
     assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_ENTITIES
     assert len({row["question"] for row in rows}) > 0.95 * len(rows)
     for row in rows:
-        problem = problem_of(schemas.tasks(row, "a line", {}), row["id"])
+        problem = rubric_task(schemas.tasks(row, "a line", {}), 0)
         assert problem.question == row["question"]
         assert 3 <= len(problem.rubric) <= 5
         evidence = " ".join(texts[key] for key in row["evidence_ids"])

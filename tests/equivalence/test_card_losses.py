@@ -156,7 +156,7 @@ def played_scope(card, tmp_path):
         drafts={(d["title"], n): drafts[n % 4](d["title"]) for d in scope_world.DOCUMENTS for n in range(8)},
         attempts={("Tell", n): (look, scope_world.answer(words[n % 5]))[n % 3 == 1 :] for n in range(8)},
     )
-    memory, episodes = scope.start(cfg), []
+    memory, episodes = scope.GAME.start(cfg), []
     for step, items in enumerate((scope_world.DOCUMENTS, scope_world.DOCUMENTS, [])):
         played, memory, _ = play_step(GAMES["scope"], cfg, scope_world.world(plan, protocol), memory, items, step)
         episodes += [e for e in played if e.trained]
@@ -303,7 +303,7 @@ def test_ssp(learner, weights, tmp_path, card, proposers):
 def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""
     cfg, episodes = played_scope(f"scope/{card}.toml", tmp_path)
-    for update in scope.updates(cfg):
+    for update in scope.GAME.updates(cfg):
         own = harness.episodes_of(episodes, update.name)
         groups = {e.group: [other.reward for other in own if other.group == e.group] for e in own}
         assert len(groups) >= 2 and all(len(set(rewards)) > 2 for rewards in groups.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scope_jax.games import GAMES, load_card, scope
-from scope_jax.games.scope import instructions
+from scope_jax.games.scope import messages as of_scope
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.games.ssp import messages
 from scope_jax.games.ssp.options import SSPSection
@@ -24,7 +24,7 @@ def step_of_ssp(**roles):
 
 def step_of_scope(plan=None, **changes):
     cfg, tools = scope_world.card(**changes), scope_world.world(plan)
-    episodes, _, metrics = play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    episodes, _, metrics = play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)
     return episodes, metrics
 
 
@@ -87,7 +87,7 @@ def test_a_task_that_is_too_long_is_not_attempted_and_not_kept():
         ("Bern", 1): (searching_turn("Aare"), task("Tell.")),
     }
     plan = scope_world.Plan(drafts=drafts, attempts={("Tell", 0): (answer("alpha"),)})
-    limit = len(instructions.for_solver(scope_world.card(), LONG_TASK.strip()).text) - 1
+    limit = len(of_scope.for_solver(scope_world.card(), LONG_TASK.strip()).text) - 1
     episodes, metrics = step_of_scope(plan, solver={"max_prompt_tokens": limit})
     tried = [e for e in episodes if e.role == "solver"]
     unplayed = [e for e in tried if not e.text["turns"]]

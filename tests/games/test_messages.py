@@ -12,9 +12,9 @@ import pytest
 
 from scope_jax.config import Config
 from scope_jax.games import GAMES, load_card, scope
-from scope_jax.games.scope import instructions as of_scope
+from scope_jax.games.scope import messages as of_scope
 from scope_jax.games.scope.options import ScopeSection
-from scope_jax.games.scope.records import Order
+from scope_jax.games.scope.state import TaskOrder
 from scope_jax.games.ssp import messages as of_ssp
 from scope_jax.games.ssp.state import Slot
 from scope_jax.models.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def signature(dialect: Dialect) -> str:
 # --------------------------------------------------------------------------------------------------------------- OLMo-3
 @pytest.mark.parametrize("messages", [
     of_scope.for_solver(scope_world.card(protocol="olmo3"), "Tell of Bern."),
-    of_scope.for_challenger(scope_world.card(protocol="olmo3"), Order(0, "k", "Bern.", "planning", 2)),
+    of_scope.for_challenger(scope_world.card(protocol="olmo3"), TaskOrder(0, "k", "Bern.", "planning", 2)),
 ], ids=["solver", "challenger"])  # fmt: skip
 def test_olmos_prompt_declares_the_search_function(olmo, messages):
     said = shown(olmo, messages)
@@ -81,7 +81,7 @@ def test_the_games_declare_the_search_only_to_roles_that_may_search(protocol):
     cfg, name = scope_world.card(protocol=protocol), scope_world.PROTOCOLS[protocol][0]
     tools = scope_world.world(protocol=protocol)
     tools.script = harness.in_dialect(name, tools.script)
-    play_step(GAMES["scope"], cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
+    play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), scope_world.DOCUMENTS, 0)
     judge = {"gates": False, "rubric_writer": False, "grader": False}
     assert told(tools) == {"challenger": True, "solver": True, **judge}
 
@@ -126,7 +126,7 @@ def test_later_turns_belong_to_the_same_conversation(name, template, system):
 def test_the_prompts_of_atlas_equal_those_in_its_demonstrations():
     """A prompt of one user message in tags has the same ids as when prompts were single strings."""
     on_scope, on_ssp = (load_card(ROOT / "configs" / system / "atlas.toml") for system in ("scope", "ssp"))
-    bern = Order(0, "k", "(Title: The city Bern)\nA.", "planning", 2)
+    bern = TaskOrder(0, "k", "(Title: The city Bern)\nA.", "planning", 2)
     prompts = [
         of_ssp.for_proposer(on_ssp, Slot(0, 0, ("Bern",), 2), 3),
         of_ssp.for_solver(on_ssp, "Which city lies on the Aare?"),

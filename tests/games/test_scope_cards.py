@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games import load_card, scope
-from scope_jax.games.scope import instructions
+from scope_jax.games.scope import messages
 from scope_jax.games.scope.options import ScopeSection, options
-from scope_jax.games.scope.records import Order
+from scope_jax.games.scope.state import TaskOrder
 from scope_jax.text import dialects, templates
 from tests.games.scope_world import PROTOCOLS, card
 
@@ -28,7 +28,7 @@ def test_the_papers_cards_are_the_defaults(path: Path):
     assert game.target_tasks == game.solver_batch * game.steps_per_iteration
     changed = {"prompts", "solver_stops_at_search"} | ({"gates"} if "qwen3" in path.stem else set())
     assert game.model_dump(exclude=changed) == ScopeSection().model_dump(exclude=changed)
-    assert scope.judges(cfg) == {} and scope.uses_base(cfg)
+    assert scope.GAME.judges(cfg) == {} and scope.GAME.uses_base(cfg)
 
 
 def test_each_card_uses_its_models_dialect():
@@ -73,7 +73,7 @@ def test_each_ablation_changes_one_thing_of_the_atlas_card():
 def test_a_table_set_on_the_command_line_keeps_its_other_keys():
     cfg = load_card(CARDS[0], ["scope.task_types.planning=0.0", 'scope.grader.endpoint={url="http://u", model="m"}'])
     assert sorted(options(cfg).task_types.values()) == [0.0, 1.0, 1.0, 1.0]
-    assert scope.judges(cfg)["grader"].temperature == 0.6
+    assert scope.GAME.judges(cfg)["grader"].temperature == 0.6
 
 
 # ------------------------------------------------------------------------------------------------------------- prompts
@@ -106,18 +106,18 @@ def test_gates_come_with_examples_of_both_verdicts():
 def test_prompts_use_the_dialect_and_fill_every_variable(protocol: str):
     cfg = card(protocol=protocol)
     words = dialects.load(cfg.model.dialect).words
-    order = Order(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)
-    prompt = instructions.for_challenger(cfg, order).text
+    order = TaskOrder(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)
+    prompt = messages.for_challenger(cfg, order).text
     assert words.call in prompt and words.results in prompt and "exactly 3 times" in prompt
     assert "Kind of task: long form qa" in prompt and "A document {with} braces and [task]tags[/task]." in prompt
-    solver = instructions.for_solver(cfg, "Do it.").text
+    solver = messages.for_solver(cfg, "Do it.").text
     assert words.call in solver and solver.endswith("Task: Do it.")
-    assert words.call in instructions.not_run(cfg)
-    texts = (prompt.replace("{with}", ""), solver, instructions.for_rubric_writer(cfg, "t", ["d"]))
+    assert words.call in messages.not_run(cfg)
+    texts = (prompt.replace("{with}", ""), solver, messages.for_rubric_writer(cfg, "t", ["d"]))
     assert not any(templates.variables(text) for text in texts if protocol != "qwen3")
 
 
 @pytest.mark.parametrize("kind", ScopeSection().task_types)
 def test_every_type_of_task_has_a_description(kind: str):
-    text = instructions.for_challenger(card(), Order(0, "k", "d", kind, 1)).user
+    text = messages.for_challenger(card(), TaskOrder(0, "k", "d", kind, 1)).user
     assert (SHIPPED / f"type_{kind}.txt").read_text().strip() in text

@@ -91,7 +91,7 @@ def test_the_module_has_the_shape_of_a_game():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_challengers_step(protocol: str):
     cfg, tools = game(protocol), world(plan(protocol), protocol)
-    episodes, memory, metrics = play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    episodes, memory, metrics = play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)
     drafts = episodes_of(episodes, "challenger")
     assert tools.taken == [(0, 4)]
     assert [e.text["searches_asked"] for e in drafts[::3]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
@@ -166,7 +166,7 @@ def test_a_challengers_step(protocol: str):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_task_generation_and_a_solvers_step(protocol: str):
     cfg = game(protocol)
-    memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}
+    memory = scope.GAME.start(cfg) | {"stage": "tasks", "drawn": 4}
     episodes, memory, metrics = play_step(GAMES["scope"], cfg, world(plan(protocol), protocol), memory, DOCUMENTS, 1)
     rubric = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in CRITERIA]
     made = [
@@ -181,7 +181,7 @@ def test_task_generation_and_a_solvers_step(protocol: str):
     assert (memory["stage"], memory["place"], memory["drawn"]) == ("solver", 0, 8)
 
     tools = world(plan(protocol), protocol)
-    episodes, after, metrics = scope.play(cfg, tools, memory, 2)
+    episodes, after, metrics = scope.GAME.play(cfg, tools, memory, 2)
     assert tools.taken == [(8, 0)]
     assert {e.role for e in episodes} == {"solver"} and all(e.trained for e in episodes)
     by_task = {name: [e for e in episodes if e.text["task"] == name] for name, *_ in made}
@@ -208,7 +208,7 @@ def test_task_generation_and_a_solvers_step(protocol: str):
     for name in rewards:
         assert [e.reward for e in by_task[name]] == pytest.approx(rewards[name])
         assert [e.advantage for e in rated if e.text["task"] == name] == pytest.approx(zscores[name], abs=5e-5)
-    assert after["iteration"] == 2 and scope.finished(cfg, after, 3) and after["tasks"] == []
+    assert after["iteration"] == 2 and scope.GAME.finished(cfg, after, 3) and after["tasks"] == []
     assert metrics["solver/rubric"] == pytest.approx((1 + 0 + 0.5 + 0.75 + 0.5 + 0) / 6)
     assert metrics["solver/answer_tokens"] == pytest.approx((22 + 4 + 40 + 16 + 10) / 5)
     assert metrics["solver/searches"] == pytest.approx((1 + 0 + 2 + 1 + 1 + 0) / 6)
@@ -220,7 +220,10 @@ def test_task_generation_and_a_solvers_step(protocol: str):
 def test_training_rows_equal_the_engines_tokens(protocol: str):
     cfg = game(protocol)
     tools = world(plan(protocol), protocol)
-    memory = scope.start(cfg) | {"stage": "solver", "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}]}
+    memory = scope.GAME.start(cfg) | {
+        "stage": "solver",
+        "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}],
+    }
     episodes, _, _ = play_step(GAMES["scope"], cfg, tools, memory, [], 0)
     prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", protocol)
     end, (user, assistant) = chr(EOS), (chr(ROLES["user"]), chr(ROLES["assistant"]))
@@ -253,7 +256,7 @@ CRITERION = criterion("Names alpha.")
 def challenge(drafts: dict[tuple[str, int], tuple[str, ...]], **changes: Any) -> tuple[World, list[Any]]:
     """The first document's drafts, in a step where the other drafts are the default ones."""
     tools = world(Plan(drafts=drafts))
-    episodes, _, _ = play_step(GAMES["scope"], card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
+    episodes, _, _ = play_step(GAMES["scope"], card(**changes), tools, scope.GAME.start(card(**changes)), DOCUMENTS, 0)
     return tools, episodes_of(episodes, "challenger")
 
 
@@ -283,7 +286,7 @@ def test_the_message_with_the_results_has_the_number_of_turns_left(protocol: str
 
     drafts = {("Aare", 0): (broken(protocol), searching_turn("Rhine", protocol), task("Tell of Aare."))}  # two expected
     cfg, tools = card(protocol=protocol, dynamic_turns=True), world(Plan(drafts=drafts), protocol)
-    found = episodes_of(play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
+    found = episodes_of(play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
     text = "".join(map(chr, found.datums[-1].ids_T))
     assert (found.text["task"], found.text["searches_asked"], found.parts["tool"]) == ("Tell of Aare.", 2, 0.5)
     over = "There are no turns left for searching. Think once more, then write the task between <task> and </task>."
@@ -308,7 +311,7 @@ def test_a_search_inside_an_answer_belongs_to_the_answer_if_turns_continue():
     plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
     cfg = card(protocol="qwen2.5", mode="curated", solver_stops_at_search=False)
     tools = world(plan, "qwen2.5")
-    episodes, _, _ = play_step(GAMES["scope"], cfg, tools, scope.start(cfg), rows, 0)
+    episodes, _, _ = play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), rows, 0)
     assert tools.options["solver"]["stop"] == ("</answer>",) and tools.searched == ["Rhine", "Rhine"]
     assert [e.text["answer"] for e in episodes] == ["alpha <search>Nile</search> beta"] * 2
     assert [e.parts["rubric"] for e in episodes] == [1.0, 1.0]
@@ -316,7 +319,7 @@ def test_a_search_inside_an_answer_belongs_to_the_answer_if_turns_continue():
     cfg = card(protocol="qwen2.5", mode="curated")
     tools = world(plan, "qwen2.5")
     with pytest.raises(IndexError):  # the turn ends inside the answer, and the plan has no further one
-        play_step(GAMES["scope"], cfg, tools, scope.start(cfg), rows, 0)
+        play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), rows, 0)
     assert "Nile" in tools.searched
 
 
@@ -334,13 +337,13 @@ def test_a_search_that_was_not_run_earns_nothing(protocol: str):
     rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names alpha.")]}]
     cfg = card(protocol=protocol, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
     episodes, _, metrics = play_step(
-        GAMES["scope"], cfg, world(Plan(attempts=attempts), protocol), scope.start(cfg), rows, 0
+        GAMES["scope"], cfg, world(Plan(attempts=attempts), protocol), scope.GAME.start(cfg), rows, 0
     )
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
     one = EvalSet(name="held", path="none", max_tokens=999)
-    played = exams.play(cfg, scope.exam(cfg), world(Plan(attempts=attempts), protocol), rows, one)
+    played = exams.play(cfg, scope.GAME.exam(cfg), world(Plan(attempts=attempts), protocol), rows, one)
     again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), protocol)
     (record,) = continue_with(cfg, again, played, one)
     assert record["prediction"] is None and again.searched == []
@@ -370,7 +373,7 @@ def test_what_follows_the_search_of_a_turn_is_dropped(protocol: str, rest: str):
             solver={"sampling": {"max_tokens": 1500}},
         )
         tools = world(plan, protocol)
-        episodes, _, metrics = play_step(GAMES["scope"], cfg, tools, scope.start(cfg), rows, 0)
+        episodes, _, metrics = play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), rows, 0)
         assert tools.searched == ["Rhine"] * 4
         found.append((plain(episodes), metrics))
     assert found[0] == found[1]
@@ -436,7 +439,7 @@ def test_the_solver_never_sees_the_document():
 
 def test_each_stage_has_its_own_sampling_parameters():
     cfg, tools = card(), world()
-    play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)
 
     def sampled(tools: World, role: str) -> tuple[float, float, int]:
         agent = tools.agents[role]
@@ -444,7 +447,7 @@ def test_each_stage_has_its_own_sampling_parameters():
 
     assert sampled(tools, "challenger") == (1.0, 1.0, 10) and sampled(tools, "solver") == (0.7, 0.9, 5)
     tools = world()
-    play_step(GAMES["scope"], cfg, tools, scope.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
+    play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
     assert sampled(tools, "challenger")[:2] == sampled(tools, "solver")[:2] == (1.0, 1.0)
 
 
@@ -454,7 +457,7 @@ def test_each_stage_has_its_own_number_of_samples():
     found = {}
     for stage in ("challenger", "tasks", "solver"):
         tools = world()
-        memory = scope.start(cfg) | {"stage": stage, "tasks": tasks if stage == "solver" else []}
+        memory = scope.GAME.start(cfg) | {"stage": stage, "tasks": tasks if stage == "solver" else []}
         play_step(GAMES["scope"], cfg, tools, memory, [] if stage == "solver" else DOCUMENTS[:1], 0)
         found[stage] = [(role, samples) for role, _, samples in tools.asked if role in ("challenger", "solver")]
     assert found == {
@@ -470,7 +473,7 @@ def test_the_grader_reads_a_truncated_answer_if_the_card_allows_it():
     limits = {"soft_limit": 10, "hard_limit": 20}
     for cut, score in ((False, 1.0), (True, 0.0)):
         cfg = card(mode="curated", cut_answer=cut, solver_reward=limits)
-        episodes, _, _ = play_step(GAMES["scope"], cfg, world(Plan(attempts=attempts)), scope.start(cfg), rows, 0)
+        episodes, _, _ = play_step(GAMES["scope"], cfg, world(Plan(attempts=attempts)), scope.GAME.start(cfg), rows, 0)
         assert [e.parts["rubric"] for e in episodes] == [score, score]
 
 
@@ -495,8 +498,8 @@ def test_evaluation_grades_every_row():
 
 def continue_with(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:
     """Records of the answers that one solver gives after the searches of another solver's episodes."""
-    answers = scope_replay.finished(cfg, scope.exam(cfg), tools, played, one)
-    return exams.measured(cfg, scope.exam(cfg), tools, answers, ["rubric"])
+    answers = scope_replay.finished(cfg, scope.GAME.exam(cfg), tools, played, one)
+    return exams.measured(cfg, scope.GAME.exam(cfg), tools, answers, ["rubric"])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -505,7 +508,7 @@ def test_one_solver_answers_from_the_searches_of_another(protocol: str):
     look = searching_turn("Rhine", protocol)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), protocol)
     cfg, one = card(protocol=protocol), EvalSet(name="held", path="none", max_tokens=99)
-    played = exams.play(cfg, scope.exam(cfg), before, rows, one)
+    played = exams.play(cfg, scope.GAME.exam(cfg), before, rows, one)
     (found,) = played
     text = "".join(map(chr, scope_replay.before_last_turn(found.completion)))
     assert found.searches == 2 and text.count(RESULTS["Rhine"]) == 2 and "Names" not in text

@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import GAMES, parse_config, scope
-from scope_jax.games.scope import drawing, phases
+from scope_jax.games.scope import roles, rules, state
 from scope_jax.games.scope.options import options
 from tests.games.harness import plain, play_step
 from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, task, world
@@ -29,12 +29,12 @@ from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, se
     ],
 )
 def test_largest_remainders(count: int, shares: list[int]):
-    assert drawing.stratify(count, (4, 3, 2)) == shares
+    assert rules.stratify(count, (4, 3, 2)) == shares
 
 
 def test_ties_go_to_the_first():
-    assert drawing.stratify(2, (1, 1, 1, 1)) == [1, 1, 0, 0]
-    assert drawing.stratify(5, (0, 1, 1)) == [0, 3, 2]
+    assert rules.stratify(2, (1, 1, 1, 1)) == [1, 1, 0, 0]
+    assert rules.stratify(5, (0, 1, 1)) == [0, 3, 2]
 
 
 def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
@@ -42,7 +42,7 @@ def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     rows = [{"id": f"{place}", "title": "", "text": f"document {place}"} for place in range(64)]
     turns, kinds, steps = Counter(), Counter(), []
     for place in range(20):
-        drawn = drawing.orders(cfg, len, rows, place * 64, 1280, "iteration 1")
+        drawn = roles.draw_orders(cfg, len, rows, place * 64, 1280, "iteration 1")
         assert [order.index for order in drawn] == list(range(64))
         turns.update(order.searches for order in drawn)
         kinds.update(order.kind for order in drawn)
@@ -50,9 +50,9 @@ def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     assert turns == {1: 569, 2: 427, 3: 284}
     assert kinds == dict.fromkeys(("long_form_qa", "summarization", "planning", "writing"), 320)
     assert len({tuple(step) for step in steps}) == 20
-    again = drawing.orders(cfg, len, rows, 0, 1280, "iteration 1")
+    again = roles.draw_orders(cfg, len, rows, 0, 1280, "iteration 1")
     assert [order.searches for order in again] == steps[0]
-    assert [order.searches for order in drawing.orders(cfg, len, rows, 0, 1280, "iteration 2")] != steps[0]
+    assert [order.searches for order in roles.draw_orders(cfg, len, rows, 0, 1280, "iteration 2")] != steps[0]
 
 
 def test_a_task_type_can_be_left_out():
@@ -63,20 +63,20 @@ def test_a_task_type_can_be_left_out():
         "planning": 0.0,
         "writing": 1.0,
     }
-    drawn = drawing.orders(cfg, len, [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
+    drawn = roles.draw_orders(cfg, len, [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
     assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
 
 
 # -------------------------------------------------------------------------------------------------------------- stages
 def trace(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
     """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""
-    memory, path = scope.start(cfg), []
+    memory, path = scope.GAME.start(cfg), []
     for step in range(steps):
-        if scope.finished(cfg, memory, step):
+        if scope.GAME.finished(cfg, memory, step):
             return path
         path.append((*(memory[key] for key in ("iteration", "stage", "place", "drawn")), len(memory["tasks"])))
         stream = [DOCUMENTS[row % 4] | {"id": f"{row}"} for row in range(100)]
-        _, memory, _ = scope.play(cfg, world(plan, data=stream), memory, step)
+        _, memory, _ = scope.GAME.play(cfg, world(plan, data=stream), memory, step)
     raise AssertionError("the run does not end")
 
 
@@ -129,17 +129,18 @@ def test_task_generation_ends_at_its_limit_and_without_tasks_the_iteration_ends(
 def test_a_stage_that_is_complete_under_another_card_ends(stage: str, place: int, tasks: int, after: tuple):
     before = card(steps_per_iteration=5, max_batches=9, target_tasks=9)
     shorter = card(steps_per_iteration=2, max_batches=4, target_tasks=2)
-    memory = phases.first(before) | {"stage": stage, "place": place, "drawn": 7, "tasks": ["t"] * tasks}
-    adopted = scope.adopt(shorter, memory, before)
+    memory = state.start(before) | {"stage": stage, "place": place, "drawn": 7, "tasks": ["t"] * tasks}
+    adopted = scope.GAME.adopt(shorter, memory, before)
     assert (adopted["stage"], adopted["place"], adopted["iteration"], adopted["drawn"]) == (*after, 7)
-    assert scope.adopt(before, memory, before) == memory
+    assert scope.GAME.adopt(before, memory, before) == memory
 
 
 def test_with_curated_prompts_only_the_solver_is_trained():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
-    memory = scope.start(cfg)
-    assert scope.policies(cfg) == ("solver",) and [u.name for u in scope.updates(cfg)] == ["solver"]
-    assert scope.total_steps(cfg) == 4 and scope.source(cfg).kind == "tasks"
+    memory = scope.GAME.start(cfg)
+    assert scope.GAME.policies(cfg) == ("solver",) and [u.name for u in scope.GAME.updates(cfg)] == ["solver"]
+    source = scope.GAME.source(cfg)
+    assert scope.GAME.total_steps(cfg) == 4 and source is not None and source.kind == "tasks"
     rows = [{"question": f"Task {n}", "rubric": [criterion("Names alpha.")]} for n in range(3)]
     taken = []
     for step in range(4):
@@ -147,24 +148,24 @@ def test_with_curated_prompts_only_the_solver_is_trained():
         episodes, memory, metrics = play_step(GAMES["scope"], cfg, tools, memory, rows, step)
         taken += tools.taken
         assert len(episodes) == 6 and metrics["solver/rubric"] == 1.0
-    assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.finished(cfg, memory, 4)
+    assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.GAME.finished(cfg, memory, 4)
 
 
 def test_tasks_are_drawn_without_replacement():
     cfg = card(solver_batch=3, steps_per_iteration=4)
-    memory = phases.first(cfg) | {"stage": "solver", "tasks": list(range(6))}
-    batches = [phases.sampled_tasks(cfg, memory | {"place": place}) for place in range(4)]
+    memory = state.start(cfg) | {"stage": "solver", "tasks": list(range(6))}
+    batches = [state.sampled_tasks(cfg, memory | {"place": place}) for place in range(4)]
     assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
     assert batches[:2] != batches[2:]
-    other = [phases.sampled_tasks(cfg, memory | {"iteration": 2, "place": place}) for place in range(2)]
+    other = [state.sampled_tasks(cfg, memory | {"iteration": 2, "place": place}) for place in range(2)]
     assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # reshuffled
-    assert sorted(phases.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
+    assert sorted(state.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
 
 
 def test_a_document_gives_one_task():
     cfg = card(target_tasks=100, generation_batch=6)
     tools = world()
-    memory = scope.start(cfg) | {"stage": "tasks"}
+    memory = scope.GAME.start(cfg) | {"stage": "tasks"}
     items = [*DOCUMENTS, DOCUMENTS[0], DOCUMENTS[1]]  # the stream starts again
     _, memory, metrics = play_step(GAMES["scope"], cfg, tools, memory, items, 0)
     assert [entry["document"] for entry in memory["tasks"]] == ["aare", "bern", "cusco", "delhi"]
@@ -182,7 +183,7 @@ def test_play_is_pure_and_resumes_from_json_in_the_middle_of_task_generation():
     drafts = {("Bern", 0): (searching_turn("Aare"), task("Tell of Bern, VAGUE."))}
     plan = Plan(drafts=drafts, attempts={("Cusco", 0): (searching_turn("Rhine"), answer("alpha beta gamma"))})
     cfg = card(target_tasks=7, seed=5)
-    memory = scope.start(cfg)
+    memory = scope.GAME.start(cfg)
     for step in range(2):
         _, memory, _ = play_step(GAMES["scope"], cfg, world(plan), memory, DOCUMENTS, step)
     assert (memory["stage"], memory["place"], len(memory["tasks"])) == ("tasks", 1, 3)
@@ -191,8 +192,8 @@ def test_play_is_pure_and_resumes_from_json_in_the_middle_of_task_generation():
     one, two = memory, json.loads(before)
     for step in range(2, 5):
         here, there = world(plan, data=items), world(plan, data=items)
-        first, one, said = scope.play(cfg, here, one, step)
-        second, two, told = scope.play(cfg, there, two, step)
+        first, one, said = scope.GAME.play(cfg, here, one, step)
+        second, two, told = scope.GAME.play(cfg, there, two, step)
         assert here.taken == there.taken
         assert plain(first) == plain(second) and one == two and said == told
     assert json.dumps(memory) == before

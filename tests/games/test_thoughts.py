@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scope_jax.games import GAMES, scope
-from scope_jax.games.scope import conversation, rules
+from scope_jax.games.scope import rules
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
@@ -128,7 +128,7 @@ def scope_played(protocol: str, quoted: str, opened: bool = False, **options: An
     codec = Thinking() if opened else Characters()
     tools = scope_world.world(plan, protocol, codec=codec)  # type: ignore[arg-type]
     cfg = scope_world.card(protocol=protocol, **options)
-    return tools, *play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    return tools, *play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_a_judge_truncated_in_a_thought_gives_no_verdict():
 
     tools = scope_world.world(script, "qwen2.5", codec=Thinking())  # type: ignore[arg-type]
     cfg = scope_world.card(protocol="qwen2.5")
-    metrics = play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
+    metrics = play_step(GAMES["scope"], cfg, tools, scope.GAME.start(cfg), DOCUMENTS, 0)[2]
     assert metrics["judge/grader/malformed"] == metrics["judge/grader/asked"] > 0
     assert score_of("<score>1</score>, I think") is True  # if the prompt opened no thought
 
@@ -180,7 +180,7 @@ def test_a_judge_truncated_in_a_thought_gives_no_verdict():
     ],
 )
 def test_the_answer_and_the_thought_of_a_turn(text: str, opened: bool, answer: str | None, thinks: list[bool]):
-    said = conversation.parse_turn(scope_world.card(), sampled_turn(text, opened=opened), "answer", False)
+    said = rules.parse_turn(scope_world.card(), sampled_turn(text, opened=opened), "answer", False)
     assert rules.answer_of([said]) == answer
     assert [rules.has_thought(said.text, rule) for rule in ("paired", "opening", "starts")] == thinks
 

@@ -82,7 +82,7 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
         assert f"the engine's copy {2 * billions:.0f} GB in bfloat16, whole on each" in text and cfg.mesh.tensor == 1
         assert f"KV cache of 128 slots of 12,288 tokens {cache:.0f} GB ({cache / 8:.1f})" in text
     elif cfg.system == "scope":
-        assert f"{12 * billions:.0f} GB for each policy" in text and scope.uses_base(cfg)
+        assert f"{12 * billions:.0f} GB for each policy" in text and scope.GAME.uses_base(cfg)
         assert f"{2 * billions:.0f} GB for the base" in text
     elif cfg.system == "spell":
         assert f"take about {12 * billions:.0f} GB in float32" in text

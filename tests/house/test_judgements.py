@@ -164,7 +164,9 @@ def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
         judge=judge,
     )
     cfg = scope_world.card()
-    episodes, _, _ = play_step(GAMES["scope"], cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
+    episodes, _, _ = play_step(
+        GAMES["scope"], cfg, scope_world.world(plan), scope.GAME.start(cfg), scope_world.DOCUMENTS, 0
+    )
     drafts = {e.text["task"]: judged for e, judged in zip(episodes, about(episodes, "challenger"), strict=False)}
     passed = ("gates", "entity", ["<think>so</think>\n<score>1</score>"], True)
     assert [one[:2] for one in drafts["ALIEN"]] == [("gates", "entity"), ("gates", "relevance")]

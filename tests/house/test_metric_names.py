@@ -54,8 +54,8 @@ def played_ssp() -> set[str]:
 
 def played_scope() -> set[str]:
     cfg, names = scope_world.card(iterations=1), set()
-    memory, step = scope.start(cfg), 0
-    while not scope.finished(cfg, memory, step):
+    memory, step = scope.GAME.start(cfg), 0
+    while not scope.GAME.finished(cfg, memory, step):
         items = scope_world.DOCUMENTS if memory["stage"] != "solver" else []
         _, memory, metrics = play_step(GAMES["scope"], cfg, scope_world.world(), memory, items, step)
         names, step = names | set(metrics), step + 1

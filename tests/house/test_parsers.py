@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.games.scope import conversation, judging, rules
+from scope_jax.games.scope import rules
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score import rules as score_rules
 from scope_jax.games.score.state import Report, Rubric
@@ -117,7 +117,7 @@ def check_searches_and_answers(text: str, opened: bool) -> None:
     for tag in ("answer", "task", "question", "search"):
         found = parsing.spans(turn.content, tag)
         assert len(found) == len(re.findall(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>", said, re.DOTALL))
-    parsed = [conversation.parse_turn(BENCHMARK["SCOPE"], turn, "answer", False)]
+    parsed = [rules.parse_turn(BENCHMARK["SCOPE"], turn, "answer", False)]
     assert rules.answer_of(parsed) is None or re.search(r"<answer>.*?\S.*?</answer>", said, re.DOTALL)
     queries = searching.queries_of(turn.content, BENCHMARK["DIALECTS"]["xml"])
     assert not queries or re.search(r"<search>.*?\S.*?</search>", said, re.DOTALL)
@@ -129,7 +129,7 @@ def check_verdicts(text: str) -> None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
     if grading.verdict(text) is not None:
         assert re.search(r"correct|wrong", said, re.IGNORECASE)
-    if judging.rubric_of(text, {"bonus": 1.0}, 1, 9) is not None:
+    if rules.rubric_of(text, {"bonus": 1.0}, 1, 9) is not None:
         assert re.search(r"<rubrics>.*<rubric[\s>].*</rubric>.*</rubrics>", said, re.DOTALL)
     verdict = spell_rules.verdict_of(text)
     assert verdict is None or ("[[YES]]" in text, "[[NO]]" in text) == (verdict, not verdict)

@@ -46,7 +46,7 @@ def test_a_request_has_the_cards_extra_fields():
 def test_each_job_of_scope_has_extra_fields_of_its_own():
     table = {"url": "http://judge/v1", "model": "m", "extra_body": {"reasoning_effort": "high"}}
     cfg = scope_card(grader={"endpoint": table, "max_tokens": 77})
-    found = scope.judges(cfg)["grader"]
+    found = scope.GAME.judges(cfg)["grader"]
     assert found.extra_body == {"reasoning_effort": "high"} and found.max_tokens_field == "max_tokens"
     with endpoint(lambda number, body: chat("<score>1</score>")) as (url, seen):
         judge_client.JudgeClient(found.model_copy(update={"url": url, "max_tokens_field": "max_completion_tokens"}))(

@@ -14,6 +14,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, game_of, load_card, scope
+from scope_jax.games.scope import state
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.run import ahead
 from scope_jax.run.ahead import Played, packed, unpacked
@@ -67,12 +68,12 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
 def test_which_games_wait() -> None:
     cfg = load_card(ROOT / "configs/scope/atlas.toml", ["scope.steps_per_iteration=2"])
     assert not any(game.waits(cfg, {}) for game in GAMES.values() if game.name != "scope")
-    memory = scope.start(cfg)
+    memory = scope.GAME.start(cfg)
     places = []
     for _ in range(2):
-        places.append((memory["stage"], scope.waits(cfg, memory)))
-        memory = scope.advance(cfg, memory, drawn=1, tasks=[], measured=[])
-    places.append((memory["stage"], scope.waits(cfg, memory)))
+        places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
+        memory = state.advance(cfg, memory, drawn=1)
+    places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
     assert places == [("challenger", True), ("challenger", False), ("tasks", True)]
 
 

@@ -20,7 +20,7 @@ from scope_jax.cli import app
 from scope_jax.config import Config, base
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card, scope
-from scope_jax.games.scope import phases
+from scope_jax.games.scope import state
 from scope_jax.games.scope.options import options
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.progress import Progress
@@ -89,7 +89,7 @@ def play_scope(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
     stage = memory["stage"]
     episodes = [] if stage == "tasks" else made(stage, stage, step, memory["drawn"])
     tasks = [f"task {step}"] if stage == "tasks" else []
-    after = phases.advance(cfg, memory, drawn=phases.rows_needed(cfg, memory), tasks=tasks, measured=[])
+    after = state.advance(cfg, memory, drawn=state.rows_needed(cfg, memory), tasks=tasks)
     return episodes, after, {"iteration": float(memory["iteration"]), f"stage/{stage}": 1.0}
 
 
@@ -160,16 +160,16 @@ def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, 
         return cfg.model_copy(update={"scope": options(cfg).model_copy(update={"freeze_challenger_after": frozen})})
 
     before, after = card(frozen_before), card(frozen_after)
-    memory = phases.first(before) | {
+    memory = state.start(before) | {
         "stage": "solver",
         "place": options(before).steps_per_iteration - 1,
         "drawn": 7,
     }
-    opened = phases.advance(before, memory, drawn=0, tasks=[], measured=[0.5])
-    adopted = scope.adopt(after, opened, before)
+    opened = state.advance(before, memory, drawn=0, measured=[0.5])
+    adopted = scope.GAME.adopt(after, opened, before)
     assert adopted == opened | {"stage": "challenger" if frozen_after is None else "tasks"}
     within = opened | {"stage": "solver", "place": 1, "tasks": ["a task"]}
-    assert scope.adopt(after, within, before) == within
+    assert scope.GAME.adopt(after, within, before) == within
     assert GAMES["scope"].iterations_done(after, opened) == 1 and GAMES["ssp"].iterations_done(after, {}) == 0
 
 

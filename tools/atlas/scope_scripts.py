@@ -12,9 +12,9 @@ from functools import cache
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
-from scope_jax.games.scope import instructions
+from scope_jax.games.scope import messages
 from scope_jax.games.scope.options import options
-from scope_jax.games.scope.records import Order
+from scope_jax.games.scope.state import TaskOrder
 from scope_jax.play import rubrics
 from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
@@ -46,15 +46,15 @@ def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expecte
         parts.append((f"<think> {thought} </think>{dialect.write(f' {name} ')}", True))
         seen = dialect.observation([show(name)])
         if expected is not None:
-            seen += f"\n{instructions.turns_left(card(), expected - place)}"
+            seen += f"\n{messages.turns_left(card(), expected - place)}"
         parts.append((raw(seen), False))
     return parts
 
 
 # ----------------------------------------------------------------------------------------------------------- challenger
 def _ordered(source: Entity, kind: str, searches: int) -> str:
-    order = Order(0, source.row["id"], document(source), kind, searches)
-    return instructions.for_challenger(card(), order).user
+    order = TaskOrder(0, source.row["id"], document(source), kind, searches)
+    return messages.for_challenger(card(), order).user
 
 
 def challenger(
@@ -99,7 +99,7 @@ def guesser(kind: str, asked: Sequence[Entity], invented: Sequence[Sequence[str]
 
 
 def _asked(kind: str, asked: Sequence[Entity]) -> str:
-    return instructions.for_solver(card(), task(kind, [entity.name for entity in asked])).user
+    return messages.for_solver(card(), task(kind, [entity.name for entity in asked])).user
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
@@ -111,20 +111,20 @@ def _verdict(message: str, thought: str, verdict: bool) -> Script:
 def entity_gate(text: str, names: Sequence[str]) -> Script:
     """The verdict on whether the task `text` names an entity. names: the names in the task."""
     seen = listed(names) if names else "nothing"
-    return _verdict(instructions.for_gate(card(), "entity", text, ""), f"I see {seen}.", bool(names))
+    return _verdict(messages.for_gate(card(), "entity", text, ""), f"I see {seen}.", bool(names))
 
 
 def relevance_gate(source: Entity, text: str, names: Sequence[str]) -> Script:
     """The verdict on whether an entity of the task `text` occurs in the source document."""
     thought = listed([f"{name} {'is here' if name in source.names else 'missing'}" for name in names]) or "nothing"
-    message = instructions.for_gate(card(), "relevance", text, document(source))
+    message = messages.for_gate(card(), "relevance", text, document(source))
     return _verdict(message, f"I see {thought}.", any(name in source.names for name in names))
 
 
 def rubric_writer(source: Entity, text: str, asked: Sequence[Entity], results: Sequence[str]) -> Script:
     """The rubric of the task `text` about the entities `asked`, from the source and the search results."""
     items = "".join(f'<rubric priority="{priority}"> {line} </rubric>' for priority, line in rubric(asked))
-    message = instructions.for_rubric_writer(card(), text, [document(source), *(result.strip() for result in results)])
+    message = messages.for_rubric_writer(card(), text, [document(source), *(result.strip() for result in results)])
     return Script("judge", message, ((f"<rubrics>{items}</rubrics>", True),))
 
 

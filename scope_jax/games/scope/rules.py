@@ -1,31 +1,91 @@
-"""The equations of SCOPE and the format rules of its Appendix F, as pure functions of plain values.
+"""The rules of SCOPE: turns, rewards (Eq. (4) to (7)), formats (App. F), difficulty (App. G), rubrics in a reply.
 
-Eq. (1), the rubric score, is in `play.rubrics`.
+Pure functions. Eq. (1), the rubric score, is in `play.rubrics`.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from scope_jax.config import one_of
+from scope_jax.config import Config, one_of
 from scope_jax.games.scope.options import ChallengerRewardSection, MissingAnswer, SolverRewardSection
+from scope_jax.play import searching
 from scope_jax.play.rewards import mean
-from scope_jax.text import parsing
+from scope_jax.play.rubrics import Criterion
+from scope_jax.retrieval.rows import is_text
+from scope_jax.rollouts.types import Completion, Turn
+from scope_jax.text import dialects, parsing
+from scope_jax.text.dialects.calls import calls
 
+GATES = ("entity", "relevance")
+REASONS = ("no_task", *GATES, "no_rubrics")  # for rejecting a draft
 _ROUNDING = 1e-9  # the mean of eight values 0.2 is 0.19999999999999998
 
 
+# --------------------------------------------------------------------------------------------------------------- turns
 @dataclass(frozen=True)
 class ParsedTurn:
-    """One sampled turn as the rules see it: its whole text, its content (thinking replaced by spaces), how many of its
-    searches were run and how many were malformed."""
+    """One sampled turn as the rules see it."""
 
     text: str
+    """Its text up to the end of its first search, with thinking."""
     content: str
+    """The same without thinking, which is replaced by spaces."""
     searches: int = 0
+    """How many of its searches were run: at most one."""
     malformed: int = 0
+    """How many of its searches were malformed."""
+
+
+def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTurn:
+    """A turn of an episode that ends in `<final>`: text after its first search is dropped; the search counts if it was
+    answered."""
+    dialect = dialects.load(cfg.model.dialect)
+    searches = calls(turn.content, dialect)
+    first = searching.first_query(searches, turn.content, dialect, (final,))
+    if first is not None:
+        turn = replace(turn, text=turn.text[: first[1]])
+    malformed = sum(call.query is None and call.start < len(turn.text) for call in searches)
+    return ParsedTurn(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
+
+
+def parse_turns(cfg: Config, completion: Completion, final: str) -> tuple[ParsedTurn, ...]:
+    """The sampled turns of an episode that ends in `<final>`; every turn but the episode's last one was answered."""
+    return tuple(
+        parse_turn(cfg, turn, final, place < len(completion.turns) - 1)
+        for place, turn in enumerate(completion.turns)
+        if turn.kind == "sampled"
+    )
+
+
+def task_of(turns: Sequence[ParsedTurn], require_question: bool) -> str | None:
+    """q: content of the last closed <task> of the last turn, or of the <question> inside it; None if missing or empty.
+
+    require_question: a task without a <question> is invalid.
+    """
+    task = parsing.last([turns[-1].content], "task") if turns else None
+    if not task:
+        return None
+    question = parsing.last([task], "question")
+    if question is None:
+        return None if require_question else task
+    return question or None
+
+
+def answer_of(turns: Sequence[ParsedTurn]) -> str | None:
+    """a: content of the last closed <answer> of the last turn; None if missing or empty."""
+    return (parsing.last([turns[-1].content], "answer") or None) if turns else None
+
+
+def searches_run(turns: Sequence[ParsedTurn]) -> int:
+    """Number of searches that were run in an episode."""
+    return sum(turn.searches for turn in turns)
 
 
 # ---------------------------------------------------------------------------------------------------------- equations
@@ -104,20 +164,6 @@ def structure_reward(turns: Sequence[ParsedTurn], require_question: bool) -> flo
     return float(task_of(turns, require_question) is not None)
 
 
-def task_of(turns: Sequence[ParsedTurn], require_question: bool) -> str | None:
-    """q: content of the last closed <task> of the last turn, or of the <question> inside it; None if missing or empty.
-
-    require_question: a task without a <question> is invalid.
-    """
-    found = parsing.last([turns[-1].content], "task") if turns else None
-    if not found:
-        return None
-    question = parsing.last([found], "question")
-    if question is None:
-        return None if require_question else found
-    return question or None
-
-
 def solver_tool_reward(turns: Sequence[ParsedTurn]) -> float:
     """min(searches run in all turns but the last / number of those turns, 1) (App. F.2).
 
@@ -125,16 +171,6 @@ def solver_tool_reward(turns: Sequence[ParsedTurn]) -> float:
     """
     earlier = turns[:-1]
     return min(sum(turn.searches for turn in earlier) / len(earlier), 1.0) if earlier else 0.0
-
-
-def answer_of(turns: Sequence[ParsedTurn]) -> str | None:
-    """a: content of the last closed <answer> of the last turn; None if missing or empty."""
-    return (parsing.last([turns[-1].content], "answer") or None) if turns else None
-
-
-def searches_run(turns: Sequence[ParsedTurn]) -> int:
-    """Number of searches that were run in an episode."""
-    return sum(turn.searches for turn in turns)
 
 
 def search_reward(turns: Sequence[ParsedTurn], full: int) -> float:
@@ -147,8 +183,11 @@ class Format:
     """The three parts of a format reward, each in [0, 1]."""
 
     think: float
+    """Share of the turns that contain thinking."""
     tool: float
-    result: float  # structure of a challenger's task, or presence of a solver's answer
+    """Searches that were run, as a share of those wanted."""
+    result: float
+    """Structure of a challenger's task, or presence of a solver's answer."""
 
     @property
     def score(self) -> float:
@@ -178,14 +217,106 @@ def mean_score(scores: Sequence[float | None], answered: Sequence[bool], missing
     ("exclude"); one whose grading failed (None) is always left out. Raises ValueError for any other `missing`.
     """
     one_of("missing", missing, MissingAnswer)
-    kept = [
-        score if has_answer else 0.0
-        for score, has_answer in zip(scores, answered, strict=True)
-        if (missing == "zero" if not has_answer else score is not None)
-    ]
-    return mean([float(score) for score in kept if score is not None]) if kept else None
+    pairs = zip(scores, answered, strict=True)
+    counted = [score if has_answer else 0.0 for score, has_answer in pairs if has_answer or missing == "zero"]
+    graded = [score for score in counted if score is not None]
+    return mean(graded) if graded else None
 
 
 def in_window(value: float | None, window: tuple[float, float]) -> bool:
     """ℓ ≤ ḡ ≤ u with both bounds included (Algorithm 1 l.24), up to rounding of the mean; False without a mean."""
     return value is not None and window[0] - _ROUNDING <= value <= window[1] + _ROUNDING
+
+
+def stratify(count: int, weights: Sequence[float]) -> list[int]:
+    """How many of `count` items each weight gets, by the largest-remainder method (ties go to the earlier weight).
+
+    The "4:3:2" rule of App. G: 9 items give exactly 4, 3, 2.
+    """
+    total = sum(weights)
+    exact = [count * weight / total for weight in weights]
+    shares = [int(share) for share in exact]
+    order = sorted(range(len(weights)), key=lambda place: shares[place] - exact[place])  # stable
+    for place in order[: count - sum(shares)]:
+        shares[place] += 1
+    return shares
+
+
+# ------------------------------------------------------------------------------------------------------ App. H: rubrics
+_RUBRIC = re.compile(r"<rubric(\s[^<>]*+)?+>")
+_PRIORITY = re.compile(r"""(?<!\S)priority\s*+=\s*+(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
+_ENTITY = re.compile(r"&(?:[a-zA-Z]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_FENCES = ("```", "```json", "```xml")
+
+
+def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) -> tuple[Criterion, ...] | None:
+    """The criteria of a reply, in <rubrics> or as JSON; None unless each one is complete and their number is allowed.
+
+    XML: <rubrics> with only <rubric> elements and comments. JSON: a list of {"criterion", "priority"}, or an object
+    that holds such a list as "rubrics", by itself or in a code fence with any text around it. weights: w_k by priority;
+    if they differ, a missing or unknown priority makes the reply invalid. A rubric whose weights are all 0 cannot grade
+    anything and is rejected.
+    """
+    text = _unfenced(parsing.without_thinking(reply).strip())
+    pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
+    if pairs is None:
+        pairs = next(filter(None, map(_json_pairs, parsing.fenced(text, ("", "json")))), None)
+    if pairs is None or not fewest <= len(pairs) <= most:
+        return None
+    criteria = []
+    for priority, criterion in pairs:
+        weight = _weight(priority, weights)
+        if weight is None or not criterion or not is_text(priority + criterion):
+            return None
+        criteria.append(Criterion(criterion, weight, priority))
+    return tuple(criteria) if sum(item.weight for item in criteria) > 0 else None
+
+
+def _weight(priority: str, weights: Mapping[str, float]) -> float | None:
+    """w_k of a priority. An unknown priority gets the common weight if all weights are equal; otherwise None."""
+    values = set(weights.values())
+    return weights.get(priority, values.pop() if len(values) == 1 else None)
+
+
+def _unfenced(text: str) -> str:
+    """The content of a Markdown code fence if `text` is one; otherwise `text`."""
+    head, _, body = text.partition("\n")
+    return body.removesuffix("\n```").strip() if head.rstrip() in _FENCES and body.endswith("\n```") else text
+
+
+def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
+    """(priority, criterion) of each <rubric>, with priority "" if it has none; None if any element is incomplete."""
+    block = parsing.first([text], "rubrics")
+    if block is None:
+        return None
+    *items, rest = parsing.without_comments(block).split("</rubric>")
+    pairs = []
+    for item in items:
+        item = item.strip()
+        opening = _RUBRIC.match(item)
+        if opening is None or _RUBRIC.search(item, opening.end()):
+            return None
+        given = _PRIORITY.search(opening[1] or "")
+        priority = next((value for value in given.groups() if value is not None), "") if given else ""
+        criterion = _ENTITY.sub(lambda entity: html.unescape(entity[0]), item[opening.end() :])
+        pairs.append((priority.strip(), " ".join(criterion.split())))
+    return None if rest.strip() else pairs
+
+
+def _json_pairs(text: str) -> list[tuple[str, str]] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    items: Any = value.get("rubrics") if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        return None
+    pairs = []
+    for item in items:
+        if not isinstance(item, dict):
+            return None
+        criterion, priority = item.get("criterion"), item.get("priority", "")
+        if not isinstance(criterion, str) or not isinstance(priority, str):
+            return None
+        pairs.append((priority, " ".join(criterion.split())))
+    return pairs

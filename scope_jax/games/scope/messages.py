@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from scope_jax.config import Config
 from scope_jax.games.scope.options import options
-from scope_jax.games.scope.records import Order
+from scope_jax.games.scope.rules import GATES
+from scope_jax.games.scope.state import TaskOrder
 from scope_jax.play import prompting, rubrics
 from scope_jax.play.prompting import shown
 from scope_jax.text.messages import Messages
 
 SEARCHING = ("challenger", "solver")  # roles that may search
-GATES = ("entity", "relevance")
 SOURCES = "\n\n---\n\n"  # separates the documents from which a rubric is written (released code)
 
 
@@ -27,7 +27,7 @@ def _messages(cfg: Config, role: str, values: Mapping[str, object], required: tu
     return prompting.for_searcher(cfg, options(cfg).prompts, role, values, required)
 
 
-def for_challenger(cfg: Config, order: Order) -> Messages:
+def for_challenger(cfg: Config, order: TaskOrder) -> Messages:
     """Prompt to write a task of one type from a document."""
     values = {
         "document": shown(cfg, order.document),
@@ -84,7 +84,7 @@ def check_prompts(cfg: Config) -> None:
     if options(cfg).mode == "curated":
         return
     for kind in options(cfg).task_types:
-        for_challenger(cfg, Order(0, "", "", kind, 1))
+        for_challenger(cfg, TaskOrder(0, "", "", kind, 1))
     for left in (1, 0):
         turns_left(cfg, left)
     for gate in GATES if options(cfg).quality_gates else ():
