@@ -51,9 +51,7 @@ def _found(path: str, folder: Path | None) -> str:
 
 def _local(path: str) -> str:
     if path.startswith(("gs://", "s3://")):
-        raise ValueError(
-            f"{path} is on object storage, but this must be a local path (docs/operations.md, Object storage); change it"
-        )
+        raise ValueError(f"{path} is on object storage, but this must be a local path (docs/operations.md); change it")
     return path
 
 
