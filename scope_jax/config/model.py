@@ -61,8 +61,8 @@ class ModelSection(Section):
     """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =
     "out/solver" }`; with `[model.adapter]`, folders of adapters in PEFT's format."""
     adapter: AdapterSection | None = None
-    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table takes
-    the defaults."""
+    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table
+    takes the defaults."""
     tokenizer: CardPath | None = None
     """Another tokenizer folder; default: the checkpoint's own."""
     chat_template: CardPath | None = None
