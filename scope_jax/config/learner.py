@@ -111,7 +111,7 @@ class LossCard(AdvantageCard):
             )
         if self.rollout_weight == "sequence" and not self.rollout_cap:
             raise ValueError(
-                'rollout_weight = "sequence" is no weight without rollout_cap; set rollout_cap, or remove it'
+                'rollout_weight = "sequence" has no effect without rollout_cap; set rollout_cap, or remove it'
             )
         if self.rollout_cap and self.old_logprobs == "rollout":
             raise ValueError(
