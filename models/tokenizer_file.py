@@ -52,7 +52,8 @@ def check(path: Path) -> None:
     del data
     if not isinstance(contents, dict) or not shallow(contents):
         raise WeightsError(
-            f"{path} is not a readable tokenizer: not an object, or nested more than {MOST_DEEP} levels deep; copy it again."
+            f"{path} is not a readable tokenizer: not an object, or nested more than {MOST_DEEP} levels deep; "
+            "copy it again."
         )
     model = contents.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

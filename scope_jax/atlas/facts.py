@@ -139,9 +139,7 @@ def load_numbers(world: World, folder: Path = ASSETS / "facts") -> tuple[Fact, .
         for row in csv.DictReader(file):
             fact = Fact(row["attribute"], row["name"], row["value"])
             if fact.entity not in world.kinds or not fact.value.isdecimal():
-                raise UserError(
-                    f"{folder / 'numbers.csv'}: {row} does not give a whole number for a name of the world."
-                )
+                raise UserError(f"{folder / 'numbers.csv'}: {row} is no whole number of a name of the world.")
             if facts.setdefault((fact.attribute, fact.entity), fact) != fact:
                 raise UserError(f"{folder}: two values for the {fact.attribute} of {fact.entity}; keep one.")
     return tuple(facts.values())
