@@ -100,8 +100,7 @@ class LossCard(AdvantageCard):
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
-        own = {name: LossCard.model_fields[name].default for name in ("dpo_beta", "label_smoothing")}
-        if self.objective != "dpo" and {name: getattr(self, name) for name in own} != own:
+        if self.objective != "dpo" and self.changed("dpo_beta", "label_smoothing"):
             raise ValueError('dpo_beta and label_smoothing are for objective = "dpo"; remove them, or set it')
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
