@@ -122,7 +122,7 @@ def _fault_of(folder: Path, name: str, size: int, crc: int, sizes_only: bool) ->
     try:
         file = inside(folder, name, folder / SEAL)
     except FileNameError:
-        return f"{SEAL} names {name[:100]!r}, which is no file in the folder"
+        return f"{SEAL} names {name[:100]!r}, which is not in the folder"
     if not file.is_file():
         return f"{name} is missing"
     if file.stat().st_size != size:

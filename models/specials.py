@@ -99,8 +99,8 @@ def check_classes(folder: Path) -> None:
         kind = tokenizer_class_from_name(name)
         if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerFast):
             raise UserError(
-                f"{folder} names the tokenizer class {name}, which is no fast tokenizer of transformers, and code of "
-                "a folder is never run; add tokenizer.json, or correct the class."
+                f"{folder} names the tokenizer class {name}, which is not a fast tokenizer of transformers, and code "
+                "of a folder is never run; add tokenizer.json, or correct the class."
             )
 
 

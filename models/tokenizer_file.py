@@ -47,12 +47,13 @@ def check(path: Path) -> None:
         contents = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise WeightsError(
-            f"{path} is no readable tokenizer, not JSON ({cut(str(error), 100)}); copy it again."
+            f"{path} is not a readable tokenizer, as it is not JSON ({cut(str(error), 100)}); copy it again."
         ) from None
     del data
     if not isinstance(contents, dict) or not shallow(contents):
         raise WeightsError(
-            f"{path} is no readable tokenizer: no object, or nested more than {MOST_DEEP} levels deep; copy it again."
+            f"{path} is not a readable tokenizer: not an object, or nested more than {MOST_DEEP} levels deep; "
+            "copy it again."
         )
     model = contents.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None

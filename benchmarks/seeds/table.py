@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.seeds.figures import Ends
-from benchmarks.seeds.statistics import BEYOND, CLAIM, LEAST, Estimate, estimate, paired, verdict
+from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
 from scope_jax.errors import UserError, writing
 
 
@@ -60,13 +60,9 @@ def page(
     commits: Iterable[str],
     left_out: Sequence[str],
 ) -> str:
-    """The command, one table per metric, what ± and the words mean, and which runs are missing."""
+    """The command, one table per metric, the code, and which runs are missing. docs/results.md explains the words."""
     named = sorted(set(commits))
     notes = [
-        "Mean ± standard error over seeds; a difference is that of two runs with the same seed. Exams (`eval/…`): the "
-        "first and the last; other metrics: means of the first half of the steps and of the rest. *higher*, *lower*: "
-        f"more than {BEYOND:g} standard errors and at least {CLAIM} seeds; *n too small*: fewer than {CLAIM}, or than "
-        f"{LEAST} for any word; *not distinguished*: within {BEYOND:g} standard errors.",
         f"Code: {', '.join(named)}." if named else "",
         f"Not in the tables: {'; '.join(left_out)}." if left_out else "",
     ]

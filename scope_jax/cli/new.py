@@ -53,7 +53,7 @@ def new(
 ) -> None:
     """Write a card for your model and data, with overrides, then open everything it refers to, as `check` does."""
     if card.suffix != ".toml":
-        raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
+        raise UserError(f"{card} is not a .toml file; give the card a name that ends in .toml.")
     if card.exists():
         raise UserError(f"{card} exists; remove it or give another name.")
     check_place(card)

@@ -40,7 +40,7 @@ def report(
     if to is not None and len(runs) == 1 and to.is_file():
         raise UserError(f"{to} is a file; give a folder for the report, which has several files.")
     if to is not None and len(runs) > 1 and (to.is_dir() or to.suffix != ".html"):
-        raise UserError(f"{to} is no place for the page of a comparison; give a file that ends in .html.")
+        raise UserError(f"{to} cannot hold the page of a comparison; give a file that ends in .html.")
     if trusted_host and not watch:
         raise UserError("--trusted-host is for a report that is served; add --watch, or remove it.")
     if watch:

@@ -40,25 +40,23 @@ def _expand(path: str, info: Any) -> str:  # pydantic's ValidationInfo, a protoc
         raise ValueError(f"{expanded!r} is not a valid path; correct it or remove the key")
     if re.search(r"\$\{\w+\}", expanded):
         raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write out the path there")
-    return _found(expanded, (info.context or {}).get("folder"))
+    return _nearest(expanded, (info.context or {}).get("folder"))
 
 
-def _found(path: str, folder: Path | None) -> str:
+def _nearest(path: str, folder: Path | None) -> str:
     """The path as it is if it is absolute or exists in the current folder; otherwise in the nearest folder above the
     card that has it, or in `HOME`; as it is if none has. A name without a slash or suffix may be something other
     than a path."""
     if folder is None or Path(path).is_absolute() or not ("/" in path or Path(path).suffix) or Path(path).exists():
         return path
     above = folder.resolve()
-    places = (above, *above.parents, HOME)
-    return next((str(place / path) for place in places if (place / path).exists()), path)
+    folders = (above, *above.parents, HOME)
+    return next((str(near / path) for near in folders if (near / path).exists()), path)
 
 
 def _local(path: str) -> str:
     if path.startswith(("gs://", "s3://")):
-        raise ValueError(
-            f"{path} is on object storage, but this must be a local path (docs/operations.md, Object storage); change it"
-        )
+        raise ValueError(f"{path} is on object storage, but this must be a local path (docs/operations.md); change it")
     return path
 
 
@@ -136,25 +134,25 @@ class Section(BaseModel):
 
 def paths(section: BaseModel, prefix: str = "") -> list[tuple[str, str]]:
     """(dotted key, value) of every `CardPath` that a section and the tables in it set, in the order of the schema."""
-    found: list[tuple[str, str]] = []
+    entries: list[tuple[str, str]] = []
     for name, field in type(section).model_fields.items():
         value: Any = getattr(section, name)
         key = f"{prefix}{name}"
         if isinstance(value, BaseModel):
-            found += paths(value, f"{key}.")
+            entries += paths(value, f"{key}.")
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-            found += [entry for place, item in enumerate(value) for entry in paths(item, f"{key}[{place}].")]
+            entries += [entry for index, item in enumerate(value) for entry in paths(item, f"{key}[{index}].")]
         elif _is_path(field.annotation, field.metadata):
             values: dict[str, Any] = value if isinstance(value, dict) else {"": value}
-            found += [(f"{key}.{part}".rstrip("."), one) for part, one in values.items() if one is not None]
-    return found
+            entries += [(f"{key}.{part}".rstrip("."), path) for part, path in values.items() if path is not None]
+    return entries
 
 
 def _is_path(annotation: Any, metadata: Sequence[Any] = ()) -> bool:
     inside = get_args(annotation)
     whole = (*metadata, *(inside[1:] if get_origin(annotation) is Annotated else ()))
-    own = any(isinstance(one, AfterValidator) and one.func is _expand for one in whole)
-    return own or any(_is_path(one) for one in inside)
+    expands = any(isinstance(item, AfterValidator) and item.func is _expand for item in whole)
+    return expands or any(_is_path(part) for part in inside)
 
 
 class GameSection(Section):

@@ -23,9 +23,9 @@ def _word(text: str) -> str:
 def _host(text: str) -> str:
     user, at, name = text.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII) and not _is_ipv6(name):
-        raise ValueError(f"names {name!r}, which is no host; give a name or an address, as in node0 or me@10.0.0.5")
+        raise ValueError(f"names {name!r}, which is not a host; give a name or an address, as in node0 or me@10.0.0.5")
     if at and not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", user, re.ASCII):
-        raise ValueError(f"names {user!r} before the @, which is no user; give one as in me@node0")
+        raise ValueError(f"names {user!r} before the @, which is not a user; give one as in me@node0")
     return text
 
 

@@ -100,8 +100,7 @@ class LossCard(AdvantageCard):
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
-        own = {name: LossCard.model_fields[name].default for name in ("dpo_beta", "label_smoothing")}
-        if self.objective != "dpo" and {name: getattr(self, name) for name in own} != own:
+        if self.objective != "dpo" and self.changed("dpo_beta", "label_smoothing"):
             raise ValueError('dpo_beta and label_smoothing are for objective = "dpo"; remove them, or set it')
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
@@ -111,7 +110,7 @@ class LossCard(AdvantageCard):
             )
         if self.rollout_weight == "sequence" and not self.rollout_cap:
             raise ValueError(
-                'rollout_weight = "sequence" is no weight without rollout_cap; set rollout_cap, or remove it'
+                'rollout_weight = "sequence" has no effect without rollout_cap; set rollout_cap, or remove it'
             )
         if self.rollout_cap and self.old_logprobs == "rollout":
             raise ValueError(

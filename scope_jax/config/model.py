@@ -55,14 +55,14 @@ def _plain(value: Any) -> bool | int | str:
 class ModelSection(Section):
     checkpoint: CardPath
     """Model folder with tokenizer, in Hugging Face or orbax layout, or a model of the hub such as `Qwen/Qwen3-8B`
-    (docs/models.md#weights). It is the base: the initial weights of all policies, the reference of every KL term, and the
-    judge."""
+    (docs/models.md#weights). It is the base: the initial weights of all policies, the reference of every KL term, and
+    the judge."""
     policies: dict[str, CardPath] = {}
     """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =
     "out/solver" }`; with `[model.adapter]`, folders of adapters in PEFT's format."""
     adapter: AdapterSection | None = None
-    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table takes the
-    defaults."""
+    """Policies as low-rank adapters over one frozen base, for every game (docs/models.md#adapters); an empty table
+    takes the defaults."""
     tokenizer: CardPath | None = None
     """Another tokenizer folder; default: the checkpoint's own."""
     chat_template: CardPath | None = None

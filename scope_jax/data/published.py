@@ -96,7 +96,7 @@ def _integer(answer: str, where: str) -> str:
     try:
         value = float(answer)
     except ValueError:
-        raise DataError(f"{where}: the answer {answer[:40]!r} is no number; fix or remove the row.") from None
+        raise DataError(f"{where}: the answer {answer[:40]!r} is not a number; correct or remove the row.") from None
     return str(int(value)) if value.is_integer() else answer
 
 

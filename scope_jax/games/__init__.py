@@ -33,7 +33,7 @@ def find(system: str) -> Game:
         return GAMES[system]
     if not system.endswith(".py"):
         raise CardError(
-            f"`system` is {system!r}, which is no game; give one of {', '.join(map(repr, GAMES))}, or the path of a "
+            f"`system` is {system!r}, which is not a game; give one of {', '.join(map(repr, GAMES))}, or the path of a "
             "Python file (.py)."
         )
     file = Path(system).resolve()

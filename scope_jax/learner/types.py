@@ -18,17 +18,17 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Datum:
-    """One training row before packing, with exactly the tokens the engine saw.
-
-    ids_T: int32; sampled_T: bool, True for tokens sampled by the policy (False: prompt, observation, nudge);
-    logprobs_T: float32 behaviour log-probs, 0 where not sampled. entropies_T: float32, nats, of the distributions that
-    they are of, 0 where not sampled; None if they were not measured. Nothing is trained on them.
-    """
+    """One training row before packing, with exactly the tokens the engine saw."""
 
     ids_T: np.ndarray
+    """Token ids, int32."""
     sampled_T: np.ndarray
+    """True for tokens sampled by the policy; False: prompt, observation, nudge."""
     logprobs_T: np.ndarray
+    """Behaviour log-probs, float32; 0 where not sampled."""
     entropies_T: np.ndarray | None = None
+    """Entropies in nats of the distributions that the tokens were drawn from, float32, 0 where not sampled; None: not
+    measured. Nothing is trained on them."""
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -55,52 +55,61 @@ def transcript(completion: Completion) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's reply to one message; refused: why an endpoint rejected it (the text is then empty).
-
-    cut: why the text is only the beginning of a reply, such as "length"; "" if the model ended it.
-    """
+    """A model's reply to one message."""
 
     text: str
+    """What it wrote; empty if the request was refused."""
     refused: str = ""
+    """Why an endpoint rejected the request; "": it did not."""
     cut: str = ""
+    """Why the text is only the beginning of a reply, such as "length"; "": the model ended it."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One request to a judge about an episode: all replies, and the parsed result.
-
-    job: for example "grader"; about: the gate or criterion; replies: two if the first was malformed.
-    """
+    """One request to a judge about an episode: all replies, and the parsed result."""
 
     job: str
+    """The judge's job, for example "grader"."""
     about: str
+    """The gate or criterion."""
     replies: tuple[Reply, ...]
-    read: bool | int | str | None  # a verdict, the number of criteria, or an answer; None: malformed
+    """Its replies; two if the first was malformed."""
+    read: bool | int | str | None
+    """A verdict, the number of criteria, or an answer; None: malformed."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One role's response to one prompt: rows to train on, and readable text.
-
-    `group` names the prompt whose completions are compared with each other; `advantage` is set by
-    `advantages.assign`, one number for all sampled tokens of the episode (None: not yet computed). `padding`
-    fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
-    counts in the divisor of its update's loss.
-    """
+    """One role's response to one prompt: rows to train on, and readable text."""
 
     role: str
+    """Name of the role."""
     policy: str
+    """Name of the policy that was sampled."""
     group: str
+    """Names the prompt whose completions are compared with each other."""
     datums: tuple[Datum, ...]
+    """Its rows; the loss counts an episode as one sequence, however many it has."""
     reward: float
-    parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
+    """The reward, from which `advantages.assign` computes the advantage."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward by name."""
     advantage: float | None = None
-    trained: bool = True  # False: written to episodes.jsonl, but not trained
-    temperature: float = 1.0  # sampling temperature
-    weight: float = 1.0  # factor of its terms in the loss of its update
+    """One number for all sampled tokens of the episode; None: not yet computed."""
+    trained: bool = True
+    """False: written to episodes.jsonl, but not trained."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    weight: float = 1.0
+    """Factor of its terms in the loss of its update."""
     padding: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)  # readable prompt, turns, question, answer …
+    """Fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
+    counts in the divisor of its update's loss."""
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """Readable prompt, turns, question, answer …"""
     judgements: tuple[Judgement, ...] = ()
+    """What judges were asked about it, and said."""
 
     @staticmethod
     def from_completion(
@@ -120,15 +129,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class RoleShare:
-    """The episodes of one role in an update.
-
-    advantage: how their advantages are computed, None: by the update's loss card. weight: factor of all their terms in
-    the loss; the divisor counts every episode once, whatever its weight.
-    """
+    """The episodes of one role in an update."""
 
     role: str
+    """Name of the role."""
     advantage: AdvantageCard | None = None
+    """How their advantages are computed; None: by the update's loss card."""
     weight: float = 1.0
+    """Factor of all their terms in the loss; the divisor counts every episode once, whatever its weight."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +144,11 @@ class Update:
     """One learner update of a step: the episodes of its roles, trained together into `policy` with one loss card."""
 
     policy: str
+    """Name of the policy that is trained."""
     card: LossCard
+    """The loss."""
     roles: tuple[RoleShare, ...]
+    """The roles whose episodes are trained together."""
 
     @property
     def name(self) -> str:

@@ -295,5 +295,7 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
             read = json.loads(manifest.read_text(encoding="utf-8"))
             return int(read["passages"]) * int(read["width"]), ""
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise UserError(f"{manifest} is no index's; state its vectors with --index PASSAGESxWIDTH.") from None
+            raise UserError(
+                f"{manifest} does not describe an index; state its vectors with --index PASSAGESxWIDTH."
+            ) from None
     return 0, "the search index is not built yet and not counted; state its vectors with --index PASSAGESxWIDTH"

@@ -45,9 +45,7 @@ def prepare_clusters(
     card = cfg.clusters
     if card.folder is None or not card.sources:
         key = "folder" if card.folder is None else "sources"
-        raise UserError(
-            f"the card has no clusters.{key}; add it, or pass --set clusters.{key}=… (docs/data.md, Clusters of documents)."
-        )
+        raise UserError(f"the card has no clusters.{key}; add it, or pass --set clusters.{key}=… (docs/data.md).")
     announce(card.encoder, say)
     with writing(Path(card.folder)):
         return prepare(_preparation(cfg, mesh), Path(card.folder), chunk=CHUNK, tell=part, rebuild=rebuild)

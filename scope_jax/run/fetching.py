@@ -24,7 +24,7 @@ def fetched(
 
     The copies lie in `train.spool` and in the hub's cache; what has not changed since it was copied is not read again.
     Each machine has its own. left: models of the hub that are left where they are. missing(name, error): is told of a
-    model that the hub does not give, which is left, too; without it the error is raised. only: the tables of the
+    model that the hub does not give, which then keeps its name; without it the error is raised. only: the tables of the
     card that are read, (): all. Raises FileNotFoundError for what does not exist and ConnectionError for storage that
     cannot be used.
     """

@@ -63,7 +63,7 @@ class Mirror:
         places = all_inside(self.folder, names, self.url)
         for name in sorted({name.split("/")[1] for name in names if name.startswith(CHECKPOINTS + "/")}):
             if FOLDER.fullmatch(name) is None:
-                tell(f"{self.url}/{CHECKPOINTS} has {name!r}, which is no checkpoint of a run; it is left alone.")
+                tell(f"{self.url}/{CHECKPOINTS} has {name!r}, which is not a checkpoint of a run; it is not touched.")
         for path in self.folder.iterdir():
             if path.name not in (CHECKPOINTS, INDEX) or CONFIG not in names:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

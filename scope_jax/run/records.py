@@ -107,7 +107,7 @@ def parsed(line: bytes, place: str, fields: Fields | None = None) -> Record:
     if deep:
         raise UserError(f"{place} is nested too deeply; remove it.")
     if not isinstance(record, dict) or not _is_count(record.get("step")):
-        raise UserError(f"{place} is no record of a step; remove it.")
+        raise UserError(f"{place} is not a record of a step; remove it.")
     check(record, place, fields or {})
     return record
 
@@ -129,7 +129,7 @@ def metrics(line: bytes, place: str) -> Record:
     record = parsed(line, place)
     for name, value in record.items():
         if not _is_number(value):
-            raise UserError(f"{place} has a value of {name[:100]!r} that is no number; remove the line.")
+            raise UserError(f"{place} has a value of {name[:100]!r} that is not a number; remove the line.")
     return record
 
 

@@ -105,7 +105,7 @@ class RemoteTools:
         return ""
 
     def tell(self, sentence: str) -> None:
-        raise ValueError(f"no exam tells anything: {sentence}")
+        raise ValueError(f"nothing can be said about any exam: {sentence}")
 
 
 def completion_of(reply: Reply) -> Completion:

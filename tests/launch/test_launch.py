@@ -290,7 +290,7 @@ def test_dollars_reach_the_processes_of_a_jobset(capsys) -> None:
         (["launch.slurm.partition=a b"], "single word"),
         (["launch.slurm.grace=1"], "at least 10"),
         (['launch.gpu_node.hosts=["a", "a"]'], "name every host once"),
-        (['launch.gpu_node.hosts=["a; reboot"]'], "which is no host"),
+        (['launch.gpu_node.hosts=["a; reboot"]'], "which is not a host"),
         (['launch.environment={"A-B"="1"}'], "not the name of an environment variable"),
         (['launch.environment={A="1\\n2"}'], "unprintable"),
         ([f'launch.tpu_pod={POD}, volumes={{"/mnt"="data"}}}}'], "absolute path in the container"),

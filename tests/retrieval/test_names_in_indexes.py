@@ -73,7 +73,7 @@ def test_a_seal_names_files_in_its_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / seal.SEAL).write_text(json.dumps({name: [0, 0]}))
-    assert seal.fault(folder) == f"seal.json names {name!r}, which is no file in the folder"
+    assert seal.fault(folder) == f"seal.json names {name!r}, which is not in the folder"
 
 
 @pytest.mark.parametrize("key", ["vocab", "merges", "vocab_file"])

@@ -204,7 +204,7 @@ def test_a_folder_that_is_no_checkpoint_is_left_alone(name: str, buckets: Bucket
     store, odd = Store("gs://bucket/run"), f"checkpoints/{name}/seal.json"
     store.write(odd, b"{}")
     two = Session("gs://bucket/run", tmp_path / "two")
-    assert any(f"has {name!r}, which is no checkpoint" in sentence for sentence in two.said)
+    assert any(f"has {name!r}, which is not a checkpoint" in sentence for sentence in two.said)
     assert two.resumed() == 1
     for step in (2, 3, 4):
         two.step(step)
