@@ -51,8 +51,8 @@ class SuiteCard(EvalSet):
 
     form: Form
     r"""The prompt, and where the answer is: `short`, in the last `<answer>`; `math`, in the last `\boxed{}` or
-    `\fbox{}`; `choice`, the letter in the last box, after "Answer:", or in the last line; `open`, the whole reply; `document`, after
-    the last "Answer:", else in the last box (docs/evaluation.md#who-answers-how)."""
+    `\fbox{}`; `choice`, the letter in the last box, after "Answer:", or in the last line; `open`, the whole reply;
+    `document`, after the last "Answer:", else in the last box (docs/evaluation.md#who-answers-how)."""
     games: tuple[str, ...] = Field(default=(), strict=False)
     """Games whose own prompt, turns and searches answer it; every other model gets the prompt of the form."""
     prompt_tokens: Count | None = None
