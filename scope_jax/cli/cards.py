@@ -146,6 +146,7 @@ def keys(
 ) -> None:
     """Describe the keys of a card: defaults, values and meaning; without TABLE, list its tables."""
     from scope_jax.config import Config, reference
+    from scope_jax.config.suites import SuiteCard
     from scope_jax.games import GAMES, find
 
     options = {name: built_in.options for name, built_in in GAMES.items()}
@@ -154,7 +155,7 @@ def keys(
         options |= {played.name: played.options}
         table = table or played.name
     if table is None and markdown:
-        typer.echo(reference.page(Config, options), nl=False)
+        typer.echo(reference.page(Config, options, SuiteCard), nl=False)
         return
     known = [*reference.all_keys(Config)]
     for name, section in options.items():

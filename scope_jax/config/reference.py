@@ -101,8 +101,8 @@ def _cell(text: str) -> str:
     return linked.replace("|", "\\|")
 
 
-def page(card: type[Section], games: Mapping[str, type[Section]]) -> str:
-    """The page of all keys: those of a `card`, and of the tables of `games` by name.
+def page(card: type[Section], games: Mapping[str, type[Section]], exam: type[Section]) -> str:
+    """The page of all keys: those of a `card`, of the tables of `games` by name, and of the file of an `exam`.
 
     A table that stands in several places is written once, and its places say which of their defaults differ.
     """
@@ -121,9 +121,13 @@ def page(card: type[Section], games: Mapping[str, type[Section]]) -> str:
     parts.append("## Tables in several places\n")
     for table, title in elsewhere.items():
         parts.append(f"### {title}\n\n{_about(table.__doc__)}{markdown(_rows(table, '', None, links))}")
+    inherited = {name for base in exam.__bases__ if issubclass(base, Section) for name in base.model_fields}
+    further = (key for key in own_keys(exam) if key.name not in inherited)
+    parts.append(f"## Files of exams\n\n{EXAMS}\n\n{markdown(further)}")
     return "\n".join(parts)
 
 
+EXAMS = "Those in `configs/exams` have the keys of `[[evaluate.sets]]` except `name`, which is the file's, and:"
 HEAD = """# Keys of a card
 
 A key without a default (—) is required; "none" means that it is not set. [Configuration](configuration.md) says how

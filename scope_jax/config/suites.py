@@ -50,8 +50,9 @@ class SuiteCard(EvalSet):
     """One benchmark: its rows, prompt, sampling and measures; the first measure is the one in tables."""
 
     form: Form
-    """The prompt, and where the answer is in the reply: `short`, `math`, `choice`, `open`, `document`
-    (docs/evaluation.md#who-answers-how)."""
+    r"""The prompt, and where the answer is: `short`, in the last `<answer>`; `math`, in the last `\boxed{}` or
+    `\fbox{}`; `choice`, the letter in the last box, after "Answer:", or in the last line; `open`, the whole reply;
+    `document`, after the last "Answer:", else in the last box (docs/evaluation.md#who-answers-how)."""
     games: tuple[str, ...] = Field(default=(), strict=False)
     """Games whose own prompt, turns and searches answer it; every other model gets the prompt of the form."""
     prompt_tokens: Count | None = None
@@ -60,7 +61,8 @@ class SuiteCard(EvalSet):
     """Strings that end a reply and are no part of it: what follows is another conversation, of a model that writes no
     end."""
     papers: dict[str, ProtocolSection] = {}
-    """Differences of each paper's protocol, by the name of its game."""
+    """A table for each paper, by the name of its game: `limit`, `samples`, `temperature`, `top_p`, `top_k`,
+    `max_tokens`, `prompt_tokens`, `stop`, `measures`, where it differs."""
 
     @model_validator(mode="after")
     def _complete(self) -> SuiteCard:

@@ -37,7 +37,7 @@ def test_every_key_is_described_in_a_sentence(section: type[Section]) -> None:
 def test_the_page_of_keys_is_that_of_the_code() -> None:
     """After a change: scope-jax keys --markdown > docs/keys.md"""
     assert (ROOT / "docs" / "keys.md").read_text(encoding="utf-8") == page(
-        Config, {name: game.options for name, game in GAMES.items()}
+        Config, {name: game.options for name, game in GAMES.items()}, SuiteCard
     )
 
 
@@ -88,6 +88,11 @@ class Whole(Section):
     """The first of all."""
 
 
+class Exam(Inside):
+    form: str
+    """Its form."""
+
+
 def test_keys_are_those_of_tables_in_tables_with_the_defaults_in_force() -> None:
     found = {key.name: (key.default, key.text) for key in all_keys(Outside, "t.")}
     assert found["t.one"] == ("table", "The first | table; see docs/data.md#formats.")
@@ -97,9 +102,10 @@ def test_keys_are_those_of_tables_in_tables_with_the_defaults_in_force() -> None
 
 
 def test_a_table_in_several_places_is_written_once() -> None:
-    written = page(Whole, {"game": Outside})
+    written = page(Whole, {"game": Outside}, Exam)
     assert written.count("| `amount` | 3 | How much. On two lines. |") == 1
     assert "| `game.one` | table | The first \\| table; see [data](data.md#formats). Keys:" in written
+    assert written.endswith("|---|---|---|\n| `form` | — | Its form. |\n")
     assert written.count("Keys: [inside](#inside); here `amount = 4`.") == 2 and "### Inside" in written
 
 

@@ -155,7 +155,7 @@ def test_invalid_names_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_every_key_of_an_exam_is_documented_and_read() -> None:
-    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("keys.md", "evaluation.md"))
     own = set(SuiteCard.model_fields) - set(EvalSet.model_fields)
     assert {f"`{key}`" for key in own} <= set(re.findall(r"`\w+`", text))
     assert set(ProtocolSection.model_fields) <= set(SuiteCard.model_fields)
