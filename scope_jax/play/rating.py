@@ -33,10 +33,10 @@ def rate(cfg: Config, prompts: str, judge: Judge, tools: Tools, cases: Sequence[
 
     prompts: the folder with rating.txt and nudge_rating.txt. Raises JudgeError and PromptError.
     """
-    questions = {place: question(cfg, prompts, case) for place, case in enumerate(cases) if case.answer}
+    questions = {index: question(cfg, prompts, case) for index, case in enumerate(cases) if case.answer}
     nudge = prompting.filled(prompts, "nudge_rating", {}) if questions else ""
     answers = judge.ask(tools, list(questions.values()), mark_of, nudge).by(questions)
-    return [answers[place].read if place in answers else LOWEST for place in range(len(cases))]
+    return [answers[index].read if index in answers else LOWEST for index in range(len(cases))]
 
 
 def question(cfg: Config, prompts: str, case: Case) -> str:

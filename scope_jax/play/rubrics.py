@@ -53,11 +53,11 @@ def points(verdicts: Sequence[bool | None], weights: Sequence[float], *, min_gra
     HealthBench (Arora et al. 2025, section 3), ResearchRubrics. Criteria without a verdict (None) are left out; None if
     the share with a verdict is below `min_graded` or none of them has a positive weight.
     """
-    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
-    total = sum(weights[place] for place in known if weights[place] > 0)
+    known = [k for k, verdict in enumerate(verdicts) if verdict is not None]
+    total = sum(weights[k] for k in known if weights[k] > 0)
     if total <= 0 or len(known) < min_graded * len(verdicts):
         return None
-    return sum(weights[place] for place in known if verdicts[place]) / total
+    return sum(weights[k] for k in known if verdicts[k]) / total
 
 
 def settled_score(
@@ -69,14 +69,14 @@ def settled_score(
     Raises ValueError for any other value.
     """
     one_of("ungraded", ungraded, Ungraded)
-    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
+    known = [k for k, verdict in enumerate(verdicts) if verdict is not None]
     if not known or len(known) < min_graded * len(verdicts):
         return None
     if ungraded == "zero":
         return rubric_score([bool(verdict) for verdict in verdicts], weights)
-    if sum(weights[place] for place in known) <= 0:
+    if sum(weights[k] for k in known) <= 0:
         return None
-    return rubric_score([bool(verdicts[place]) for place in known], [weights[place] for place in known])
+    return rubric_score([bool(verdicts[k]) for k in known], [weights[k] for k in known])
 
 
 # ------------------------------------------------------------------------------------------------------------ grading
@@ -136,19 +136,19 @@ def grade(
     signed: the score is `points` instead of Eq. (1), for rubrics with negative weights.
     """
     questions = {
-        (place, number): question(cfg, grader.prompts, case.question, text, criterion.text)
-        for place, case in enumerate(cases)
+        (index, k): question(cfg, grader.prompts, case.question, text, criterion.text)
+        for index, case in enumerate(cases)
         if case.answer is not None
         for text in [grader.read(tools, case.answer)]
-        for number, criterion in enumerate(case.rubric)
+        for k, criterion in enumerate(case.rubric)
     }
     nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
     replies = grader.judge.ask(tools, list(questions.values()), score_of, nudge)
     answers = replies.by(questions)
     grades = []
-    for place, case in enumerate(cases):
-        numbers = range(len(case.rubric)) if case.answer is not None else ()
-        grades.append(_graded(grader, case.rubric, [answers[place, number] for number in numbers], signed))
+    for index, case in enumerate(cases):
+        items = range(len(case.rubric)) if case.answer is not None else ()
+        grades.append(_graded(grader, case.rubric, [answers[index, k] for k in items], signed))
     return grades, replies
 
 

@@ -26,17 +26,17 @@ def queries_of(text: str, dialect: Dialect) -> list[str]:
     return _all_queries(calls(text, dialect))
 
 
-def _all_queries(found: Sequence[Call]) -> list[str]:
-    return [query for call in found if call.query is not None for query in parsing.several(call.query)]
+def _all_queries(searches: Sequence[Call]) -> list[str]:
+    return [query for call in searches if call.query is not None for query in parsing.several(call.query)]
 
 
-def first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
-    """(query, end) of the first valid search among the calls `found` in a turn, where only that one is run; `end` is
-    after its closing tag (SCOPE's released code).
+def first_query(searches: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
+    """(query, end) of the first valid search among the `searches` of a turn, where only that one is run; `end` is after
+    its closing tag (SCOPE's released code).
 
     None without a valid search, or if a closed tag of `finals` begins before it, even if the search is inside that tag.
     """
-    for call in found:
+    for call in searches:
         if call.query is not None:
             if any(0 <= _begin(text, final) < call.start for final in finals):
                 return None
@@ -70,17 +70,17 @@ def responder(
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
         text, finish = turns[-1].content, turns[-1].finish
-        found = calls(text, dialect)
-        if first_only and (first := first_query(found, text, dialect, finals)):
+        searches = calls(text, dialect)
+        if first_only and (first := first_query(searches, text, dialect, finals)):
             query, end = first
             return Cut(end, dialect.observation(search([query])))
         if finish in UNFINISHED or (end_token_ends and finish == "eos"):
             return None
         if any(parsing.first([text], final) is not None for final in finals):
             return None
-        if queries := _all_queries(found):
+        if queries := _all_queries(searches):
             return dialect.observation(search(queries))
-        return malformed if found and not any(call.valid for call in found) else None
+        return malformed if searches and not any(call.valid for call in searches) else None
 
     return respond
 

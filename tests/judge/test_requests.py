@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from scope_jax.config import CardError, Config, JudgeSection
 from scope_jax.games import load_card, scope
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
-from scope_jax.play import grading, judge_client
+from scope_jax.play import asking, grading, judge_client
 from scope_jax.run.metrics import to_toml
 from tests.games.harness import card as ssp_card
 from tests.games.scope_world import card as scope_card
@@ -130,3 +130,27 @@ def test_extra_fields_survive_the_written_config(tmp_path: Path):
     cfg = judged_by(extra_body={"a": {"b": [1, 2.5, "x", True]}, "c": 1})
     (tmp_path / "card.toml").write_text(to_toml(cfg))
     assert load_card(tmp_path / "card.toml") == cfg
+
+
+# ----------------------------------------------------------------------------------------------------- keys and counts
+def test_answers_are_found_by_the_keys_of_their_requests():
+    """Also those of equal requests, and those that were retried or rejected."""
+
+    def send(requests: Sequence[str], again: bool) -> list[Reply]:
+        texts = {"a": "1", "b": "2" if again else "two", "c": "three", "d": ""}
+        return [Reply(texts[request[0]], refused="too long" if request[0] == "d" else "") for request in requests]
+
+    def read(reply: str) -> int | None:
+        return int(reply) if reply.isdigit() else None
+
+    replies = asking.ask(send, ["a", "b", "a", "c", "d"], read, nudge="as a number")
+    keys = [("first", 0), ("first", 1), ("second", 0), ("second", 1), ("third", 0)]
+    answers = replies.by(keys)
+    assert {key: answer.read for key, answer in answers.items()} == dict(zip(keys, (1, 2, 1, None, None), strict=True))
+    assert [reply.text for reply in answers["first", 1].given] == ["two", "2"]
+    assert [len(answers[key].given) for key in keys] == [1, 2, 1, 2, 1]
+    with pytest.raises(ValueError, match="longer"):
+        replies.by(keys[:4])
+    names = ("asked", "retried", "malformed", "refused")
+    assert replies.counts("poet") == {f"judge/poet/{name}": n for name, n in zip(names, (4, 2, 2, 1), strict=True)}
+    assert asking.Replies([], []).by([]) == {}

@@ -45,8 +45,8 @@ def challenger_step(cfg: Config, tools: Tools, memory: Memory, rows: Sequence[Ro
     hard."""
     card = options(cfg)
     # l.5, l.6: documents, task types and expected searches, stratified over the iteration
-    first, whole = memory["place"] * card.challenger_batch, card.steps_per_iteration * card.challenger_batch
-    orders = roles.draw_orders(cfg, tools.tokens, rows, first, whole, f"iteration {memory['iteration']}")
+    first, total = memory["place"] * card.challenger_batch, card.steps_per_iteration * card.challenger_batch
+    orders = roles.draw_orders(cfg, tools.tokens, rows, first, total, f"iteration {memory['iteration']}")
     # l.7: G drafts per document
     drafts = roles.propose(cfg, tools, orders, card.challenger.samples, card.challenger.sampling)
     # l.8, l.9: the quality gates, and rubrics for the drafts that pass
@@ -70,8 +70,8 @@ def task_step(cfg: Config, tools: Tools, memory: Memory, rows: Sequence[Row]) ->
     # l.19: the memory had no tasks when the iteration began
     known = {task["document"] for task in memory["tasks"]}
     # l.20: documents that have no task yet
-    where = f"iteration {memory['iteration']} tasks {memory['place']}"
-    orders = roles.draw_orders(cfg, tools.tokens, rows, 0, len(rows), where)
+    name = f"iteration {memory['iteration']} tasks {memory['place']}"
+    orders = roles.draw_orders(cfg, tools.tokens, rows, 0, len(rows), name)
     orders = [order for order in orders if order.key not in known]
     # l.21: one draft per document
     drafts = roles.propose(cfg, tools, orders, 1, card.creation)

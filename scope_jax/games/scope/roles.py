@@ -58,15 +58,15 @@ def responder(cfg: Config, search: Search, final: str, expected: int | None = No
 
 # ---------------------------------------------------------------------------------------------------------- challenger
 def draw_orders(
-    cfg: Config, tokens: Callable[[str], int], rows: Sequence[Mapping[str, Any]], first: int, whole: int, where: str
+    cfg: Config, tokens: Callable[[str], int], rows: Sequence[Mapping[str, Any]], first: int, total: int, name: str
 ) -> list[TaskOrder]:
-    """An order for each document row: positions `first` onwards of the `whole` prompts that are stratified together.
+    """An order for each document row: positions `first` onwards of the `total` prompts that are stratified together.
 
-    where: the name of that set of prompts ("iteration 2", for example), so that each set is drawn independently.
+    name: of that set of prompts ("iteration 2", for example), so that each set is drawn independently.
     """
     turns = dict(enumerate(options(cfg).search_turns, start=1))
-    searches = _spread(whole, turns, "scope searches", cfg.seed, where)
-    kinds = _spread(whole, options(cfg).task_types, "scope types", cfg.seed, where)
+    searches = _spread(total, turns, "scope searches", cfg.seed, name)
+    kinds = _spread(total, options(cfg).task_types, "scope types", cfg.seed, name)
     orders = []
     for index, row in enumerate(rows):
         key, text = documents.document_of(row)
@@ -79,7 +79,7 @@ def _spread(count: int, weights: Mapping[Any, float], *names: int | str) -> list
     """`count` values, stratified by their weights and shuffled with rng(names)."""
     shares = rules.stratify(count, list(weights.values()))
     values = [value for value, share in zip(weights, shares, strict=True) for _ in range(share)]
-    return [values[place] for place in rng(*names).permutation(count)]
+    return [values[index] for index in rng(*names).permutation(count)]
 
 
 def propose(
@@ -145,8 +145,8 @@ def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tuple[
     if not options(cfg).quality_gates:
         return list(drafts), {}
     questions = {
-        (place, gate): messages.for_gate(cfg, gate, draft.task or "", draft.order.document)
-        for place, draft in enumerate(drafts)
+        (index, gate): messages.for_gate(cfg, gate, draft.task or "", draft.order.document)
+        for index, draft in enumerate(drafts)
         if not draft.rejected
         for gate in rules.GATES
     }
@@ -154,10 +154,10 @@ def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tuple[
     replies = judge_of(cfg, "gates").ask(tools, list(questions.values()), rubrics.score_of, nudge)
     answers = replies.by(questions)
     passed = []
-    for place, draft in enumerate(drafts):
+    for index, draft in enumerate(drafts):
         if not draft.rejected:
-            verdicts = {gate: answers[place, gate].read for gate in rules.GATES}
-            judged = [Judgement("gates", gate, answers[place, gate].given, verdicts[gate]) for gate in rules.GATES]
+            verdicts = {gate: answers[index, gate].read for gate in rules.GATES}
+            judged = [Judgement("gates", gate, answers[index, gate].given, verdicts[gate]) for gate in rules.GATES]
             rejected = next((gate for gate in rules.GATES if not verdicts[gate]), "")
             draft = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
         passed.append(draft)
@@ -172,18 +172,18 @@ def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tup
         return rules.rubric_of(reply, card.rubric_weights, card.min_rubrics, card.max_rubrics)
 
     questions = {}
-    for place, draft in enumerate(drafts):
+    for index, draft in enumerate(drafts):
         if not draft.rejected:
             results = dict.fromkeys(searching.results_read(draft.completion, dialect))  # without duplicates
-            questions[place] = messages.for_rubric_writer(cfg, draft.task or "", [draft.order.document, *results])
+            questions[index] = messages.for_rubric_writer(cfg, draft.task or "", [draft.order.document, *results])
     nudge = messages.nudge(cfg, "rubrics")
     replies = judge_of(cfg, "rubric_writer").ask(tools, list(questions.values()), read, nudge)
     answers = replies.by(questions)
     written = []
-    for place, draft in enumerate(drafts):
+    for index, draft in enumerate(drafts):
         if not draft.rejected:
-            rubric = answers[place].read or ()
-            judged = Judgement("rubric_writer", "", answers[place].given, len(rubric) or None)
+            rubric = answers[index].read or ()
+            judged = Judgement("rubric_writer", "", answers[index].given, len(rubric) or None)
             rejected = "" if rubric else "no_rubrics"
             draft = replace(draft, rubric=rubric, rejected=rejected, judgements=(*draft.judgements, judged))
         written.append(draft)
@@ -204,7 +204,7 @@ def grader(cfg: Config) -> Grader:
 def tasks_of(drafts: Sequence[TaskDraft]) -> list[RubricTask]:
     """The tasks the solver gets from the drafts that were not rejected."""
     return [
-        RubricTask(place, draft.task or "", draft.rubric) for place, draft in enumerate(drafts) if not draft.rejected
+        RubricTask(index, draft.task or "", draft.rubric) for index, draft in enumerate(drafts) if not draft.rejected
     ]
 
 

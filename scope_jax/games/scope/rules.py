@@ -58,8 +58,8 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
 def parse_turns(cfg: Config, completion: Completion, final: str) -> tuple[ParsedTurn, ...]:
     """The sampled turns of an episode that ends in `<final>`; every turn but the episode's last one was answered."""
     return tuple(
-        parse_turn(cfg, turn, final, place < len(completion.turns) - 1)
-        for place, turn in enumerate(completion.turns)
+        parse_turn(cfg, turn, final, index < len(completion.turns) - 1)
+        for index, turn in enumerate(completion.turns)
         if turn.kind == "sampled"
     )
 
@@ -236,9 +236,9 @@ def stratify(count: int, weights: Sequence[float]) -> list[int]:
     total = sum(weights)
     exact = [count * weight / total for weight in weights]
     shares = [int(share) for share in exact]
-    order = sorted(range(len(weights)), key=lambda place: shares[place] - exact[place])  # stable
-    for place in order[: count - sum(shares)]:
-        shares[place] += 1
+    order = sorted(range(len(weights)), key=lambda index: shares[index] - exact[index])  # stable
+    for index in order[: count - sum(shares)]:
+        shares[index] += 1
     return shares
 
 

@@ -26,7 +26,7 @@ class TaskOrder:
     """What a challenger is asked for: a task from a document."""
 
     index: int
-    """Its place in the step."""
+    """Its position in the step."""
     key: str
     """Identifies the document."""
     document: str
@@ -68,7 +68,7 @@ class RubricTask:
     """A task for the solver, with the rubric that grades it."""
 
     index: int
-    """That of its draft, or its place in the batch."""
+    """That of its draft, or its position in the batch."""
     question: str
     """q."""
     rubric: tuple[Criterion, ...]
@@ -136,9 +136,9 @@ def sampled_tasks(cfg: Config, memory: Memory) -> list[Any]:
     size = min(options(cfg).solver_batch, len(tasks))
     chosen = []
     for position in range(memory["place"] * size, (memory["place"] + 1) * size):
-        epoch, place = divmod(position, len(tasks))
+        epoch, index = divmod(position, len(tasks))
         order = rng("scope tasks", cfg.seed, memory["iteration"], epoch).permutation(len(tasks))
-        chosen.append(tasks[order[place]])
+        chosen.append(tasks[order[index]])
     return chosen
 
 
