@@ -9,7 +9,7 @@ from scope_jax.config import Config
 from scope_jax.games.spell import instructions, rules
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.records import Question
-from scope_jax.play import suites
+from scope_jax.play import exams
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACTOR
@@ -20,8 +20,8 @@ from scope_jax.text.parsing import finished_lines
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows with a long context, whose middle is cut out if the prompt is too long; `accuracy` by `suites.readings`."""
-    accuracy, by_task = suites.readings(cfg)
+    """Rows with a long context, whose middle is cut out if the prompt is too long; `document_accuracy`."""
+    accuracy, by_task = exams.document_accuracy(cfg)
     return Exam(
         policy=ACTOR,
         prompt=lambda row, tokens: prompt(cfg, row, tokens, options(cfg).exam_prompt_tokens),
