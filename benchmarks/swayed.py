@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 from scope_jax.evaluation.endpoint import completion_of
-from scope_jax.evaluation.weights import StoredWeights, take
+from scope_jax.evaluation.weights import StoredWeights, engine_weights
 from scope_jax.games import game_of, load_card
 from scope_jax.games.score import evaluator, harness
 from scope_jax.games.score.records import Report
@@ -66,7 +66,7 @@ class Played:
     def __init__(self, game: str, folder: Path) -> None:
         self.cfg = load_card(ROOT / "configs" / game / "atlas.toml", ["evaluate.sets=[]"])
         self._world = assemble_world(self.cfg, folder, self.cfg.model.checkpoint, {})
-        weights = take(self._world, StoredWeights(Path(self.cfg.model.checkpoint), BASE))
+        weights = engine_weights(self._world, StoredWeights(Path(self.cfg.model.checkpoint), BASE))
         self._world.sampler.load(dict.fromkeys((BASE, "actor"), weights))
 
     def tools(self, step: str) -> Any:

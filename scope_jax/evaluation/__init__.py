@@ -10,6 +10,7 @@
     record           what is written of an answer
     metric           <kind>/<set>/<name>, from the records of a set
 
-`evaluate_sets` is the way of all: during training, of a run, a folder or an endpoint, with a card's sets or suites, and
-in a replay.
+Every evaluation ends in `evaluate.evaluate_sets`: during training, of a run, a folder or an endpoint, on a card's sets
+or on suites, and a replay. `measuring` has the measures of answers, `metrics` the means of a set, `suites` the prompts
+and parsers of benchmarks, `weights` the way from a folder into an engine, `evaluations` the file of a run.
 """

@@ -24,11 +24,11 @@ from scope_jax.evaluation.weights import (
     base_folder,
     card_of,
     check_alike,
-    find,
-    fitted,
+    find_weights,
     index_folder,
     load_into,
     model_folder,
+    with_adapter,
 )
 from scope_jax.games import game_of
 from scope_jax.learner.types import Metrics
@@ -127,13 +127,13 @@ def evaluation(
         raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
     if cfg is None:
         cfg = plain_card(base_of(target, overrides) if peft.is_adapter(target) else str(target), overrides)
-    model, *others = (find(place, cfg) for place in targets)
+    model, *others = (find_weights(place, cfg) for place in targets)
     for place, other in zip(targets[1:], others, strict=True):
-        if kind_of(fitted(cfg, model)) != kind_of(fitted(cfg, other)):
+        if kind_of(with_adapter(cfg, model)) != kind_of(with_adapter(cfg, other)):
             raise UserError(
                 f"{target} and {place} are not adapters of one kind; write whole weights with export --merge."
             )
-    cfg = fitted(cfg, model)
+    cfg = with_adapter(cfg, model)
     sets = sets_of(cfg)
     grader = base_folder(cfg, base, any(exams.uses_base(one.cfg, one.exam) for one in sets))
     folder = model_folder(cfg, model)

@@ -60,7 +60,9 @@ class ExamSet:
         Its "measures" are averaged, over the answers that have the measure; its "counts" are summed. The answers to a
         question are numbered by "sample".
         """
-        return measured(self.cfg, self.exam, tools, answers, exams.measures_of(self.exam, self.eval_set))
+        measures = exams.measures_of(self.exam, self.eval_set)
+        measurements = measure(self.cfg, self.exam, tools, answers, measures)
+        return [_record(answer, measurement) for answer, measurement in zip(answers, measurements, strict=True)]
 
 
 @dataclass
@@ -75,10 +77,10 @@ class Measurement:
     """Further fields of its record."""
 
 
-def measured(
+def measure(
     cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[Measure]
-) -> list[Record]:
-    """One record per answer, see `ExamSet.records`."""
+) -> list[Measurement]:
+    """These measures of each answer, with what they count and add to its record."""
     measurements = [Measurement() for _ in answers]
     correctness = Correctness(cfg, exam, tools, answers, measurements)
     for name in measures:
@@ -107,7 +109,7 @@ def measured(
     if exams.graded(measures) or "pairwise" in measures:  # judges tend to favour long answers
         for measurement, answer in zip(measurements, answers, strict=True):
             measurement.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)
-    return [_record(answer, measurement) for answer, measurement in zip(answers, measurements, strict=True)]
+    return measurements
 
 
 def _record(answer: Answer, measurement: Measurement) -> Record:

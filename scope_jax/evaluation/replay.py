@@ -31,14 +31,14 @@ def replay(
     with evaluation([searcher, writer], card, base, overrides, _sets_of, tell) as ready:
         tools = tools_of(ready.world, "replay")
         ready.load([ready.model], base=False)
-        played = {one.name: one.answers(tools(one.name)) for one in ready.sets}
+        searched = {one.name: one.answers(tools(one.name)) for one in ready.sets}
         ready.load(ready.others)
         metrics = evaluate_sets(
             ready.sets,
             tools,
             lambda name, records, values: None,
             "replay",
-            lambda one, of_set: finished(one, of_set, played[one.name]),
+            lambda one, of_set: answers_after(one, of_set, searched[one.name]),
         )
     grader = str(ready.base.folder) if ready.base else None
     return {"searcher": str(searcher), "writer": str(writer), "base": grader, "metrics": metrics}
@@ -58,18 +58,18 @@ def before_last_turn(completion: Completion) -> tuple[int, ...]:
     return tuple(int(token) for token in ids)
 
 
-def finished(one: ExamSet, tools: Tools, played: Sequence[Answer]) -> list[Answer]:
-    """The answers `played` with their last turn replaced by one from the policy of `tools`.
+def answers_after(one: ExamSet, tools: Tools, searched: Sequence[Answer]) -> list[Answer]:
+    """Answers with their last turn replaced by one from the policy of `tools`.
 
     It gets a single turn: another search instead of an answer is not run, and counts as no answer.
     """
     rollouts = [
         Rollout(f"{place}", answer.prompt, prompt_ids=before_last_turn(answer.completion))
-        for place, answer in enumerate(played)
+        for place, answer in enumerate(searched)
     ]
     agent = Agent(one.exam.policy, one.cfg.evaluate.sampling_of(one.eval_set), stop=one.exam.stop)
     groups = tools.play("replay", rollouts, agent)
     return [
         replace(answer, completion=completion, text=one.exam.read(completion))
-        for answer, (completion,) in zip(played, groups, strict=True)
+        for answer, (completion,) in zip(searched, groups, strict=True)
     ]

@@ -63,7 +63,7 @@ def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Config
     return fetched(load_card(card or (run or target) / "config.toml", overrides))
 
 
-def find(target: Path, cfg: Config | ServedModel, policy: str | None = None) -> StoredWeights:
+def find_weights(target: Path, cfg: Config | ServedModel, policy: str | None = None) -> StoredWeights:
     """The weights of `policy`, None: of the one that answers exams, in `target`: a folder of a model or an adapter, an
     export with one folder per policy, a checkpoint, or a run (its newest checkpoint).
 
@@ -79,12 +79,12 @@ def find(target: Path, cfg: Config | ServedModel, policy: str | None = None) -> 
         if _is_model(folder):
             return StoredWeights(folder, name)
     if run_of(target) is None:
-        raise UserError(neither(target))
+        raise UserError(no_weights(target))
     checkpoint = locate(target)
     return StoredWeights(checkpoint, name, step_of(checkpoint))
 
 
-def neither(target: Path) -> str:
+def no_weights(target: Path) -> str:
     """The sentence for a folder without weights."""
     return f"{target} is neither a run or one of its checkpoints (no config.toml) nor a model folder (no config.json)."
 
@@ -105,7 +105,7 @@ def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def fitted(cfg: Card, stored: StoredWeights) -> Card:
+def with_adapter(cfg: Card, stored: StoredWeights) -> Card:
     """The card with the [model.adapter] that these weights have: a run's own, an adapter's folder's, or none."""
     section = cfg.model.adapter
     if stored.is_adapter:
@@ -167,7 +167,7 @@ def read_dtype(cfg: Config | ServedModel) -> Any:
     return min((DTYPES[cfg.model.compute_dtype], DTYPES[trained]), key=lambda t: jnp.dtype(t).itemsize)
 
 
-def targets(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Params:
+def abstract_weights(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Params:
     """Shapes, dtype and shardings in which `weights_of` loads: those of the engine."""
     return weights.abstract(model, *decode_layout(cfg, model, mesh), read_dtype(cfg))
 
@@ -178,13 +178,13 @@ def load_into(world: World, models: Sequence[StoredWeights]) -> None:
     """
     world.sampler.load({})
     if world.cfg.model.adapter is None:
-        world.sampler.load({one.policy: take(world, one) for one in models})
+        world.sampler.load({one.policy: engine_weights(world, one) for one in models})
         return
     home = Path(world.cfg.model.checkpoint)
     if other := [one.folder for one in models if one.policy == BASE and one.folder.resolve() != home.resolve()]:
         raise UserError(f"adapters over {home} cannot share an engine with the judge in {other[0]}; remove --base.")
     layout = decode_layout(world.cfg, world.model, world.mesh)
-    base = take(world, StoredWeights(home, BASE))
+    base = engine_weights(world, StoredWeights(home, BASE))
     own = [one for one in models if one.policy != BASE]
     world.sampler.load_adapters(base, {one.policy: factors_of(world.cfg, world.model, *layout, one) for one in own})
 
@@ -201,16 +201,16 @@ def factors_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, rules:
     return peft.load(stored.folder, model, adapter, param_shardings(declared, mesh, rules))
 
 
-def take(world: World, stored: StoredWeights) -> Any:
+def engine_weights(world: World, stored: StoredWeights) -> Any:
     """The weights in the engine's format, for `Sampler.load`."""
     return world.sampler.rollouts.take_params(weights_of(world.cfg, world.model, world.mesh, stored))
 
 
 def weights_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, stored: StoredWeights) -> Params:
-    """Whole weights of a folder or checkpoint, as `targets` describes them."""
+    """Whole weights of a folder or checkpoint, as `abstract_weights` describes them."""
     if stored.step is None:
         return weights.load(stored.folder, *decode_layout(cfg, model, mesh), read_dtype(cfg))[1]
-    saved = load(stored.folder, {stored.policy: {"params": targets(cfg, model, mesh)}})
+    saved = load(stored.folder, {stored.policy: {"params": abstract_weights(cfg, model, mesh)}})
     params = saved.states[stored.policy]["params"]
     weights.check_finite(params, f"the checkpoint {stored.folder} cannot be used: ")
     return params

@@ -16,12 +16,12 @@ from scope_jax.evaluation.weights import (
     StoredWeights,
     card_of,
     factors_of,
-    find,
-    fitted,
+    find_weights,
     index_folder,
     model_folder,
-    neither,
+    no_weights,
     weights_of,
+    with_adapter,
 )
 from scope_jax.models import peft, weights
 from scope_jax.models.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def served_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Ca
         base = Path(base_of(target, overrides))
         return load_served(base, weights.load_config(base).max_positions, overrides)
     if not weights.is_model(target):
-        raise UserError(neither(target))
+        raise UserError(no_weights(target))
     return load_served(target, weights.load_config(target).max_positions, overrides)
 
 
@@ -98,8 +98,8 @@ def served(
     or does not fit, before weights are loaded.
     """
     cfg = all_generate(served_card(target, card, overrides))
-    source = find(target, cfg, policy)
-    cfg = fitted(cfg, source)
+    source = find_weights(target, cfg, policy)
+    cfg = with_adapter(cfg, source)
     home = model_folder(cfg, source)
     model = weights.checked_config(home)
     tokenizer = tokenizer_of(cfg, model, str(home), tell)

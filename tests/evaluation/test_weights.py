@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> No
 
 # ------------------------------------------------------------------------------------------------------ memory
 def targets_of(world: World) -> Any:
-    return stored.targets(world.cfg, world.model, world.mesh)
+    return stored.abstract_weights(world.cfg, world.model, world.mesh)
 
 
 def described(tree: Any) -> Any:
@@ -221,7 +221,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     published = trainer.world.sampler.use("actor")._params  # type: ignore[attr-defined]
     for target in (tmp_path / "run", tmp_path / "hf"):
         with evaluation([target], SSP, None, settings, card_sets, print) as ready:
-            world, taken = ready.world, stored.take(ready.world, ready.model)
+            world, taken = ready.world, stored.engine_weights(ready.world, ready.model)
         assert read.pop() == described(targets_of(world))
         assert jax.tree.structure(taken) == jax.tree.structure(published)
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(taken)} == {compute}
@@ -255,7 +255,7 @@ def eight(tmp_path: Path) -> Iterator[World]:
 
 
 def sizes_of(world: World) -> tuple[int, int]:
-    """(bytes of the weights as `take` loads them, bytes of the engine's state)."""
+    """(bytes of the weights as `engine_weights` loads them, bytes of the engine's state)."""
     state = jax.eval_shape(engine_of(world).init_decode_state)
     return tuple(
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in (targets_of(world), state)

@@ -497,7 +497,7 @@ def test_evaluation_grades_every_row():
 
 def continue_with(ready: ExamSet, tools: World, played: list[Answer]) -> list[Record]:
     """Records of the answers that one solver gives after the searches of another solver's episodes."""
-    return ready.records(tools, replay.finished(ready, tools, played))
+    return ready.records(tools, replay.answers_after(ready, tools, played))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
