@@ -22,6 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
+from scope_jax.evaluation.endpoint import completion_of
+from scope_jax.evaluation.weights import StoredWeights, engine_weights
 from scope_jax.games import game_of, load_card
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score.state import Report
@@ -37,8 +39,6 @@ from scope_jax.play import exams
 from scope_jax.play.rubrics import Case, Criterion, grade
 from scope_jax.play.tools import BASE, Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble_world
-from scope_jax.run.examined import Examined, take
-from scope_jax.run.remote import completion_of
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -66,8 +66,7 @@ class Played:
     def __init__(self, game: str, folder: Path) -> None:
         self.cfg = load_card(ROOT / "configs" / game / "atlas.toml", ["evaluate.sets=[]"])
         self._world = assemble_world(self.cfg, folder, self.cfg.model.checkpoint, {})
-        examined = Examined(Path(self.cfg.model.checkpoint), BASE)
-        weights = take(self._world, examined)
+        weights = engine_weights(self._world, StoredWeights(Path(self.cfg.model.checkpoint), BASE))
         self._world.sampler.load(dict.fromkeys((BASE, "actor"), weights))
 
     def tools(self, step: str) -> Any:

@@ -24,7 +24,7 @@ import jax
 from scope_jax.config import Config
 from scope_jax.config.base import paths
 from scope_jax.errors import UserError
-from scope_jax.evaluate import evaluate
+from scope_jax.evaluation.evaluate import evaluate
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.game import Memory

@@ -25,7 +25,7 @@ CardFile = Annotated[
     typer.Option("--card", metavar="CARD", help="Card with engine, template and search [default: the run's, or none]."),
 ]
 Policy = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Policy of a run with several [default: the one that is examined].")
+    str | None, typer.Option(metavar="NAME", help="Policy of a run with several [default: the one that answers exams].")
 ]
 Search = Annotated[bool, typer.Option("--search", help="Let the model search, as the card's [retrieval] table says.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all, which needs a key.")]

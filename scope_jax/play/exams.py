@@ -1,24 +1,20 @@
-"""Exams, shared by all games: answer the rows of an evaluation set and measure the answers.
+"""The exam of a game: how it answers the questions of evaluation sets, and what a card with such sets needs.
 
-A game's `Exam` defines its own part: the policy that answers, its prompts and searches, how an answer is parsed, and
-the default measures. The rest comes from [evaluate] in the card.
+An `Exam` is the game's own part: the policy that answers, its prompts and searches, how an answer is parsed, and the
+default measures. The rest comes from [evaluate] in the card. `scope_jax.evaluation` measures the answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
 from scope_jax.errors import UserError
-from scope_jax.learner.types import transcript
-from scope_jax.play import grading, pairwise, rating, rubrics, searching
+from scope_jax.play import grading, pairwise, rating, rubrics
 from scope_jax.play.asking import Judge
-from scope_jax.play.math_answers import Comparison
-from scope_jax.play.measures import BY_TEXT, facts_stated
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -27,70 +23,69 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 Row = Mapping[str, Any]
-Record = dict[str, Any]
-JUDGE, GRADER = (
-    "exam judge",
-    "exam grader",
-)  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
+Tokens = Callable[[str], int]  # the number of tokens of a text
+JUDGE = "exam judge"  # the name of [evaluate.judge] among a run's external models
+GRADER = "exam grader"  # that of [evaluate.grader]
 GRADED = frozenset(("rubric", "points", "rating"))  # measures for which a grader reads the answer
 COUNTED = {  # by what a set is measured, and whether its game searches, it has some of these
     *("searches", "answer_tokens", "ungraded", "not_sampled"),
     *("judge_requests", "judge_unparsed", "pairwise_asked", "pairwise_unparsed"),
 }
-SHOWN = ("question", "answers", "rubric")  # fields that a record copies from its row
 
 
 @dataclass(frozen=True)
 class Exam:
-    """The part of an exam that a game defines.
-
-    policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts tokens, for prompts that
-    truncate what they quote. within(limit): the same with at most `limit` tokens, for benchmarks that set their own
-    limit; prompt_tokens: the card's own; None for both: the game truncates nothing. read: parses the answer of an
-    episode, or None. measures: default measures of a set. accuracy: an answer is correct if one of these measures
-    accepts it; they are tried in order, a judge only for answers that the others did not accept. by_task: the same for
-    rows with this `task`. kind: the kind of rows with correct answers; rows graded by rubrics are always `tasks`. stop,
-    max_turns, respond: settings of an episode; respond(search) is the responder of its turns.
-    searches: counts the searches of an episode, None in a game that does not search. prompts: the folder with the
-    game's own judge.txt, None: `evaluate.prompts`. grader: the game's rubric grader, None: as set in `evaluate.grader`.
-    """
+    """How a game answers questions."""
 
     policy: str
-    prompt: Callable[[Row, Callable[[str], int]], Messages]
+    """The policy that answers."""
+    prompt: Callable[[Row, Tokens], Messages]
+    """The prompt for a row; the second argument counts tokens, for prompts that truncate what they quote."""
     read: Callable[[Completion], str | None]
+    """Parses the answer of an episode; None if there is none."""
     measures: tuple[Measure, ...]
+    """Those of a set that lists none."""
     accuracy: tuple[Measure, ...] = ("exact-match",)
+    """An answer is correct if one of these measures accepts it; they are tried in order, a judge only for answers that
+    the others did not accept."""
     by_task: Mapping[str, tuple[Measure, ...]] = field(default_factory=dict)
+    """The same for rows with this `task`."""
     kind: Kind = "questions"
+    """The kind of rows with correct answers; rows with rubrics are always `tasks` or `marked`."""
     stop: tuple[str, ...] = ()
+    """Strings that end a turn."""
     max_turns: int = 1
+    """Most turns of an episode, unless the card says otherwise."""
     respond: Callable[[Search], Respond] | None = None
+    """The responder of its turns, given the search; None: an episode has one turn."""
     searches: Callable[[Completion], int] | None = None
+    """Counts the searches of an episode; None in a game that does not search."""
     prompts: str | None = None
+    """The folder with the game's own judge.txt; None: `evaluate.prompts`."""
     grader: Grader | None = None
-    within: Callable[[int], Callable[[Row, Callable[[str], int]], Messages]] | None = None
+    """The game's rubric grader; None: as set in `evaluate.grader`."""
+    within: Callable[[int], Callable[[Row, Tokens], Messages]] | None = None
+    """`prompt` with at most this many tokens, for suites that set their own limit; None: the game truncates nothing."""
     prompt_tokens: int | None = None
+    """The card's own limit for `prompt`."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to a row; text: the parsed answer, None if there is none."""
+    """One answer to a question."""
 
     row: Row
+    """The question."""
     prompt: Messages
+    """How it was put."""
     completion: Completion
+    """The episode."""
     text: str | None
+    """The parsed answer; None if there is none."""
     searches: int | None
-    sample: int  # its number among the answers to its row
-
-
-@dataclass
-class Found:
-    """The measurements of one answer: numbers, counts, and further fields of its record."""
-
-    measures: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
+    """Number of searches; None in a game that does not search."""
+    sample: int
+    """Its number among the answers to its question."""
 
 
 # -------------------------------------------------------------------------------------------------------- requirements
@@ -106,14 +101,14 @@ def max_turns_of(cfg: Config, exam: Exam) -> int:
     return cfg.evaluate.max_turns
 
 
-def measures_of(exam: Exam, card: EvalSet) -> tuple[Measure, ...]:
+def measures_of(exam: Exam, eval_set: EvalSet) -> tuple[Measure, ...]:
     """The measures of a set: those it lists, or the game's."""
-    return card.measures or exam.measures
+    return eval_set.measures or exam.measures
 
 
-def kind_of(exam: Exam, card: EvalSet) -> Kind:
+def kind_of(exam: Exam, eval_set: EvalSet) -> Kind:
     """The kind of a set's rows."""
-    names = measures_of(exam, card)
+    names = measures_of(exam, eval_set)
     if "points" in names:
         return "marked"
     return "tasks" if any(name in BY_RUBRIC for name in names) else exam.kind
@@ -121,17 +116,17 @@ def kind_of(exam: Exam, card: EvalSet) -> Kind:
 
 def _used_measures(cfg: Config, exam: Exam) -> set[str]:
     """The measures of all sets of the card, including those that `accuracy` consists of."""
-    names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
+    names = {name for eval_set in cfg.evaluate.sets for name in measures_of(exam, eval_set)}
     return names.union(exam.accuracy, *exam.by_task.values()) if "accuracy" in names else names
 
 
 def metric_names(cfg: Config, exam: Exam) -> set[str]:
     """`<set>/<name>` of what the card's exams measure and count, apart from scores by dimension."""
-    found = set()
-    for card in cfg.evaluate.sets:
-        names = {"score" if name == "rubric" else name for name in measures_of(exam, card)}
-        found |= {f"{card.name}/{name}" for name in names | COUNTED}
-    return found
+    return {
+        f"{eval_set.name}/{name}"
+        for eval_set in cfg.evaluate.sets
+        for name in COUNTED.union("score" if name == "rubric" else name for name in measures_of(exam, eval_set))
+    }
 
 
 def uses_base(cfg: Config, exam: Exam) -> bool:
@@ -147,8 +142,8 @@ def graded(measures: Collection[str]) -> bool:
 def judges(cfg: Config, exam: Exam) -> dict[str, JudgeSection]:
     """The external models that the card's exams use, by name. Raises ValueError if the card lacks one of them."""
     used = _used_measures(cfg, exam)
-    found = dict([judge_of(cfg)[:2]]) if used & {"judge", "pairwise"} else {}
-    return found | grader_of(cfg, exam).judge.outside if graded(used) else found
+    models = dict([judge_of(cfg)[:2]]) if used & {"judge", "pairwise"} else {}
+    return models | grader_of(cfg, exam).judge.outside if graded(used) else models
 
 
 def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
@@ -181,8 +176,8 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
 
     Raises PromptError for a missing or invalid file.
     """
-    for of_set in rows.values():
-        exam.prompt(of_set[0], len)
+    for questions in rows.values():
+        exam.prompt(questions[0], len)
     if exam.respond is not None:
         exam.respond(lambda queries: [])
     max_turns_of(cfg, exam)
@@ -197,18 +192,19 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
         rating.check_prompts(cfg, cfg.evaluate.prompts_folder)
 
 
-# ------------------------------------------------------------------------------------------------------------ answering
-def take(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Record]:
-    """One record per answer to the rows of a set; the answers to a row are consecutive, numbered by "sample".
+def document_accuracy(cfg: Config) -> tuple[tuple[Measure, ...], dict[str, tuple[Measure, ...]]]:
+    """(`Exam.accuracy`, `Exam.by_task`) of questions on documents, SPELL App. C.2: the rule or [evaluate.judge], if
+    there is one; for multiple choice the letter alone.
 
-    A record is meant to be read. Its "measures" are averaged, over the answers that have the measure; its "counts" are
-    summed.
+    A judge that only grades in training is not asked: it would change the exam of cards that are to be compared.
     """
-    return measured(cfg, exam, tools, play(cfg, exam, tools, rows, card), measures_of(exam, card))
+    judged: tuple[Measure, ...] = ("judge",) if cfg.evaluate.judge is not None else ()
+    return ("cover-exact-match", *judged), {"math": ("numeric", *judged), "choice": ("choice",)}
 
 
-def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Answer]:
-    """The answers to the rows of a set, with the answers to a row consecutive; not yet measured.
+# ------------------------------------------------------------------------------------------------------------ answering
+def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: EvalSet) -> list[Answer]:
+    """The answers to the questions of a set, with the answers to one consecutive; not yet measured.
 
     Tells how many prompts are too long for the engine, which gives them no answers.
     """
@@ -216,198 +212,20 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
     if too_long := sum(tools.prompt_tokens(messages) >= cfg.exam_length for messages in conversations):
         key = "rollout.max_length" if cfg.evaluate.max_length is None else "evaluate.max_length"
         tools.tell(
-            f"{card.name}: {too_long} of {len(rows)} prompts do not fit into {key} = {cfg.exam_length}; they get no "
-            "answer, which counts as wrong. Raise it, or shorten them."
+            f"{eval_set.name}: {too_long} of {len(rows)} prompts do not fit into {key} = {cfg.exam_length}; they get "
+            "no answer, which counts as wrong. Raise it, or shorten them."
         )
     agent = Agent(
         exam.policy,
-        cfg.evaluate.sampling_of(card),
+        cfg.evaluate.sampling_of(eval_set),
         max_turns=max_turns_of(cfg, exam),
         stop=exam.stop,
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
-    groups = tools.play("eval", rollouts, agent, card.samples)
+    groups = tools.play("eval", rollouts, agent, eval_set.samples)
     return [
         Answer(row, messages, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
         for row, messages, group in zip(rows, conversations, groups, strict=True)
         for number, completion in enumerate(group)
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------ measuring
-def measured(
-    cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[Measure]
-) -> list[Record]:
-    """One record per answer, see `take`."""
-    found = [Found() for _ in answers]
-    marks = Marks(cfg, exam, tools, answers, found)
-    every_place = range(len(answers))
-    for name in measures:
-        if name in ("rubric", "points"):
-            grade(cfg, grader_of(cfg, exam), tools, answers, found, name)
-        elif name == "rating":
-            rate(cfg, grader_of(cfg, exam), tools, answers, found)
-        elif name == "exact":
-            for one, answer in zip(found, answers, strict=True):
-                if (share := facts_stated(answer.text, answer.row["rubric"])) is not None:
-                    one.measures[name] = share
-        elif name == "pairwise":
-            compare(cfg, tools, answers, found)
-        elif name == "accuracy":
-            for one, right in zip(found, marks.accuracy(), strict=True):
-                one.fields["correct"] = right
-                one.measures[name] = float(right)
-        else:
-            for one, value in zip(found, marks.of(name, every_place), strict=True):
-                one.measures[name] = value
-    for one, answer in zip(found, answers, strict=True):
-        if not answer.completion.turns:
-            one.counts["not_sampled"] = 1
-        elif searching.cut_off(answer.completion):
-            one.counts["cut_off"] = 1
-    if graded(measures) or "pairwise" in measures:  # judges tend to favour long answers
-        for one, answer in zip(found, answers, strict=True):
-            one.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)
-    return [_record(answer, one) for answer, one in zip(answers, found, strict=True)]
-
-
-def _record(answer: Answer, found: Found) -> Record:
-    searches = {} if answer.searches is None else {"searches": float(answer.searches)}
-    return {
-        **{name: answer.row[name] for name in SHOWN if name in answer.row},
-        "prediction": answer.text,
-        **found.fields,
-        "measures": found.measures | searches,
-        "counts": found.counts,
-        "text": {"prompt": answer.prompt.text, "turns": transcript(answer.completion)},
-        "sample": answer.sample,
-    }
-
-
-class Marks:
-    """Measures that compare answers with correct ones; the judge gets one request per answer, even if two measures
-    use it."""
-
-    def __init__(
-        self, cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]
-    ) -> None:
-        self._cfg = cfg
-        self._exam = exam
-        self._tools = tools
-        self._answers = answers
-        self._found = found
-        self._judged: dict[int, bool] = {}  # by index in `answers`
-
-    def accuracy(self) -> list[bool]:
-        """For each answer, whether one of the measures in `Exam.accuracy`, or in `by_task`, accepts it."""
-        right = [False] * len(self._answers)
-        exam = self._exam
-        tried: list[tuple[Measure, ...]] = [
-            exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers
-        ]
-        for turn in range(max(map(len, tried), default=0)):
-            at_turn: list[Measure] = [names[turn] for names in tried if turn < len(names)]
-            for name in dict.fromkeys(at_turn):
-                open_places = [p for p, names in enumerate(tried) if not right[p] and name in names[turn : turn + 1]]
-                for place, value in zip(open_places, self.of(name, open_places), strict=True):
-                    right[place] = value == 1.0
-        return right
-
-    def of(self, name: Measure, places: Sequence[int]) -> list[float]:
-        """One measure, 0 … 1, of the answers at these indices; 0 for an answer without text."""
-        if name == "judge":
-            self._ask([place for place in places if place not in self._judged])
-            return [float(self._judged[place]) for place in places]
-        if name == "math":
-            return self._compare(places)
-        compare = BY_TEXT[name]
-        answers = [self._answers[place] for place in places]
-        return [float(bool(one.text) and compare(one.text or "", one.row["answers"])) for one in answers]
-
-    def _ask(self, places: Sequence[int]) -> None:
-        name, _, key = judge_of(self._cfg)
-        answers = [self._answers[place] for place in places]
-        cases = [grading.Case(one.row["question"], one.text, tuple(one.row["answers"])) for one in answers]
-        prompts = self._exam.prompts or self._cfg.evaluate.prompts_folder
-        grades = grading.judge(prompts, partial(self._tools.judge, by=name), cases, key)
-        self._judged |= dict(zip(places, grades.correct, strict=True))
-        for one in self._found:
-            one.counts.setdefault("judge_requests", 0)
-            one.counts.setdefault("judge_unparsed", 0)
-        for place, judgements in zip(places, grades.judgements, strict=True):
-            self._found[place].counts["judge_requests"] += len(judgements)
-            self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in judgements)
-
-    def _compare(self, places: Sequence[int]) -> list[float]:
-        """Mathematical equality, and counts of the answers without a verdict."""
-        answered = [place for place in places if self._answers[place].text]
-        answers = [self._answers[place] for place in answered]
-        verdicts = self._tools.compare_math([Comparison(one.text or "", tuple(one.row["answers"])) for one in answers])
-        for place, verdict in zip(answered, verdicts, strict=True):
-            counts = self._found[place].counts
-            counts |= {"math_unreadable": int(verdict == "unreadable"), "math_timeouts": int(verdict == "timeout")}
-        equal = {place for place, verdict in zip(answered, verdicts, strict=True) if verdict == "equal"}
-        return [float(place in equal) for place in places]
-
-
-def grade(
-    cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found], name: str = "rubric"
-) -> None:
-    """Adds `score`, SCOPE Eq. (1), or `points`, in which negative items count, except to an answer that the judge
-    failed to grade (unless `ungraded = "zero"`), and `ungraded`, 1 for such an answer. With dimensions of criteria also
-    `score_<dimension>`. Counts: criteria sent to the judge, and those without a verdict."""
-    cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
-    results, _ = rubrics.grade(cfg, grader, tools, cases, signed=name == "points")
-    for one, result, row in zip(found, results, (answer.row for answer in answers), strict=True):
-        if result.score is not None or grader.ungraded == "zero":
-            one.measures["score" if name == "rubric" else name] = result.score or 0.0
-            if name == "rubric":
-                one.measures |= _dimensions(row, result.verdicts, grader)
-        one.measures["ungraded"] = float(result.score is None)
-        one.counts |= {"judge_requests": len(result.verdicts), "judge_unparsed": result.verdicts.count(None)}
-        one.fields["verdicts"] = list(result.verdicts)
-
-
-def _dimensions(row: Row, verdicts: Sequence[bool | None], grader: Grader) -> dict[str, float]:
-    """`score_<dimension>`: Eq. (1) over the criteria of each dimension (DeepResearch Bench); 0 without an answer."""
-    found = {}
-    for dimension in dict.fromkeys(item["dimension"] for item in row["rubric"] if "dimension" in item):
-        places = [place for place, item in enumerate(row["rubric"]) if item.get("dimension") == dimension]
-        weights = [row["rubric"][place]["weight"] for place in places]
-        read = [verdicts[place] for place in places] if verdicts else [False] * len(places)
-        score = rubrics.settled_score(read, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
-        if score is not None:
-            found[f"score_{dimension}"] = score
-    return found
-
-
-def rate(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
-    """Adds `rating`, see `rating.value`; none if the judge gave no mark. An answer that is missing has the lowest one.
-    Counts: answers sent to the judge, and those without a mark."""
-    cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
-    marks = rating.rate(cfg, cfg.evaluate.prompts_folder, grader.judge, tools, cases)
-    for one, answer, mark in zip(found, answers, marks, strict=True):
-        sent = bool(answer.text)
-        if mark is not None:
-            one.measures["rating"] = rating.value(mark)
-        one.measures["ungraded"] = float(mark is None)
-        one.counts |= {"judge_requests": int(sent), "judge_unparsed": int(sent and mark is None)}
-        one.fields["mark"] = mark
-
-
-def compare(cfg: Config, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
-    """Adds `pairwise`, the comparison with the row's first answer, see `pairwise.points`. Not added if one of the two
-    votes is missing; a row without an answer loses. Counts: votes requested, and those that could not be parsed."""
-    name, _, key = judge_of(cfg)
-    pairs = [pairwise.Pair(one.row["question"], one.text, one.row["answers"][0]) for one in answers]
-    votes = pairwise.compare(
-        cfg, cfg.evaluate.prompts_folder, lambda requests, again: tools.judge(requests, by=name), pairs, key
-    )
-    for one, both in zip(found, votes, strict=True):
-        value = 0.0 if both is None else pairwise.points(*both)
-        if value is not None:
-            one.measures["pairwise"] = value
-        cast = both or ()
-        one.counts |= {"pairwise_asked": len(cast), "pairwise_unparsed": cast.count(None)}
-        one.fields["votes"] = list(cast)

@@ -1,4 +1,4 @@
-"""Compares answers with the accepted ones, and computes statistics of a set: pure functions.
+"""Compares answers with the accepted ones: pure functions.
 
 Every comparison takes the text of an answer, already extracted from the reply by the game's parser, and the accepted
 answers. An empty answer is never correct.
@@ -14,7 +14,7 @@ from itertools import islice, product
 from typing import Any
 
 from scope_jax.play.letters import letter
-from scope_jax.play.rewards import exact_match, mean, normalise
+from scope_jax.play.rewards import exact_match, normalise
 from scope_jax.play.words import contains
 
 TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
@@ -171,26 +171,6 @@ def facts_stated(answer: str | None, rubric: Sequence[Mapping[str, Any]]) -> flo
     return met / sum(weight for weight, _, _ in facts)
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Unbiased estimate of the probability that one of k answers is right: 1 − C(n−c, k)/C(n, k), from c right ones of
-    n samples.
-
-    Chen et al. 2021; SPELL Eq. (11). Raises ValueError unless 1 <= k <= samples and 0 <= right <= samples.
-    """
-    if not 1 <= k <= samples or not 0 <= right <= samples:
-        raise ValueError(f"pass@{k} of {samples} samples, {right} of them right, is undefined")
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Standard error of the mean of independent values, s/√n with the unbiased deviation; None for fewer than two."""
-    if len(values) < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
 BY_TEXT = {
     "exact-match": exact_match,
     "cover-exact-match": cover_exact_match,
@@ -199,4 +179,3 @@ BY_TEXT = {
     "choice": choice,
     "same-text": same_text,
 }  # measures that need only the two texts
-MARKS = ("accuracy", *(name for name in BY_TEXT if name != "f1"), "math", "judge")  # measures that are 1 or 0

@@ -32,7 +32,7 @@ def vote_of(reply: str) -> Vote | None:
     return VOTES.get((parsing.first([parsing.without_thinking(reply)], "verdict") or "").lower())
 
 
-def points(as_first: Vote | None, as_second: Vote | None) -> float | None:
+def value(as_first: Vote | None, as_second: Vote | None) -> float | None:
     """Mean of the votes in both orders, 1 for the answer, 1/2 for a tie, 0 for the reference.
 
     as_first: the vote with the answer as A. None unless both votes exist, since a single one would be affected by the

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scope_jax.run import evaluations, judgements, tokens
+from scope_jax.evaluation import evaluations
+from scope_jax.run import judgements, tokens
 from scope_jax.sharding.files import replaced
 
 Record = dict[str, Any]

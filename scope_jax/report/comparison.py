@@ -12,12 +12,13 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.play.measures import standard_error
+from scope_jax.evaluation import evaluations
+from scope_jax.evaluation.metrics import standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
 from scope_jax.report.panels import GENERAL, LEARNING, panels_of, series
-from scope_jax.run import answers, evaluations
+from scope_jax.run import answers
 from scope_jax.run.metrics import flattened
 
 MOST = len(COLOURS)  # runs, each with its colour
@@ -90,9 +91,9 @@ def exam_results(runs: Sequence[Path]) -> dict[str, list[Result]]:
     """The same of what `scope-jax eval` last measured in every run."""
     found: list[dict[str, _Measured]] = []
     for run in runs:
-        exams = evaluations.last(run)
-        values = {f"{name}/{key}": value for name, exam in exams.items() for key, value in exam.metrics.items()}
-        found.append(_measured(values, {name: (exam.step, exam.questions) for name, exam in exams.items()}))
+        last = evaluations.last(run)
+        values = {f"{name}/{key}": value for name, of_set in last.items() for key, value in of_set.metrics.items()}
+        found.append(_measured(values, {name: (of_set.step, of_set.questions) for name, of_set in last.items()}))
     return _compared(found)
 
 
@@ -100,10 +101,10 @@ def _measured(values: Mapping[str, Any], sets: Mapping[str, tuple[int, answers.Q
     """By `<set>/<measure>`; values: also with `<set>/<measure>_se`; sets: step and questions by name of the set."""
     found = {}
     for name in [name for name in values if values.get(f"{name}_se") is not None]:
-        exam, _, measure = name.rpartition("/")
-        step, questions = sets[exam]
-        marks = {key: measures[measure] for key, measures in questions.items() if measure in measures}
-        found[name] = _Measured(values[name], values[f"{name}_se"], step, marks)
+        of_set, _, measure = name.rpartition("/")
+        step, questions = sets[of_set]
+        by_question = {key: measures[measure] for key, measures in questions.items() if measure in measures}
+        found[name] = _Measured(values[name], values[f"{name}_se"], step, by_question)
     return found
 
 
@@ -121,7 +122,7 @@ def _result(ours: _Measured | None, first: _Measured | None) -> Result:
     own = Result(ours.value, ours.error, ours.step)
     if first is None:
         return own
-    apart = [mark - first.questions[key] for key, mark in ours.questions.items() if key in first.questions]
+    apart = [value - first.questions[key] for key, value in ours.questions.items() if key in first.questions]
     if len(apart) > 1:
         return replace(own, difference=mean(apart), difference_error=standard_error(apart), pairs=len(apart))
     independent = math.hypot(first.error, ours.error)

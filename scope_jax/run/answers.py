@@ -1,4 +1,4 @@
-"""The file with the measures of every exam question during training: <run>/exams.jsonl.gz.
+"""The file with the measures of every question of evaluation sets during training: <run>/exams.jsonl.gz.
 
     {"step": 20, "set": "held_out", "question": 3, "of": "5f1d08c2", "measures": {"accuracy": 0.5, "searches": 1.5}}
 
@@ -64,9 +64,9 @@ def _means(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def last(path: Path) -> dict[str, Questions]:
     """The measures of every question in the last evaluation, by name of the set; {} if there is no file."""
-    step, found = -1, {}
+    step, by_set = -1, {}
     for line in read(path):
         if line["step"] > step:
-            step, found = line["step"], {}
-        found.setdefault(line["set"], {})[line["question"], line["of"]] = line["measures"]
-    return found
+            step, by_set = line["step"], {}
+        by_set.setdefault(line["set"], {})[line["question"], line["of"]] = line["measures"]
+    return by_set

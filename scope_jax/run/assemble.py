@@ -211,11 +211,12 @@ def assemble_world(
     judges: Mapping[str, JudgeSection],
     part: Part | None = None,
     tell: Tell | None = None,
+    searches: bool = True,
 ) -> World:
     """Builds the World of a card; cheap checks for missing or invalid parts come first.
 
     checkpoint: model folder with the architecture and tokenizer of the policies. judges: external models in use.
-    Otherwise as `assemble`.
+    searches: False if nothing will be searched, so that no index is needed. Otherwise as `assemble`.
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     game = game_of(cfg)
@@ -232,7 +233,7 @@ def assemble_world(
             clients[name].probe()
     mesh = own_mesh(cfg)
     engine = engine_for(cfg, model, mesh)
-    lookup = lookup_of(cfg, run, mesh, part, teller(tell))
+    lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     local = rollouts_of(cfg, engine, tokenizer, lookup)
     return World(
         cfg=cfg,

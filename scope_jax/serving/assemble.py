@@ -12,7 +12,17 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel, load_served
 from scope_jax.errors import UserError
-from scope_jax.games import game_of, load_card
+from scope_jax.evaluation.weights import (
+    StoredWeights,
+    card_of,
+    factors_of,
+    find_weights,
+    index_folder,
+    model_folder,
+    no_weights,
+    weights_of,
+    with_adapter,
+)
 from scope_jax.models import peft, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
@@ -21,12 +31,9 @@ from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
 from scope_jax.rollouts.paged import PagedEngine
-from scope_jax.run.adapters import base_of, policies_of
+from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import check_template, tokenizer_of
-from scope_jax.run.checkpoint import locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
-from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, model_folder, weights_of
-from scope_jax.run.fetching import fetched
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.text import dialects
@@ -49,46 +56,26 @@ class Served:
     adapter: str | None = None
 
 
-def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Card:
+def served_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Card:
     """The given card; without one the target's run's; for a model folder elsewhere the defaults, within what its
     config.json allows. Overrides apply to all. Raises UserError if the target is none of these."""
-    run = run_of(target)
-    if card is not None or run is not None:
-        return fetched(load_card(card or (run or target) / "config.toml", overrides))
+    if (cfg := card_of(target, card, overrides)) is not None:
+        return cfg
     if peft.is_adapter(target):
         base = Path(base_of(target, overrides))
         return load_served(base, weights.load_config(base).max_positions, overrides)
     if not weights.is_model(target):
-        raise UserError(
-            f"{target} is neither a run or one of its checkpoints (no config.toml) nor a model folder (no config.json)."
-        )
+        raise UserError(no_weights(target))
     return load_served(target, weights.load_config(target).max_positions, overrides)
 
 
-def _source(target: Path, cfg: Card, policy: str | None) -> Examined:
-    """The weights to serve. Raises UserError if there is no such policy."""
-    names = policies_of(cfg)
-    if weights.is_model(target) or peft.is_adapter(target):
-        if policy is not None:
-            raise UserError(f"{target} is one model, without policies; remove --policy.")
-        return Examined(target, names[0])
-    if policy is not None and policy not in names:
-        raise UserError(f"{target} has no policy {policy!r}; give one of {', '.join(names)}.")
-    assert isinstance(cfg, Config)
-    name = policy or game_of(cfg).exam(cfg).policy
-    if weights.is_model(target / name) or peft.is_adapter(target / name):
-        return Examined(target / name, name)
-    checkpoint = locate(target)
-    return Examined(checkpoint, name, step_of(checkpoint))
-
-
-def _loaded(cfg: Card, engine: Engine | PagedEngine, mesh: Mesh, examined: Examined) -> Any:
+def _loaded(cfg: Card, engine: Engine | PagedEngine, mesh: Mesh, stored: StoredWeights) -> Any:
     """The engine's weights; of an adapter, those of its base and its factors."""
     if cfg.model.adapter is None:
-        return engine.take_params(weights_of(cfg, engine.model, mesh, examined))
-    base = weights_of(cfg, engine.model, mesh, Examined(Path(cfg.model.checkpoint), BASE))
-    factors = factors_of(cfg, engine.model, *decode_layout(cfg, engine.model, mesh), examined)
-    return engine.load_adapter(engine.take_params(base), examined.policy, factors)
+        return engine.take_params(weights_of(cfg, engine.model, mesh, stored))
+    base = weights_of(cfg, engine.model, mesh, StoredWeights(Path(cfg.model.checkpoint), BASE))
+    factors = factors_of(cfg, engine.model, *decode_layout(cfg, engine.model, mesh), stored)
+    return engine.load_adapter(engine.take_params(base), stored.policy, factors)
 
 
 @contextmanager
@@ -110,9 +97,9 @@ def served(
     a model without one answers plain completions. Raises UserError and ValueError with one sentence for what is missing
     or does not fit, before weights are loaded.
     """
-    cfg = all_generate(card_of(target, card, overrides))
-    source = _source(target, cfg, policy)
-    cfg = fitted(cfg, source)
+    cfg = all_generate(served_card(target, card, overrides))
+    source = find_weights(target, cfg, policy)
+    cfg = with_adapter(cfg, source)
     home = model_folder(cfg, source)
     model = weights.checked_config(home)
     tokenizer = tokenizer_of(cfg, model, str(home), tell)

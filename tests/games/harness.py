@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from scope_jax.config import Config, EvalSet
+from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Episode, Metrics, Reply
-from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
@@ -334,7 +334,8 @@ def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
 def run_exam(game: Game, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
     """Records of an exam, greedy and with short turns unless `changes` overrides it."""
     one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
-    return exams.take(cfg, game.exam(cfg), tools, rows, one)
+    ready = ExamSet(cfg, game.exam(cfg), one, rows)
+    return ready.records(tools, ready.answers(tools))
 
 
 def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:

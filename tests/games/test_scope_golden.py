@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from scope_jax.analyses import scope_replay
-from scope_jax.config import Config, EvalSet
+from scope_jax.config import EvalSet
+from scope_jax.evaluation import replay
+from scope_jax.evaluation.measuring import ExamSet, Record
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.learner import advantages
-from scope_jax.play import exams
+from scope_jax.play.exams import Answer
 from scope_jax.text import dialects
 from tests.games.harness import EOS, ROLES, episodes_of, plain, play_step, run_exam
 from tests.games.scope_world import (
@@ -342,10 +343,11 @@ def test_a_search_that_was_not_run_earns_nothing(protocol: str):
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
-    one = EvalSet(name="held", path="none", max_tokens=999)
-    played = exams.play(cfg, scope.GAME.exam(cfg), world(Plan(attempts=attempts), protocol), rows, one)
+    one = EvalSet(name="held", path="none", max_tokens=999, measures=("rubric",))
+    ready = ExamSet(cfg, scope.GAME.exam(cfg), one, rows)
+    played = ready.answers(world(Plan(attempts=attempts), protocol))
     again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), protocol)
-    (record,) = continue_with(cfg, again, played, one)
+    (record,) = continue_with(ready, again, played)
     assert record["prediction"] is None and again.searched == []
 
 
@@ -496,10 +498,9 @@ def test_evaluation_grades_every_row():
     assert (tools.options["eval"]["temperature"], tools.options["eval"]["max_tokens"]) == (0.0, 99)
 
 
-def continue_with(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:
+def continue_with(ready: ExamSet, tools: World, played: list[Answer]) -> list[Record]:
     """Records of the answers that one solver gives after the searches of another solver's episodes."""
-    answers = scope_replay.finished(cfg, scope.GAME.exam(cfg), tools, played, one)
-    return exams.measured(cfg, scope.GAME.exam(cfg), tools, answers, ["rubric"])
+    return ready.records(tools, replay.answers_after(ready, tools, played))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -507,17 +508,18 @@ def test_one_solver_answers_from_the_searches_of_another(protocol: str):
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     look = searching_turn("Rhine", protocol)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), protocol)
-    cfg, one = card(protocol=protocol), EvalSet(name="held", path="none", max_tokens=99)
-    played = exams.play(cfg, scope.GAME.exam(cfg), before, rows, one)
+    cfg, one = card(protocol=protocol), EvalSet(name="held", path="none", max_tokens=99, measures=("rubric",))
+    ready = ExamSet(cfg, scope.GAME.exam(cfg), one, rows)
+    played = ready.answers(before)
     (found,) = played
-    text = "".join(map(chr, scope_replay.before_last_turn(found.completion)))
+    text = "".join(map(chr, replay.before_last_turn(found.completion)))
     assert found.searches == 2 and text.count(RESULTS["Rhine"]) == 2 and "Names" not in text
     assert "<answer>alpha" not in text and text.count('Rhine"}' if protocol == "qwen3" else "Rhine") >= 2
 
     after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), protocol)
-    (record,) = continue_with(cfg, after, played, one)
+    (record,) = continue_with(ready, after, played)
     assert after.prompts["replay", "0"] == text and after.policies["replay"] == "solver" and after.searched == []
     assert record["measures"] == {"score": 1.0, "ungraded": 0.0, "searches": 2.0, "answer_tokens": 10.0}
     again = world(Plan(replies={"Tell of Aare.": look}), protocol)  # it searches again instead of answering
-    (record,) = continue_with(cfg, again, played, one)
+    (record,) = continue_with(ready, again, played)
     assert record["prediction"] is None and record["measures"]["score"] == 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scope_jax.evaluate import means
+from scope_jax.evaluation.metrics import means
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope import messages, roles, rules
 from scope_jax.play import prompting

@@ -7,6 +7,7 @@ from typing import Any
 
 from scope_jax.config import Config, EvalSet, JudgeSection
 from scope_jax.config.exams import EvalSection
+from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import load_card, spell
 from scope_jax.play import exams
 from scope_jax.play.documents import GAP
@@ -25,7 +26,8 @@ def take(rows: list[dict[str, Any]], replies: dict[str, str], **one: Any) -> tup
         return next(said for words, said in replies.items() if words in ctx.prompt)
 
     cfg, tools = card(), ScriptedTools(script=script)
-    return exams.take(cfg, spell.GAME.exam(cfg), tools, rows, EvalSet(name="x", path="x", **one)), tools
+    ready = ExamSet(cfg, spell.GAME.exam(cfg), EvalSet(name="x", path="x", **one), rows)
+    return ready.records(tools, ready.answers(tools)), tools
 
 
 def test_rows_use_the_responders_prompt_and_parsing():
@@ -113,6 +115,7 @@ def test_numbers_and_texts_are_right_by_the_rule_or_the_judge_and_letters_by_the
         known_judges=(exams.JUDGE,),
     )
     cfg = judged()
-    records = exams.take(cfg, spell.GAME.exam(cfg), tools, rows, EvalSet(name="x", path="x"))
+    ready = ExamSet(cfg, spell.GAME.exam(cfg), EvalSet(name="x", path="x"), rows)
+    records = ready.records(tools, ready.answers(tools))
     assert [r["measures"]["accuracy"] for r in records] == [1.0, 1.0, 0.0, 1.0, 0.0]
     assert len(asked) == 3 and not any("June" in message for message in asked)

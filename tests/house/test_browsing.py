@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.evaluation import evaluations
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import browsing
 from scope_jax.report.page import TEMPLATES, write_report
-from scope_jax.run import evaluations, tokens
+from scope_jax.run import tokens
 from scope_jax.run.metrics import RunLog, records
 
 TABLE = {
@@ -157,7 +158,7 @@ def answer(question: str, sample: int, accuracy: float) -> dict[str, Any]:
 
 
 def test_answers_to_exams_are_in_the_browser_and_their_means_on_the_page(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "examined"
+    folder = tmp_path / "evaluated"
     shutil.copytree(run, folder)
     metrics = {"eval/nq/accuracy": 0.25, "eval/nq/accuracy_se": 0.125}
     old = [answer("old", 0, 0.0)]

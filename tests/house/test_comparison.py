@@ -14,15 +14,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from scope_jax.errors import UserError
-from scope_jax.evaluate import scores
+from scope_jax.evaluation import evaluations
+from scope_jax.evaluation.metrics import set_metrics, standard_error
 from scope_jax.games import parse_config
-from scope_jax.play.measures import standard_error
 from scope_jax.report import live
 from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
 from scope_jax.report.curves import draw, draw_together
 from scope_jax.report.page import replace_page
 from scope_jax.report.panels import GENERAL
-from scope_jax.run import answers, evaluations
+from scope_jax.run import answers
 from scope_jax.run.metrics import RunLog, read_lines
 
 TABLE: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_answers_kept_by_eval_are_paired_by_question(runs: list[Path], tmp_path:
         (paths[1], "nq", 2, B), (paths[1], "popqa", 2, B), (paths[2], "nq", 3, B[:1]),
     ):  # fmt: skip
         records = asked("", *marks)
-        evaluations.keep(run, step, name, [r | {"text": {}} for r in records], scores("eval", name, records))
+        evaluations.keep(run, step, name, [r | {"text": {}} for r in records], set_metrics("eval", name, records))
     found = exam_results(paths)
     first, second, alone = found["nq/accuracy"]
     assert (first.value, first.step, first.difference) == (0.5, 3, None)

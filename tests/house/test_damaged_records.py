@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 
 from scope_jax import cli
 from scope_jax.errors import UserError
+from scope_jax.evaluation import evaluations
 from scope_jax.games import GAMES, parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import live
 from scope_jax.report.panels import series
-from scope_jax.run import answers, evaluations, judgements, members, records, tokens
+from scope_jax.run import answers, judgements, members, records, tokens
 from scope_jax.run.metrics import RunLog
 
 TABLE = {

@@ -15,8 +15,9 @@ import pytest
 
 from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
+from scope_jax.evaluation import evaluations
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.run import evaluations, members
+from scope_jax.run import members
 from scope_jax.run.checkpoint import Checkpoints, fault, steps
 from scope_jax.run.indexing import open_or_build_index
 from scope_jax.run.judgements import NAME

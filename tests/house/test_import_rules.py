@@ -23,10 +23,7 @@ KEPT = {
     "games/ssp/rules.py": "import scope_jax.play.tools\n",
     "play/tools.py": "import scope_jax.learner.losses\n",
     "learner/losses.py": "import scope_jax.config\n",
-    **{
-        f"{part}.py": ""
-        for part in ("cli", "examine", "evaluate", "analyses", "selftest", "serving", "plan", "report", "run")
-    },
+    **{f"{part}.py": "" for part in ("cli", "selftest", "serving", "report", "plan", "evaluation", "run")},
     **{f"{part}.py": "" for part in ("data", "config", "text", "errors")},
     "games/spice.py": "",
     "rollouts/engine.py": "import scope_jax.models.transformer, scope_jax.sharding.mesh, jax\n",

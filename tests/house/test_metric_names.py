@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.evaluate import scores
+from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
@@ -85,7 +85,7 @@ def played_score() -> set[str]:
 
 
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
-    return set(scores("eval", name, records))
+    return set(set_metrics("eval", name, records))
 
 
 @cache

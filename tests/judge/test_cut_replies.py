@@ -1,4 +1,4 @@
-"""Replies that were cut are never read as complete: those of judges, external models and examined endpoints."""
+"""Replies that were cut are never read as complete: those of judges, external models and evaluated endpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import pytest
 from scope_jax.config import AskSection, JudgeSection
 from scope_jax.config.base import prompts_of
 from scope_jax.config.suites import Form, SuiteCard
-from scope_jax.examine import examine_endpoint, plain_card
+from scope_jax.evaluation import suites
+from scope_jax.evaluation.endpoint import completion_of, evaluate_endpoint
+from scope_jax.evaluation.suites import plain_card
 from scope_jax.games import load_card
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score.roles import ask_for_harness
@@ -23,12 +25,11 @@ from scope_jax.games.spice import roles as spice_roles
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
+from scope_jax.play import asking, grading, pairwise, rating, rubrics
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.run import judgements
-from scope_jax.run.remote import completion_of
 from scope_jax.run.world import StepTools
 from scope_jax.serving import talk
 from scope_jax.serving.assemble import Served
@@ -154,7 +155,7 @@ def completion(text: str, finish: str, opened: bool = False) -> Completion:
 def answer_of(form: Form, one: Completion) -> str | None:
     """As an exam of this form reads it."""
     card = SuiteCard(name="x", path="none.jsonl", form=form, measures=("accuracy",))
-    return suites.exam(plain_card("none"), card, None, "actor").read(one)
+    return suites.suite_exam(plain_card("none"), card, None, "actor").read(one)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_of_an_endpoints_cut_reply_only_what_follows_the_thought_counts(text: st
     assert completion_of(Reply(text)).finish_reason == "eos"
 
 
-def test_an_examined_endpoints_cut_replies_are_wrong_and_counted(tmp_path: Path):
+def test_an_endpoints_cut_replies_are_wrong_and_counted(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"{n} + 0?", "answers": [str(n)]}) + "\n" for n in range(4)))
     suite = SuiteCard(name="sums", path=str(rows), form="math", measures=("accuracy",))
@@ -224,7 +225,7 @@ def test_an_examined_endpoints_cut_replies_are_wrong_and_counted(tmp_path: Path)
     kept: list[Any] = []
     with endpoint(answers) as (url, _):
         table = JudgeSection(url=url, model="m", timeout=5.0, concurrency=1)
-        found = examine_endpoint(table, [suite], [], lambda name, records, measured: kept.extend(records), print)
+        found = evaluate_endpoint(table, [suite], [], lambda name, records, measured: kept.extend(records), print)
     assert [record["prediction"] for record in kept] == ["0", None, None, "3"]
     assert found["metrics"]["eval/sums/accuracy"] == 0.5 and found["metrics"]["eval/sums/cut_off"] == 3.0
 

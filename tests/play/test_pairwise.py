@@ -9,7 +9,7 @@ import pytest
 from scope_jax.learner.types import Reply
 from scope_jax.play import pairwise
 from scope_jax.play.judge_client import JudgeError
-from scope_jax.play.pairwise import Pair, points, vote_of
+from scope_jax.play.pairwise import Pair, value, vote_of
 from tests.games.harness import card
 
 CFG = card()
@@ -37,7 +37,7 @@ def test_votes_are_never_guessed(reply: str, vote: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("as_first", "as_second", "value"),
+    ("as_first", "as_second", "mean"),
     [
         ("A", "B", 1.0),  # better in either position
         ("B", "A", 0.0),
@@ -51,8 +51,8 @@ def test_votes_are_never_guessed(reply: str, vote: str | None) -> None:
         (None, None, None),
     ],
 )
-def test_points_are_the_mean_of_both_orders(as_first, as_second, value) -> None:
-    assert points(as_first, as_second) == value
+def test_the_value_is_the_mean_of_both_orders(as_first, as_second, mean) -> None:
+    assert value(as_first, as_second) == mean
 
 
 def between(message: str) -> tuple[str, str]:

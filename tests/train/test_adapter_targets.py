@@ -18,9 +18,9 @@ from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.metrics import RunLog
+from tests.evaluation.test_weights import SETS
 from tests.serving.test_api import user
 from tests.serving.test_commands import process
-from tests.train.test_examined import SETS
 
 CARD = Path("configs/scope/atlas.toml")
 ADAPTER = ("model.adapter.rank=4", "model.adapter.alpha=8", 'model.adapter.base_dtype="float32"')

@@ -12,7 +12,7 @@ from scope_jax.games.spell import messages, roles, rules
 from scope_jax.games.spell.options import SpellSection, check, options
 from scope_jax.games.spell.state import Group, History, Proposal, Round, Selection, accepts, push
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play import grading, metric_names, searching, suites
+from scope_jax.play import exams, grading, metric_names, searching
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACTOR, GRADIENT, Game, Memory, Panel
 from scope_jax.play.rewards import means, parts_of, shares
@@ -275,8 +275,8 @@ def metrics(cfg: Config) -> Iterator[str]:
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows with a long context, whose middle is cut out if the prompt is too long; `accuracy` by `suites.readings`."""
-    accuracy, by_task = suites.readings(cfg)
+    """Rows with a long context, whose middle is cut out if the prompt is too long; `exams.document_accuracy`."""
+    accuracy, by_task = exams.document_accuracy(cfg)
     return Exam(
         policy=ACTOR,
         prompt=lambda row, tokens: messages.for_exam(cfg, row, tokens, options(cfg).exam_prompt_tokens),

@@ -1,8 +1,4 @@
-"""The weights to evaluate and the base model that judges: shared by `eval` and `replay`.
-
-Three kinds of models take part. The evaluated weights come from a checkpoint of a run or from a model folder. If the
-base model judges, it is the folder given by --base, or else the card's `model.checkpoint`. External judges are those of
-the card.
+"""Weights on disk, of a run, a folder or an adapter, and their way into an engine: for `eval`, `replay` and `serve`.
 
 Weights are loaded once, in the engine's dtype and sharding; there is no learner, optimiser or reference.
 """
@@ -27,16 +23,13 @@ from scope_jax.models.adapter import declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
-from scope_jax.play import exams
 from scope_jax.play.tools import BASE
-from scope_jax.run.adapters import adapter_of, saved_factors, section_of
-from scope_jax.run.assemble import assemble_world
+from scope_jax.run.adapters import adapter_of, policies_of, saved_factors, section_of
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
-from scope_jax.run.meshes import all_generate
-from scope_jax.run.world import Tell, World
+from scope_jax.run.world import World
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import param_shardings
 
@@ -45,17 +38,59 @@ SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for
 
 
 @dataclass(frozen=True)
-class Examined:
-    """The weights of `policy`: from a model folder, an adapter's, or a run's checkpoint at `step`."""
+class StoredWeights:
+    """The weights of a policy on disk."""
 
     folder: Path
+    """A folder of a model or an adapter, or a run's checkpoint."""
     policy: str
-    step: int | None = None  # None: a model folder or an adapter's
+    """Whose weights they are."""
+    step: int | None = None
+    """The checkpoint's; None: a folder of a model or an adapter."""
 
     @property
     def is_adapter(self) -> bool:
         """True for a folder with an adapter alone."""
         return self.step is None and peft.is_adapter(self.folder)
+
+
+def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Config | None:
+    """The given card, or that of the run that `target` is or belongs to; None without one. What it names on object
+    storage is copied."""
+    run = run_of(target)
+    if card is None and run is None:
+        return None
+    return fetched(load_card(card or (run or target) / "config.toml", overrides))
+
+
+def find_weights(target: Path, cfg: Config | ServedModel, policy: str | None = None) -> StoredWeights:
+    """The weights of `policy`, None: of the one that answers exams, in `target`: a folder of a model or an adapter, an
+    export with one folder per policy, a checkpoint, or a run (its newest checkpoint).
+
+    Raises UserError for anything else, and if there is no such policy.
+    """
+    names = policies_of(cfg)
+    if policy is not None and _is_model(target):
+        raise UserError(f"{target} is one model, without policies; remove --policy.")
+    if policy is not None and policy not in names:
+        raise UserError(f"{target} has no policy {policy!r}; give one of {', '.join(names)}.")
+    name = policy or (game_of(cfg).exam(cfg).policy if isinstance(cfg, Config) else names[0])
+    for folder in (target, target / name):
+        if _is_model(folder):
+            return StoredWeights(folder, name)
+    if run_of(target) is None:
+        raise UserError(no_weights(target))
+    checkpoint = locate(target)
+    return StoredWeights(checkpoint, name, step_of(checkpoint))
+
+
+def no_weights(target: Path) -> str:
+    """The sentence for a folder without weights."""
+    return f"{target} is neither a run or one of its checkpoints (no config.toml) nor a model folder (no config.json)."
+
+
+def _is_model(folder: Path) -> bool:
+    return weights.is_model(folder) or peft.is_adapter(folder)
 
 
 @contextmanager
@@ -70,53 +105,23 @@ def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Config:
-    """The given card, or that of the run that `target` is or belongs to; what is on object storage is copied.
-
-    Raises UserError if there is none.
-    """
-    run = run_of(target)
-    if card is None and run is None:
-        raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
-    return fetched(load_card(card or (run or target) / "config.toml", overrides))
-
-
-def find(target: Path, cfg: Config) -> Examined:
-    """The weights of `target`: a folder of a model or an adapter, an export with one folder per policy, a checkpoint,
-    or a run (its newest checkpoint). Raises UserError for anything else.
-    """
-    policy = game_of(cfg).exam(cfg).policy
-    for folder in (target, target / policy):
-        if weights.is_model(folder) or peft.is_adapter(folder):
-            return Examined(folder, policy)
-    if run_of(target) is None:
-        raise UserError(
-            f"{target} is neither a run or one of its checkpoints (no config.toml) nor a model folder (no config.json)."
-        )
-    checkpoint = locate(target)
-    return Examined(checkpoint, policy, step_of(checkpoint))
-
-
-def fitted(cfg: Card, examined: Examined) -> Card:
+def with_adapter(cfg: Card, stored: StoredWeights) -> Card:
     """The card with the [model.adapter] that these weights have: a run's own, an adapter's folder's, or none."""
     section = cfg.model.adapter
-    if examined.is_adapter:
-        section = section_of(examined.folder, weights.load_config(cfg.model.checkpoint), section)
-    elif examined.step is None:
+    if stored.is_adapter:
+        section = section_of(stored.folder, weights.load_config(cfg.model.checkpoint), section)
+    elif stored.step is None:
         section = None
-    elif (run := run_of(examined.folder)) is not None:
+    elif (run := run_of(stored.folder)) is not None:
         section = load_data(run / "config.toml").model.adapter
     return cfg.model_copy(update={"model": cfg.model.model_copy(update={"adapter": section})})
 
 
-def find_base(cfg: Config, base: Path | None) -> Examined | None:
-    """The base model that judges, None if the card's exam does not use it. Raises UserError if it is missing, or if
-    `base` is given but not used."""
-    return base_folder(cfg, base, exams.uses_base(cfg, game_of(cfg).exam(cfg)))
+def base_folder(cfg: Config, base: Path | None, used: bool) -> StoredWeights | None:
+    """The base model that grades answers: `base`, or the card's `model.checkpoint`; None if it is not used.
 
-
-def base_folder(cfg: Config, base: Path | None, used: bool) -> Examined | None:
-    """`find_base` for an exam that uses it or not."""
+    Raises UserError if it is missing, or if `base` is given but not used.
+    """
     if not used:
         if base is not None:
             raise UserError("no base model judges the answers of this card; remove --base.")
@@ -127,29 +132,13 @@ def base_folder(cfg: Config, base: Path | None, used: bool) -> Examined | None:
             f"the base model judges the answers, but {folder} is not a model folder (no config.json); give the base "
             "with --base, or give the grader an endpoint."
         )
-    return Examined(folder, BASE)
+    return StoredWeights(folder, BASE)
 
 
-def assemble_exam(
-    cfg: Config, examined: Examined, others: Sequence[Examined], run: Path, tell: Tell | None = None
-) -> World:
-    """A World for evaluation, without weights. others: further weights used in it. tell: as for `assemble`.
-
-    All weights share one engine and one tokenizer: those of `examined`, or of the card if it is a checkpoint. Raises
-    UserError if others have another architecture, tokenizer or chat template, and for a card without evaluation sets.
-    """
-    if not cfg.evaluate.sets:
-        raise UserError("the card has no evaluation set; add an [[evaluate.sets]] table with name and path.")
-    folder = model_folder(cfg, examined)
-    for other in others:
-        check_alike(cfg, folder, model_folder(cfg, other))
-    return assemble_world(all_generate(cfg), run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
-
-
-def model_folder(cfg: Config | ServedModel, examined: Examined) -> Path:
+def model_folder(cfg: Config | ServedModel, stored: StoredWeights) -> Path:
     """The folder with its architecture and tokenizer."""
-    whole = examined.step is None and not examined.is_adapter
-    return examined.folder if whole else Path(cfg.model.checkpoint)
+    whole = stored.step is None and not stored.is_adapter
+    return stored.folder if whole else Path(cfg.model.checkpoint)
 
 
 def check_alike(cfg: Config, one: Path, other: Path) -> None:
@@ -178,50 +167,50 @@ def read_dtype(cfg: Config | ServedModel) -> Any:
     return min((DTYPES[cfg.model.compute_dtype], DTYPES[trained]), key=lambda t: jnp.dtype(t).itemsize)
 
 
-def targets(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Params:
+def abstract_weights(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Params:
     """Shapes, dtype and shardings in which `weights_of` loads: those of the engine."""
     return weights.abstract(model, *decode_layout(cfg, model, mesh), read_dtype(cfg))
 
 
-def load_into(world: World, models: Sequence[Examined]) -> None:
+def load_into(world: World, models: Sequence[StoredWeights]) -> None:
     """Makes these weights available to the world's sampler, instead of earlier ones: whole weights of each, or adapters
     over the card's base, which is then the base model, too. Raises UserError if the adapters' judge is another model.
     """
     world.sampler.load({})
     if world.cfg.model.adapter is None:
-        world.sampler.load({one.policy: take(world, one) for one in models})
+        world.sampler.load({one.policy: engine_weights(world, one) for one in models})
         return
     home = Path(world.cfg.model.checkpoint)
     if other := [one.folder for one in models if one.policy == BASE and one.folder.resolve() != home.resolve()]:
         raise UserError(f"adapters over {home} cannot share an engine with the judge in {other[0]}; remove --base.")
     layout = decode_layout(world.cfg, world.model, world.mesh)
-    base = take(world, Examined(home, BASE))
+    base = engine_weights(world, StoredWeights(home, BASE))
     own = [one for one in models if one.policy != BASE]
     world.sampler.load_adapters(base, {one.policy: factors_of(world.cfg, world.model, *layout, one) for one in own})
 
 
-def factors_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, rules: Rules, examined: Examined) -> Any:
+def factors_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, rules: Rules, stored: StoredWeights) -> Any:
     """A policy's factors, sharded for the engine. Raises UserError if they are not those of an adapter."""
-    if examined.step is not None:
-        return saved_factors(cfg, model, mesh, rules, examined.folder, examined.policy)
-    if not examined.is_adapter:
-        raise UserError(f"{examined.folder} holds whole weights, which cannot share an engine with adapters.")
+    if stored.step is not None:
+        return saved_factors(cfg, model, mesh, rules, stored.folder, stored.policy)
+    if not stored.is_adapter:
+        raise UserError(f"{stored.folder} holds whole weights, which cannot share an engine with adapters.")
     adapter = adapter_of(cfg.model.adapter)
     assert adapter is not None
     declared = declare_factors(model, adapter)
-    return peft.load(examined.folder, model, adapter, param_shardings(declared, mesh, rules))
+    return peft.load(stored.folder, model, adapter, param_shardings(declared, mesh, rules))
 
 
-def take(world: World, examined: Examined) -> Any:
+def engine_weights(world: World, stored: StoredWeights) -> Any:
     """The weights in the engine's format, for `Sampler.load`."""
-    return world.sampler.rollouts.take_params(weights_of(world.cfg, world.model, world.mesh, examined))
+    return world.sampler.rollouts.take_params(weights_of(world.cfg, world.model, world.mesh, stored))
 
 
-def weights_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, examined: Examined) -> Params:
-    """Whole weights of a folder or checkpoint, as `targets` describes them."""
-    if examined.step is None:
-        return weights.load(examined.folder, *decode_layout(cfg, model, mesh), read_dtype(cfg))[1]
-    saved = load(examined.folder, {examined.policy: {"params": targets(cfg, model, mesh)}})
-    params = saved.states[examined.policy]["params"]
-    weights.check_finite(params, f"the checkpoint {examined.folder} cannot be used: ")
+def weights_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, stored: StoredWeights) -> Params:
+    """Whole weights of a folder or checkpoint, as `abstract_weights` describes them."""
+    if stored.step is None:
+        return weights.load(stored.folder, *decode_layout(cfg, model, mesh), read_dtype(cfg))[1]
+    saved = load(stored.folder, {stored.policy: {"params": abstract_weights(cfg, model, mesh)}})
+    params = saved.states[stored.policy]["params"]
+    weights.check_finite(params, f"the checkpoint {stored.folder} cannot be used: ")
     return params

@@ -1,11 +1,14 @@
-"""Scores of exams computed by hand: means over questions, standard errors, pass@k, further measures."""
+"""Metrics of sets computed by hand: means over questions, standard errors, pass@k, further measures."""
 
+import math
+from itertools import combinations
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
 from scope_jax.config import CardError
-from scope_jax.evaluate import means, scores
+from scope_jax.evaluation.metrics import means, pass_at_k, set_metrics, standard_error
 from scope_jax.games import parse_config
 from tests.games import harness
 
@@ -33,7 +36,7 @@ def test_pass_at_k_is_unbiased_and_only_for_binary_measures():
 def test_a_record_without_a_measure_is_left_out():
     records = [record(0, score=1.0), record(1), record(0), record(1), record(0, score=0.0), record(1, score=1.0)]
     assert means(records)["score"] == 0.75
-    assert scores("eval", "held", records)["eval/held/score"] == 0.75
+    assert set_metrics("eval", "held", records)["eval/held/score"] == 0.75
 
 
 def exam(system: str = "ssp", **changes: Any) -> dict[str, Any]:
@@ -47,3 +50,23 @@ def test_several_samples_need_a_temperature():
         parse_config(exam(samples=4), "card.toml")
     cfg = parse_config(exam(samples=4, temperature=0.6), "card.toml")
     assert cfg.evaluate.sampling_of(cfg.evaluate.sets[0]).temperature == 0.6
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
+    for samples in range(1, 7):
+        for right in range(samples + 1):
+            marks = [True] * right + [False] * (samples - right)
+            for k in range(1, samples + 1):
+                subsets = list(combinations(marks, k))
+                share = sum(any(subset) for subset in subsets) / len(subsets)
+                assert pass_at_k(samples, right, k) == pytest.approx(share, abs=1e-12)
+    with pytest.raises(ValueError, match="pass@3 of 2 samples"):
+        pass_at_k(2, 1, 3)
+
+
+def test_standard_error_of_a_mean():
+    values = [0.0, 1.0, 1.0, 0.5]
+    assert standard_error(values) == pytest.approx(stdev(values) / math.sqrt(4), abs=1e-15)
+    assert fmean(values) == 0.625
+    assert standard_error([1.0]) is None
+    assert standard_error([1.0, 1.0]) == 0.0

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
 from scope_jax.config import Config
+from scope_jax.evaluation import evaluations
+from scope_jax.evaluation import weights as stored
+from scope_jax.evaluation.evaluate import card_sets, evaluation
 from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.models.transformer import unstack_layers
@@ -23,7 +27,7 @@ from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Rollouts
-from scope_jax.run import evaluations, examined, members
+from scope_jax.run import members
 from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert
@@ -33,6 +37,7 @@ from scope_jax.run.world import World
 
 ASSETS = Path("assets/atlas")
 CARD = Path("configs/scope/atlas.toml")
+SSP = Path("configs/ssp/atlas.toml")
 SETS = (
     'evaluate.sets=[{name="held_out", path="assets/atlas/tasks_held_out.jsonl", limit=2}]',
     "evaluate.temperature=0.0",
@@ -187,7 +192,7 @@ def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> No
 
 # ------------------------------------------------------------------------------------------------------ memory
 def targets_of(world: World) -> Any:
-    return examined.targets(world.cfg, world.model, world.mesh)
+    return stored.abstract_weights(world.cfg, world.model, world.mesh)
 
 
 def described(tree: Any) -> Any:
@@ -207,7 +212,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     compute, param = dtypes
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
     settings = (exam, *SETS[1:], f"model.compute_dtype={compute}", f"model.param_dtype={param}")
-    cfg = load_card("configs/ssp/atlas.toml", settings)
+    cfg = load_card(SSP, settings)
     write_run(tmp_path / "run", cfg, 1e-3)
     convert(tmp_path / "run", tmp_path / "hf", "hf")
     trainer = assemble(cfg, tmp_path / "run")
@@ -215,9 +220,8 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     trainer.world.sampler.publish(trainer.start(resumed)[0])
     published = trainer.world.sampler.use("actor")._params  # type: ignore[attr-defined]
     for target in (tmp_path / "run", tmp_path / "hf"):
-        place = examined.find(target, cfg)
-        world = examined.assemble_exam(cfg, place, (), tmp_path / "run")
-        taken = examined.take(world, place)
+        with evaluation([target], SSP, None, settings, card_sets, print) as ready:
+            world, taken = ready.world, stored.engine_weights(ready.world, ready.model)
         assert read.pop() == described(targets_of(world))
         assert jax.tree.structure(taken) == jax.tree.structure(published)
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(taken)} == {compute}
@@ -238,19 +242,20 @@ EIGHT = {  # Qwen3-8B
 
 
 @pytest.fixture
-def eight(tmp_path: Path) -> World:
+def eight(tmp_path: Path) -> Iterator[World]:
     """What `eval` assembles for a folder of 8.2 billion weights, without weight files."""
     folder = shutil.copytree(ASSETS / "ssp" / "base", tmp_path / "eight")
     (folder / "model.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | EIGHT))
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
-    cfg = load_card("configs/ssp/atlas.toml", (exam, *SETS[1:], "model.compute_dtype=bfloat16"))
-    return examined.assemble_exam(cfg, examined.find(folder, cfg), (), tmp_path)
+    settings = (exam, *SETS[1:], "model.compute_dtype=bfloat16")
+    with evaluation([folder], SSP, None, settings, card_sets, print) as ready:
+        yield ready.world
 
 
 def sizes_of(world: World) -> tuple[int, int]:
-    """(bytes of the weights as `take` loads them, bytes of the engine's state)."""
+    """(bytes of the weights as `engine_weights` loads them, bytes of the engine's state)."""
     state = jax.eval_shape(engine_of(world).init_decode_state)
     return tuple(
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in (targets_of(world), state)

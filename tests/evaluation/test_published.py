@@ -20,7 +20,7 @@ from scope_jax.config.suites import load_suite, suite_names
 from scope_jax.data.published import RECIPES
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.data.sources import Source, load
-from scope_jax.play.suites import KINDS
+from scope_jax.evaluation.suites import KINDS
 from scope_jax.retrieval.rows import attempts
 
 TALK = [{"role": "user", "content": "hi"}]

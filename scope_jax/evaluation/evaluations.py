@@ -3,7 +3,7 @@
     {"step": 40, "set": "held_out", "taken": "2026-01-31T12:00:00+00:00", "metrics": {"accuracy": 0.5, …}}
     {"step": 40, "set": "held_out", "taken": "2026-01-31T12:00:00+00:00", "place": 0, "record": {"question": …}}
 
-A set that was answered is one gzip member: a line with its metrics, then one per answer (see `play.exams.take`);
+A set that was answered is one gzip member: a line with its metrics, then one per answer (see `ExamSet.records`);
 `place` is the index of the question, from 0. A set may be answered again: the newest answers of a step count. See
 `members` for the file format.
 """
@@ -71,15 +71,18 @@ def _read(path: Path) -> Iterator[Line]:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What was last measured of a set: at which step, its metrics, and the measures of its questions."""
+class LastEvaluation:
+    """What was last measured of a set."""
 
     step: int
+    """Of the weights."""
     metrics: Mapping[str, float]
+    """By name, without the set's."""
     questions: answers.Questions
+    """The measures of its questions."""
 
 
-def last(run: Path) -> dict[str, Answered]:
+def last(run: Path) -> dict[str, LastEvaluation]:
     """What `scope-jax eval` last measured, by name of the set; {} if nothing was answered."""
     heads: dict[str, Line] = {}
     records: dict[str, list[Line]] = {}
@@ -92,6 +95,6 @@ def last(run: Path) -> dict[str, Answered]:
             kept = {name: line["record"].get(name) for name in ("question", "sample", "measures")}
             records[line["set"]].append(kept)  # without the text, which may be long
     return {
-        name: Answered(head["step"], head["metrics"], answers.by_question(records[name]))
+        name: LastEvaluation(head["step"], head["metrics"], answers.by_question(records[name]))
         for name, head in heads.items()
     }

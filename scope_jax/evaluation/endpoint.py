@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint as the policy of an exam: single-turn chat completions, no searches."""
+"""Evaluation of a model behind an OpenAI-compatible endpoint: single-turn chat completions, no searches."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import datasets
 import numpy as np
 
+from scope_jax.config import JudgeSection
+from scope_jax.config.suites import SuiteCard
 from scope_jax.errors import UserError
+from scope_jax.evaluation.evaluate import Keep, evaluate_sets, judges_of
+from scope_jax.evaluation.suites import plain_card, suite_sets
 from scope_jax.learner.types import Reply
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.tools import BASE, Agent, Rollout
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts import types
 from scope_jax.rollouts.types import Completion, Turn
+from scope_jax.run.world import Tell
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -26,23 +33,57 @@ NO_IDS = np.zeros(0, np.int32)
 SEEDS = 2**31  # seeds of requests are below this
 
 
-@dataclass(frozen=True)
-class RemoteTools:
-    """Implements `play.tools.Tools` for an exam whose policy is behind an endpoint.
+def evaluate_endpoint(
+    endpoint: JudgeSection,
+    suites: Sequence[SuiteCard],
+    overrides: Sequence[str],
+    keep: Keep,
+    tell: Tell,
+    given: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
+    """The metrics of a model behind an endpoint on these suites, in the form of `evaluate_model`.
 
-    policy: its client. judges: external models by name. tokenizer: counts tokens; without one, four bytes are one.
-    step: names the exam; with `seed`, it enters the seed of every sample. math: compares mathematical answers.
+    It gets the suites' own prompts. `model.tokenizer` among the overrides is used to count tokens.
     """
+    datasets.disable_progress_bars()
+    cfg = plain_card(endpoint.model, overrides)
+    sets = suite_sets(cfg, suites, False, overrides, given, tell)
+    if any(exams.uses_base(one.cfg, one.exam) for one in sets):
+        raise UserError("an endpoint has no base model that could grade; give evaluate.grader an endpoint.")
+    client = JudgeClient(endpoint, tell, "the model")
+    client.probe()
+    judges = {name: JudgeClient(table, tell) for name, table in judges_of(sets).items()}
+    for judge in judges.values():
+        judge.probe()
+    tokenizer = Tokenizer.load(cfg.model.tokenizer) if cfg.model.tokenizer else None
+    math = MathAnswers()
+    metrics = evaluate_sets(
+        sets,
+        lambda name: EndpointTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}", math),
+        keep,
+    )
+    return {"target": f"{endpoint.model} at {endpoint.url}", "step": None, "base": None, "metrics": metrics}
+
+
+@dataclass(frozen=True)
+class EndpointTools:
+    """Implements `play.tools.Tools` for an exam whose policy is behind an endpoint."""
 
     policy: JudgeClient
+    """The endpoint's client."""
     judges: Mapping[str, JudgeClient]
+    """External models by name."""
     tokenizer: Tokenizer | None
+    """Counts tokens; without one, four bytes are one."""
     seed: int
+    """Enters the seed of every sample."""
     step: str
+    """Names the exam; it enters them, too."""
     math: MathAnswers
+    """Compares mathematical answers."""
 
     def rows(self, first: int, count: int) -> list[Row]:
-        raise ValueError("an endpoint is examined, not trained; there is no stream of rows.")
+        raise ValueError("an endpoint is evaluated, not trained; there is no stream of rows.")
 
     def prompt_tokens(self, messages: Messages) -> int:
         return 0  # the endpoint's template is not known

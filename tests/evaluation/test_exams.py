@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from scope_jax.config import CardError, Config, EvalSet
-from scope_jax.evaluate import scores
+from scope_jax.evaluation.measuring import ExamSet
+from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES, parse_config
 from scope_jax.games.scope.options import options
 from scope_jax.play import exams, searching
@@ -54,7 +55,8 @@ def tools(judge: Callable[[str], str] | None = None) -> scope_world.World:
 
 def take(exam: Exam, cfg: Config, world: Any, rows: list[Any], *measures: str, **changes: Any) -> list[Any]:
     one = EvalSet(**{"name": "exam", "path": "none", "measures": measures} | changes)
-    return exams.take(cfg, exam, world, rows, one)
+    ready = ExamSet(cfg, exam, one, rows)
+    return ready.records(world, ready.answers(world))
 
 
 def test_text_measures_compare_with_every_accepted_answer():
@@ -77,7 +79,7 @@ def test_prompts_that_do_not_fit_are_told_and_counted():
     assert [record["counts"] for record in records] == [{}, {"not_sampled": 1}, {}]
     (sentence,) = world.told
     assert sentence.startswith("exam: 1 of 3 prompts do not fit into rollout.max_length = 12288;")
-    assert scores("eval", "exam", records)["eval/exam/not_sampled"] == 1.0
+    assert set_metrics("eval", "exam", records)["eval/exam/not_sampled"] == 1.0
 
     world = tools()
     take(EXAM, card(max_length=10, max_tokens=5), world, [ROWS[1]], "exact-match")
@@ -133,7 +135,7 @@ def test_an_answer_is_right_if_any_of_the_games_measures_accepts_it():
 
 def test_missing_verdicts_are_counted_and_mark_nothing_right():
     records = take(EXAM, card(judge=JUDGE), tools(lambda message: "Both Correct and Wrong"), ROWS, "judge")
-    metrics = scores("eval", "exam", records)
+    metrics = set_metrics("eval", "exam", records)
     assert metrics["eval/exam/judge"] == 0.0
     assert (metrics["eval/exam/judge_requests"], metrics["eval/exam/judge_unparsed"]) == (2.0, 2.0)
 
@@ -157,7 +159,7 @@ def test_pairs_are_compared_with_the_rows_first_answer():
         "pairwise",
     )
     assert "pairwise" not in lame[0]["measures"] and lame[0]["votes"] == ["A", None]
-    metrics = scores("eval", "exam", lame)
+    metrics = set_metrics("eval", "exam", lame)
     assert metrics["eval/exam/pairwise"] == 0.5  # mean over the two that have it
     assert (metrics["eval/exam/pairwise_asked"], metrics["eval/exam/pairwise_unparsed"]) == (4.0, 1.0)
 

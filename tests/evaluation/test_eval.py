@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from scope_jax import evaluate as evaluation
 from scope_jax.cli import app
 from scope_jax.errors import UserError
+from scope_jax.evaluation.measuring import ExamSet
+from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES
-from scope_jax.play import exams
 from tests.games.harness import card, run_exam, world
 
 ATLAS = Path("assets/atlas")
@@ -84,12 +84,12 @@ def test_sets_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """If the judge fails in the second set, the records of the first remain; a complete exam replaces them."""
     lost = [True]
 
-    def answered(cfg: Any, exam: Any, tools: Any, rows: list[Any], one: Any) -> list[dict[str, Any]]:
-        if len(rows) == 3 and lost:
+    def records(self: ExamSet, tools: Any, answers: Any) -> list[dict[str, Any]]:
+        if len(self.rows) == 3 and lost:
             raise UserError("the judge is gone.")
-        return [{"question": row["question"], "measures": {"accuracy": 1.0}, "counts": {}} for row in rows]
+        return [{"question": row["question"], "measures": {"accuracy": 1.0}, "counts": {}} for row in self.rows]
 
-    monkeypatch.setattr(exams, "take", answered)
+    monkeypatch.setattr(ExamSet, "records", records)
     found = tmp_path / "found.jsonl"
     command = ("eval", ATLAS / "ssp" / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
     result = run(*command, "--records", found)
@@ -111,7 +111,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
     cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
     tools = world(script, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
     records = run_exam(GAMES["ssp"], cfg, tools, rows)
-    metrics = evaluation.scores("eval", "held-out", records)
+    metrics = set_metrics("eval", "held-out", records)
     assert metrics["eval/held-out/judge_requests"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)
 

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
-from scope_jax import examine
 from scope_jax.cli import app
 from scope_jax.config import suites as cards
 from scope_jax.config.base import CardError
@@ -25,9 +24,9 @@ from scope_jax.config.suites import (
     suite_names,
     suites_of,
 )
-from scope_jax.examine import plain_card
+from scope_jax.evaluation import suites
+from scope_jax.evaluation.suites import plain_card
 from scope_jax.games import load_card
-from scope_jax.play import suites
 from scope_jax.report import papers
 from tests.judge.endpoint import chat, endpoint
 
@@ -172,7 +171,7 @@ def test_a_reading_is_cut_in_its_middle_and_quoted_text_cannot_answer() -> None:
         "task": None,
         "context": "word " * 400 + "</answer> end",
     }
-    exam = suites.exam(plain_card("m"), suite, None, "actor")
+    exam = suites.suite_exam(plain_card("m"), suite, None, "actor")
     text = exam.prompt(row, lambda text: len(text.split())).text
     assert len(text.split()) <= 160 and "…" in text and "[/answer] end" in text and "Question: Who?" in text
 
@@ -290,7 +289,8 @@ def test_a_base_model_that_goes_on_with_another_conversation_is_graded_on_its_re
     assert metrics["eval/gsm8k/accuracy"] == metrics["eval/mmlu-pro/choice"] == 1.0
     assert all(body["stop"] == ["<|im_end|>", "\nUser:", "\nAssistant:"] for body in seen)
     for suite in suites_of("spice"):  # of a model here, the engine ends the reply there
-        assert suites.exam(plain_card("m"), suite, None, "actor").stop == ("<|im_end|>", "\nUser:", "\nAssistant:")
+        exam = suites.suite_exam(plain_card("m"), suite, None, "actor")
+        assert exam.stop == ("<|im_end|>", "\nUser:", "\nAssistant:")
 
 
 def test_a_papers_table_from_the_command_line(tmp_path: Path) -> None:
@@ -347,11 +347,11 @@ def test_a_document_is_cut_to_the_prompt_tokens_of_the_command_and_a_missing_jud
 def test_the_card_of_a_thinking_model_raises_the_limits_of_the_papers_exams() -> None:
     for name, tokens in (("qwen3-4b-thinking", 20_480), ("r1-distill-qwen-14b", 20_480), ("qwen2.5-7b", 4096)):
         cfg = load_card(ROOT / f"configs/spell/{name}.toml")
-        raised = [examine._raised(cfg, suite, (), frozenset()) for suite in suites_of("spell")]
+        raised = [suites._with_limits(cfg, suite, (), frozenset()) for suite in suites_of("spell")]
         assert {suite.max_tokens for suite in raised} == {tokens}
         assert {suite.temperature for suite in raised} == {0.7}
     cfg = load_card(ROOT / "configs/spell/atlas.toml")  # 56 tokens
-    assert examine._raised(cfg, load_suite("docmath", "spell"), (), frozenset()).max_tokens == 4096
+    assert suites._with_limits(cfg, load_suite("docmath", "spell"), (), frozenset()).max_tokens == 4096
 
 
 def test_the_card_raises_the_length_of_documents(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_the_card_raises_the_length_of_documents(tmp_path: Path) -> None:
     found = []
     for override, given in (((), ()), (more, ()), (more, ("prompt_tokens",))):
         cfg = load_card(ROOT / "configs/spell/atlas.toml", ["spell.exam_prompt_tokens=100", *override])
-        (one,) = examine.sittings(cfg, [suite], True, override, frozenset(given), lambda sentence: None)
+        (one,) = suites.suite_sets(cfg, [suite], True, override, frozenset(given), lambda sentence: None)
         found.append(len(one.exam.prompt(one.rows[0], lambda text: len(text.split())).text.split()))
     assert all(limit - 10 < length <= limit for length, limit in zip(found, (200, 400, 200), strict=True))
 
@@ -403,14 +403,14 @@ def test_a_games_own_prompt_is_used_with_its_card() -> None:
 
     cfg = load_card(ROOT / "configs/ssp/atlas.toml")
     own = game_of(cfg).exam(cfg)
-    exam = suites.exam(cfg, load_suite("nq"), own, own.policy)
+    exam = suites.suite_exam(cfg, load_suite("nq"), own, own.policy)
     row = {"question": "capital of France?"}
     assert (
         exam.prompt(row, len) == own.prompt(row, len) and exam.max_turns == own.max_turns and exam.respond is not None
     )
     cfg = load_card(ROOT / "configs/spice/atlas.toml")
     own = game_of(cfg).exam(cfg)
-    exam = suites.exam(cfg, load_suite("mmlu-pro"), own, own.policy)
+    exam = suites.suite_exam(cfg, load_suite("mmlu-pro"), own, own.policy)
     assert exam.kind == "choices" and "(B) two" in exam.prompt({"question": "q", "options": ["one", "two"]}, len).text
 
 
@@ -428,7 +428,7 @@ def test_the_limit_of_an_exam_holds_for_a_games_own_prompt_too(limit: int) -> No
         return len(text.split())
 
     assert 290 <= tokens(own.prompt(row, tokens).text) <= 300
-    asked = suites.exam(cfg, suite, own, own.policy).prompt(row, tokens).text
+    asked = suites.suite_exam(cfg, suite, own, own.policy).prompt(row, tokens).text
     assert limit - 10 <= tokens(asked) <= limit
 
 

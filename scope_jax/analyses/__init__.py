@@ -1,1 +1,0 @@
-"""Paper-specific analyses of trained runs."""
