@@ -10,7 +10,6 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import Episode
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec
@@ -28,7 +27,7 @@ class LocalRollouts:
 
     def __init__(
         self,
-        engine: Engine | PagedEngine,
+        engine: Engine,
         tokenizer: TextCodec,
         *,
         seed: int,
@@ -100,7 +99,7 @@ class LocalRollouts:
         loop = self._loop = DecodeLoop(self.engine, self._params, state, self._threads, self._tool, self._ahead)
         loop.submit(episodes)
         try:
-            with loop.running():
+            with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():
                         raise error

@@ -16,17 +16,17 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Datum:
-    """One training row before packing, with exactly the tokens the engine saw.
-
-    ids_T: int32; sampled_T: bool, True for tokens sampled by the policy (False: prompt, observation, nudge);
-    logprobs_T: float32 behaviour log-probs, 0 where not sampled. entropies_T: float32, nats, of the distributions that
-    they are of, 0 where not sampled; None if they were not measured. Nothing is trained on them.
-    """
+    """One training row before packing, with exactly the tokens the engine saw."""
 
     ids_T: np.ndarray
+    """int32"""
     sampled_T: np.ndarray
+    """bool, True for tokens sampled by the policy; False: prompt, observation, nudge."""
     logprobs_T: np.ndarray
+    """float32, behaviour log-probs, 0 where not sampled."""
     entropies_T: np.ndarray | None = None
+    """float32, nats, of the distributions that they are of, 0 where not sampled; None: not measured. Nothing is trained
+    on them."""
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -48,51 +48,54 @@ class Datum:
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's reply to one message; refused: why an endpoint rejected it (the text is then empty).
-
-    cut: why the text is only the beginning of a reply, such as "length"; "" if the model ended it.
-    """
+    """A model's reply to one message."""
 
     text: str
     refused: str = ""
+    """Why an endpoint rejected the message; the text is then empty."""
     cut: str = ""
+    """Why the text is only the beginning of a reply, such as "length"; "" if the model ended it."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One request to a judge about an episode: all replies, and the parsed result.
-
-    job: for example "grader"; about: the gate or criterion; replies: two if the first was malformed.
-    """
+    """One request to a judge about an episode: all replies, and the parsed result."""
 
     job: str
+    """For example "grader"."""
     about: str
+    """The gate or criterion."""
     replies: tuple[Reply, ...]
-    read: bool | int | str | None  # a verdict, the number of criteria, or an answer; None: malformed
+    """Two if the first was malformed."""
+    read: bool | int | str | None
+    """A verdict, the number of criteria, or an answer; None: malformed."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One role's response to one prompt: rows to train on, and readable text.
-
-    `group` names the prompt whose completions are compared with each other; `advantage` is set by
-    `advantages.assign`, one number for all sampled tokens of the episode (None: not yet computed). `padding`
-    fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
-    counts in the divisor of its update's loss.
-    """
+    """One role's response to one prompt: rows to train on, and readable text."""
 
     role: str
     policy: str
     group: str
+    """Names the prompt whose completions are compared with each other."""
     datums: tuple[Datum, ...]
     reward: float
-    parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Reward parts by name."""
     advantage: float | None = None
-    trained: bool = True  # False: written to episodes.jsonl, but not trained
-    temperature: float = 1.0  # sampling temperature
-    weight: float = 1.0  # factor of its terms in the loss of its update
+    """Set by `advantages.assign`, one number for all sampled tokens of the episode; None: not yet computed."""
+    trained: bool = True
+    """False: written to episodes.jsonl, but not trained."""
+    temperature: float = 1.0
+    """Of sampling."""
+    weight: float = 1.0
+    """Factor of its terms in the loss of its update."""
     padding: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)  # readable prompt, turns, question, answer …
+    """It fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
+    counts in the divisor of its update's loss."""
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """Readable prompt, turns, question, answer …"""
     judgements: tuple[Judgement, ...] = ()
 
     def with_advantage(self, advantage: float) -> Episode:
@@ -101,15 +104,13 @@ class Episode:
 
 @dataclass(frozen=True)
 class RoleShare:
-    """The episodes of one role in an update.
-
-    advantage: how their advantages are computed, None: by the update's loss card. weight: factor of all their terms in
-    the loss; the divisor counts every episode once, whatever its weight.
-    """
+    """The episodes of one role in an update."""
 
     role: str
     advantage: AdvantageCard | None = None
+    """How their advantages are computed; None: by the update's loss card."""
     weight: float = 1.0
+    """Factor of all their terms in the loss; the divisor counts every episode once, whatever its weight."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.adapters import base_of, policies_of
 from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.checkpoint import locate, run_of, step_of
@@ -82,7 +81,7 @@ def _source(target: Path, cfg: Card, policy: str | None) -> Examined:
     return Examined(checkpoint, name, step_of(checkpoint))
 
 
-def _loaded(cfg: Card, engine: Engine | PagedEngine, mesh: Mesh, examined: Examined) -> Any:
+def _loaded(cfg: Card, engine: Engine, mesh: Mesh, examined: Examined) -> Any:
     """The engine's weights; of an adapter, those of its base and its factors."""
     if cfg.model.adapter is None:
         return engine.take_params(weights_of(cfg, engine.model, mesh, examined))
