@@ -97,8 +97,8 @@ class LocalRollouts:
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
         loop = self._loop = DecodeLoop(self.engine, self._params, state, self._threads, self._tool, self._ahead)
-        loop.submit(episodes)
         try:
+            loop.submit(episodes)
             with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():

@@ -84,7 +84,7 @@ class Planner:
             run = [*learner.programs(updates, buckets), *engine.programs()]
             resident = {program.name: memory.device_bytes(program.resident) for program in run}
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
-            mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple(update.card for update in updates)
+            mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple((update.name, update.card) for update in updates)
             key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
             compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
