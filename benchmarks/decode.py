@@ -34,7 +34,7 @@ from scope_jax.models.config import ModelConfig, from_hf
 from scope_jax.models.pages import PAGE
 from scope_jax.plan.estimates import Reads, decode_figures
 from scope_jax.plan.memory import device_bytes
-from scope_jax.plan.programs import Job, compiled, lower_decode
+from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
@@ -104,7 +104,7 @@ def engine_on(
 
 def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
     on, model = hardware(topology), engine.model
-    decode = compiled(Job("decode", "generate", on.platform, lambda: lower_decode(engine)))
+    decode = compiled(next(one for one in engine.programs() if one.kind == "decode"), on.platform)
     if decode.refused:
         raise SystemExit(f"{topology}: decoding needs {decode.peak / GIB:.1f} GiB on each device, which do not fit.")
     token = 2 * model.num_layers * (model.num_kv_heads // engine.mesh.shape["tensor"]) * model.head_dim * 2

@@ -42,7 +42,7 @@ def main() -> None:
         folder = Path(scratch)
         _write(folder, texts, args)
         encoder = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=args.rows)
-        tokens = sum(map(len, encoder._tokenizer(texts)))
+        tokens = sum(map(len, encoder.tokenizer(texts)))
         ways: dict[str, Callable[[], np.ndarray]] = {"ours": lambda: encoder(texts)}
         if not args.no_torch:
             ways["torch"] = _torch(folder, texts, args.rows)

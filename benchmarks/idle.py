@@ -31,10 +31,10 @@ from scope_jax.config import LossCard
 from scope_jax.games import load_card
 from scope_jax.learner import batching
 from scope_jax.learner.batching import Batch
+from scope_jax.learner.learner import scored
 from scope_jax.learner.types import Episode
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
-from scope_jax.plan.programs import scored
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.train import learn
 
@@ -64,7 +64,7 @@ def computed(model: ModelConfig, batch: Batch, card: LossCard) -> float:
         return 0.0
     _, rows, width = batch.ids_MBT.shape
     sizes = int(batch.micro_batches) * rows, width, batch.index_MN.shape[1] // rows
-    return flops.update_flops(model, *sizes) + sum(scored(card)) * flops.forward_flops(model, *sizes)
+    return flops.update_flops(model, *sizes) + sum(scored(card, card.mini_batches)) * flops.forward_flops(model, *sizes)
 
 
 def measured(trainer: Trainer, state: Any, batches: Sequence[Batch], card: LossCard) -> float:

@@ -36,10 +36,9 @@ from jax.sharding import Mesh
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.games import GAMES, load_card
-from scope_jax.learner.learner import Learner, Scores
+from scope_jax.learner.learner import Learner
 from scope_jax.models.config import from_hf
 from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
-from scope_jax.plan.programs import abstract_batch
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 PROMPT, SAMPLED = 16384, 4096
@@ -73,7 +72,7 @@ def of_card(path: str, topology: str) -> dict[str, float]:
     role = cfg.options(SpiceSection).reasoner if cfg.system == "spice" else cfg.options(SpellSection).responder
     sampled = role.sampling.max_tokens
     prompt = cfg.learner.buckets[-1] - sampled
-    batch = abstract_batch(learner, prompt + sampled, sampled)
+    batch = learner.abstract_batch(prompt + sampled, sampled)
     return compiled(learner, batch, update.card) | {"prompt": prompt, "sampled": sampled}
 
 
@@ -86,14 +85,13 @@ def measured(model: str, topology: str, chunk: int) -> dict[str, float]:
         from_hf(MODELS[model]), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
     )
     card = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
-    return compiled(learner, abstract_batch(learner, PROMPT + SAMPLED, SAMPLED, micro_batches=1), card)
+    return compiled(learner, learner.abstract_batch(PROMPT + SAMPLED, SAMPLED, micro_batches=1), card)
 
 
 def compiled(learner: Learner, batch: Any, card: LossCard) -> dict[str, float]:
     """GiB per chip of the learner's step on `batch`, and the compilation time in seconds."""
-    state = learner.abstract_state(reference=False)
     start = time.monotonic()
-    memory = learner._step.lower(state, None, batch, Scores(None, None), card=card).compile().memory_analysis()
+    memory = learner.step_program(card, batch).lower().compile().memory_analysis()
     assert memory is not None
     return {
         "temporaries": round(memory.temp_size_in_bytes / GIB, 2),

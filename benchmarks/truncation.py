@@ -33,13 +33,13 @@ def settings(slots: int, top_k: int, top_p: float) -> Sampling:
 
 def passes(logits_SV: Any, how: Sampling) -> int:
     """Sums over the masses of all slots that are executed, without those that every token needs."""
-    done, total = [], sampling._total
+    done, total = [], sampling.total
 
     def counted(x_Src: Any) -> Any:
         jax.debug.callback(lambda: done.append(1))
         return total(x_Src)
 
-    with mock.patch.object(sampling, "_total", counted):
+    with mock.patch.object(sampling, "total", counted):
         jax.block_until_ready(
             jax.jit(lambda *given: sample(*given))(logits_SV, how, np.zeros(len(logits_SV), np.int32))
         )

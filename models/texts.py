@@ -121,7 +121,7 @@ class TextEncoder:
                 "lower max_tokens."
             )
         self.cfg, self.width = cfg, cfg.width
-        self._params, self._tokenizer = params, tokenizer
+        self._params, self.tokenizer = params, tokenizer
         self._max_tokens, self._rows = max_tokens, rows
         self._mesh = mesh
         self._embed = _program(cfg, mesh, compute_dtype)
@@ -147,7 +147,7 @@ class TextEncoder:
         parts = 8 if rows is None else 1
         devices = 1 if self._mesh is None else self._mesh.size
         rows = -(-(rows or self._rows) // devices) * devices
-        ids = self._tokenizer(texts)
+        ids = self.tokenizer(texts)
         by_length: dict[int, list[int]] = {}
         for place, text_ids in enumerate(ids):
             by_length.setdefault(program_length(len(text_ids), self._max_tokens, parts), []).append(place)

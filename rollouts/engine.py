@@ -1,267 +1,169 @@
-"""Generation on static slots through a few operations: load_params, prefill, insert, extend, advance, generate, pause.
+"""The interface of the two engines, `rollouts.dense` and `rollouts.paged`: the same operations, the same completions.
 
-Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows for prefill and extension, lengths from
-a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
-stop ids, limits, keys) is passed as data. The caller decides the order of operations: see `rollouts.loop`.
-
-See `rollouts.slots` for the state of a slot and the loop that samples.
+An engine holds compiled programs for one model and mesh, but neither weights nor state: both are arguments of the
+operations, and a state that an operation returns replaces the one it was given. The order of operations is the
+caller's, see `rollouts.loop`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import Params, output_table
-from scope_jax.rollouts.sampling import Sampling, draw
-from scope_jax.rollouts.slots import (
-    DecodeState,
-    EngineConfig,
-    Extension,
-    Placement,
-    Result,
-    no_slots,
-    past_the_end,
-    resumed,
-    rows_of,
-    sample_tokens,
-    started,
-)
-from scope_jax.rollouts.weights import EngineWeights
-from scope_jax.sharding.mesh import ROWS, row_shards
+from scope_jax.models.transformer import Params
+from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result
+from scope_jax.sharding.program import AbstractProgram
+
+State = Any  # of an engine: what is kept between operations
+Prompt = Sequence[int] | np.ndarray  # token ids
 
 
-class Prefix(NamedTuple):
-    """Prefilled prompts: keys and values of all tokens but the last, and that last token (or their shardings)."""
+@dataclass(frozen=True)
+class PageBudget:
+    """The pages of one row shard of the mesh."""
 
-    cache: Any  # kv.Cache
-    token_P: Any
-    length_P: Any  # tokens in the cache: the prompt without its last token
+    pages: int
+    """So many, with the one that is never given away."""
+    least: int
+    """So many hold an episode of max_length and what a dispatch may add to it."""
+    page_bytes: int
+    """Of one page on each device, all layers of a group together."""
 
 
-class Engine(EngineWeights):
-    """Compiled programs for one model and mesh; holds no weights and no state: both are arguments of the operations.
+@runtime_checkable
+class Engine(Protocol):
+    """What generation, serving and plans know of an engine."""
 
-    Raises ValueError if slots or heads cannot be sharded over the mesh.
-    """
+    model: ModelConfig
+    config: EngineConfig
+    mesh: Mesh
+    keeps_prompts: bool
+    """Whether a state holds prompts for later requests, as long as the weights are the same."""
 
-    keeps_prompts = False  # between calls; the state is made anew
+    # ------------------------------------------------------------------------------------------------------ weights
+    def load_params(self, params: Params) -> Params:
+        """The engine's own copy of stacked weights, see `EngineWeights.load_params`."""
+        ...
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
-        super().__init__(model, config, mesh)
-        rows = row_shards(mesh)
-        spread = partial(NamedSharding, mesh)
-        prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
-        self._whole = spread(PartitionSpec())
-        self._prefill_rows = spread(PartitionSpec(prefill_rows))
-        heads = spread(PartitionSpec(None, "tensor"))
-        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
-        self._state_sharding = DecodeState(  # one sharding for all arrays of the cache
-            slot_heads,
-            slot,
-            slot,
-            slot,
-            slot,
-            slot,
-            slot,
-            Sampling(*(slot,) * 5),
-        )
-        self.prefix_sharding = Prefix(heads, self._whole, self._whole)
-        results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)
-        state = self._state_sharding
-        self._init = jax.jit(self._init_program, out_shardings=state)
-        self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
-        self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=state)
-        self._extend = jax.jit(self._extend_program, donate_argnums=1, out_shardings=state)
-        self._generate = jax.jit(
-            self._generate_program, static_argnums=0, donate_argnums=2, out_shardings=(state, results)
-        )
-        self._pause = jax.jit(self._pause_program, donate_argnums=0, out_shardings=state)
+    def take_params(self, params: Params) -> Params:
+        """Like load_params, but frees the source weight by weight."""
+        ...
 
-    # -------------------------------------------------------------------------------------------------- operations
-    def init_decode_state(self) -> DecodeState:
+    def load_adapter(self, params: Params, policy: str, factors: Params) -> Params:
+        """The engine's weights with a copy of this policy's factors."""
+        ...
+
+    def number(self, policy: str | None) -> int:
+        """The policy's place among the adapters. Raises ValueError if there is no such policy."""
+        ...
+
+    # --------------------------------------------------------------------------------------------------- operations
+    def init_decode_state(self) -> State:
         """A state in which no slot decodes."""
-        return self._init()
+        ...
 
-    def prefill(
-        self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
-    ) -> Prefix:
-        """Computes keys and values of up to prefill_batch prompts, all in the same bucket. policies: the number of each
-        prompt's policy, with adapters; () if all are 0.
+    def prefill(self, params: Params, prompts: Sequence[Prompt], policies: Sequence[int] = ()) -> Any:
+        """A prefix of prompts for `insert`. policies: the number of each prompt's, with adapters; () if all are 0.
+        Raises ValueError for prompts that the engine does not take."""
+        ...
 
-        Raises ValueError if there are too many, if one is empty or too long, or if their buckets differ.
-        """
-        rows = self.config.prefill_batch
-        self._check_prompts(prompts)
-        bucket = self.config.bucket(len(prompts[0]))
-        ids_PT = np.zeros((rows, bucket), np.int32)
-        counts_P, last_P, policy_P = (np.zeros(rows, np.int32) for _ in range(3))
-        policy_P[: len(policies)] = policies
-        for row, prompt in enumerate(prompts):
-            ids_PT[row, : len(prompt) - 1] = prompt[:-1]
-            counts_P[row], last_P[row] = len(prompt) - 1, prompt[-1]
-        ids_PT, counts_P, policy_P = jax.device_put((ids_PT, counts_P, policy_P), self._prefill_rows)
-        return self._prefill(kv.round_up(bucket), params, ids_PT, counts_P, last_P, policy_P)
+    def room(self, state: State, asked: Sequence[tuple[np.ndarray, int]]) -> int:
+        """How many of these (prompt, slot), from the first on, can be placed."""
+        ...
 
-    def insert(self, state: DecodeState, prefix: Prefix, placements: Sequence[Placement]) -> DecodeState:
-        """Copies rows of a prefix into slots, which then decode; one row may be copied to many slots.
+    def insert(self, state: State, prefix: Any, placements: Sequence[Placement]) -> State:
+        """Places rows of a prefix in slots, for which there is `room`; one row may be placed in many. Raises ValueError
+        if a placement has too many stop ids."""
+        ...
 
-        Consumes `state`. Raises ValueError if a placement has too many stop ids.
-        """
-        slots, limits, stops, policies, sampling = rows_of(placements, self.config.slots)
-        sources = np.zeros(self.config.slots, np.int32)
-        sources[: len(placements)] = [p.row for p in placements]
-        return self._insert(state, prefix, np.int32(len(placements)), slots, sources, limits, stops, policies, sampling)
+    def extend(self, params: Params, state: State, extensions: Sequence[Extension]) -> State:
+        """Appends tokens to at most prefill_batch paused slots, all in one bucket. Raises OutOfPages before anything is
+        appended."""
+        ...
 
-    def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
-        """Appends tokens to up to prefill_batch paused slots, which then resume decoding; all in the same bucket.
-
-        Consumes `state`. Other slots do not change. Raises ValueError if there are too many or their buckets differ.
-        """
-        rows = self.config.prefill_batch
-        buckets = {self.config.bucket(len(e.ids)) for e in extensions}
-        if len(extensions) > rows or len(buckets) != 1:
-            raise ValueError(f"extend takes 1 to {rows} extensions of one bucket, not {len(extensions)} of {buckets}.")
-        ids = np.zeros((rows, buckets.pop()), np.int32)
-        slots = np.full(rows, self.config.slots, np.int32)  # padding is dropped
-        starts, counts, last, limits = (np.zeros(rows, np.int32) for _ in range(4))
-        keys = np.zeros((rows, 2), np.uint32)
-        for row, e in enumerate(extensions):
-            counts[row] = len(e.ids) - 1
-            ids[row, : counts[row]] = e.ids[:-1]
-            slots[row], starts[row], last[row], limits[row], keys[row] = e.slot, e.length, e.ids[-1], e.limit, e.key
-        return self._extend(params, state, ids, slots, starts, counts, last, limits, keys)
-
-    def advance(self, params: Params, state: DecodeState, most: int | None = None) -> tuple[DecodeState, Sequence[int]]:
-        """Computes what `insert` and `extend` have left to be computed, which is nothing here; the slots that wait."""
-        return state, ()
+    def advance(self, params: Params, state: State, most: int | None = None) -> tuple[State, Sequence[int]]:
+        """Computes what `insert` and `extend` have left to be computed, with at most `most` dispatches (None: all).
+        Slots whose last token has been computed decode from now on; returns the others."""
+        ...
 
     def generate(
-        self, params: Params, state: DecodeState, longest: int | None = None, patience: int | None = None
-    ) -> tuple[DecodeState, Result]:
-        """Samples up to decode_steps tokens for every live slot.
+        self, params: Params, state: State, longest: int | None = None, patience: int | None = None
+    ) -> tuple[State, Result]:
+        """Samples up to decode_steps tokens for every live slot; the result is still to be `read`.
 
-        Consumes `state`. longest: tokens in the cache of the longest live slot, which bounds the columns attended to
-        (None: all columns). patience: the dispatch ends early once this many slots have finished (None: all of them).
-        Neither changes any token or log-prob.
+        longest: tokens in the cache of the longest live slot (None: max_length). patience: the dispatch ends early once
+        this many slots have finished (None: all of them). Neither changes any token or log-prob. Raises OutOfPages,
+        before anything has changed but for pages already reserved.
         """
-        config = self.config
-        columns = config.capacity if longest is None else config.columns(longest + config.decode_steps)
-        return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
+        ...
 
-    def read(self, state: DecodeState, result: Result, slots: Sequence[int]) -> Result:
+    def read(self, state: State, result: Result, slots: Sequence[int]) -> Result:
         """A dispatch's result in host memory, once it has been computed. slots: those whose turn has not been ended or
         replaced since its launch; `state` is the current one."""
-        return jax.device_get(result)
+        ...
 
-    def room(self, state: DecodeState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
-        """How many of these (prompt, slot) can be placed: all, as every slot has room for max_length tokens."""
-        return len(asked)
+    def pause(self, state: State, slots: Sequence[int]) -> State:
+        """Pauses slots; their caches are kept."""
+        ...
 
-    def release(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
-        """Slots have ended; their columns are overwritten by the next prompt."""
-        return state
+    def release(self, state: State, slots: Iterable[int]) -> State:
+        """Slots that do not decode have ended; their memory is free."""
+        ...
 
-    def pause(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
-        """Pauses slots; their caches are kept. Consumes `state`."""
-        paused = np.zeros(self.config.slots, bool)
-        paused[list(slots)] = True
-        return self._pause(state, paused)
+    def compile(self, params: Params, state: State, *, extends: bool) -> State:
+        """Compiles every program by running it for no slot. extends: that of `extend` as well. No slot decodes."""
+        ...
 
-    def compile(self, params: Params, state: DecodeState, *, extends: bool) -> DecodeState:
-        """Compiles every program by running it for no slot: of all lengths of prompts, of all numbers of columns.
+    # -------------------------------------------------------------------------------------------------------- plans
+    def abstract_weights(self) -> Params:
+        """Shapes and shardings of the weights as the programs get them, one tree per layer."""
+        ...
 
-        Consumes `state`, in which no slot decodes. extends: those of `extend` as well.
-        """
-        config, rows = self.config, self.config.prefill_batch
-        slots, limits, stops, policies, sampling = rows_of([past_the_end(config.slots)], config.slots)
-        sources, zeros, keys = (
-            np.zeros(config.slots, np.int32),
-            np.zeros(rows, np.int32),
-            np.zeros((rows, 2), np.uint32),
-        )
-        for bucket in sorted({*config.prefill_buckets, config.max_length}):
-            prompt = np.zeros(max(1, min(bucket, config.max_length - 1)), np.int32)
-            if config.bucket(len(prompt)) != bucket:
-                continue
-            prefix = self.prefill(params, [prompt])
-            state = self._insert(state, prefix, np.int32(0), slots, sources, limits, stops, policies, sampling)
-            if extends:
-                ids, past = np.zeros((rows, bucket), np.int32), np.full(rows, config.slots, np.int32)
-                state = self._extend(params, state, ids, past, zeros, zeros, zeros, zeros, keys)
-        for columns in sorted({*kv.widths(config.capacity), config.capacity}):
-            state, _ = self._generate(columns, params, state, np.int32(config.slots))
-        return jax.block_until_ready(self.pause(state, []))
+    def abstract_state(self) -> Any:
+        """Shapes and shardings of the `DecodeState` on the devices."""
+        ...
 
-    def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
-        rows, longest = self.config.prefill_batch, self.config.max_length - 1
-        if not 0 < len(prompts) <= rows:
-            raise ValueError(f"prefill takes 1 to {rows} prompts, not {len(prompts)}.")
-        for prompt in prompts:
-            if not 0 < len(prompt) <= longest:
-                raise ValueError(f"A prompt has {len(prompt)} tokens; the engine takes 1 to {longest}.")
-        if len({self.config.bucket(len(prompt)) for prompt in prompts}) > 1:
-            raise ValueError("The prompts of one prefill belong to one bucket.")
+    def programs(self) -> list[AbstractProgram]:
+        """Decoding, over whole rows of the cache, and the largest program for prompts."""
+        ...
 
-    # ----------------------------------------------------------------------------------------------------- programs
-    def _init_program(self) -> DecodeState:
-        config = self.config
-        cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
-        return no_slots(cache, config.slots)
+    def with_model(self, model: ModelConfig) -> Engine:
+        """The same engine, with as large a cache, for a model of other layers."""
+        ...
 
-    def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P, policy_P) -> Prefix:
-        params = self.gated(params, policy_P)
-        empty = kv.init_cache(self.model, ids_PT.shape[0], columns, self.config.compute_dtype)
-        filled = kv.append(self.model, params, empty, ids_PT, jnp.zeros_like(counts_P), counts_P)
-        return Prefix(filled, last_P, counts_P)
+    @property
+    def full_rows(self) -> int:
+        """Episodes of max_length that the cache holds at a time, over the whole mesh."""
+        ...
 
-    def _insert_program(
-        self, state: DecodeState, prefix: Prefix, count, slots_N, rows_N, limits_N, stops_N, policy_N, sampling
-    ):
-        def copy(i: jax.Array, cache: kv.Cache) -> kv.Cache:
-            return kv.copy_row(cache, prefix.cache, rows_N[i], slots_N[i])
+    @property
+    def budget(self) -> PageBudget | None:
+        """None if every slot has memory of its own for max_length tokens."""
+        ...
 
-        state = state._replace(cache=lax.fori_loop(0, count, copy, state.cache))
-        token_N, length_N = prefix.token_P[rows_N], prefix.length_P[rows_N]
-        return started(state, slots_N, token_N, length_N, limits_N, stops_N, policy_N, sampling)
 
-    def _extend_program(
-        self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
-    ):
-        params = self.gated(params, state.policy_S.at[slots_E].get(mode="clip"))
-        part = kv.take_rows(state.cache, slots_E)
-        part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
+@runtime_checkable
+class PagingEngine(Engine, Protocol):
+    """An engine whose memory may run out: only such a one raises OutOfPages, and moves episodes to host memory then."""
 
-        state = state._replace(cache=kv.put_rows(state.cache, part, slots_E))
-        return resumed(state, slots_E, last_E, starts_E + counts_E, limits_E, keys_E2)
+    slots: int
+    """Of one row shard."""
 
-    def _generate_program(
-        self, columns: int, params: Params, state: DecodeState, patience: jax.Array
-    ) -> tuple[DecodeState, Result]:
-        table_VD = output_table(self.model, params)
-        params = self.gated(params, state.policy_S)
+    def set_aside(self, state: State, slot: int) -> Any:
+        """Moves the tokens of a paused slot to host memory, and frees it."""
+        ...
 
-        def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
-            hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
-            return logits_SV[:, : self.model.vocab_size], cache
+    def fits(self, state: State, aside: Any, kept: int, more: int, slot: int) -> bool:
+        """Whether an episode in host memory can return to a slot, keep the first `kept` of its tokens there and be
+        extended by `more`, and all live slots still decode for one dispatch."""
+        ...
 
-        part = state._replace(cache=kv.view(state.cache, columns))
-        entropies = self.config.entropies
-        after, result = sample_tokens(
-            *(forward, part, self.config.decode_steps, patience, partial(draw, entropies=entropies)),
-            entropies=entropies,
-        )
-        return after._replace(cache=kv.put_back(state.cache, after.cache)), result
-
-    def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
-        return state._replace(live_S=state.live_S & ~paused_S)
+    def bring_back(self, state: State, aside: Any, slot: int, token: int, placement: Placement, *, live: bool) -> State:
+        """Returns an episode to a slot of any shard. token: the input of its next step. live: it decodes on; otherwise
+        it waits for `extend`. Raises OutOfPages before anything has changed."""
+        ...

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from scope_jax.errors import UserError
-from scope_jax.rollouts.engine import Engine, Prefix
+from scope_jax.rollouts.dense import DenseEngine, Prefix
 from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
 from scope_jax.rollouts.slots import DecodeState, Placement
 from scope_jax.rollouts.texts import TextStream
@@ -138,7 +138,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 class JetStreamEngine(engine_api.Engine):
     """`engine_api.Engine` on top of ours. params: sampling parameters of requests that have none of their own."""
 
-    def __init__(self, engine: Engine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
+    def __init__(self, engine: DenseEngine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
         self._engine = engine
         self._tokenizer = JetStreamTokenizer(tokenizer, pad_id)
         self._params = params

@@ -10,7 +10,6 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import Episode
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec
@@ -28,7 +27,7 @@ class LocalRollouts:
 
     def __init__(
         self,
-        engine: Engine | PagedEngine,
+        engine: Engine,
         tokenizer: TextCodec,
         *,
         seed: int,
@@ -98,9 +97,9 @@ class LocalRollouts:
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
         loop = self._loop = DecodeLoop(self.engine, self._params, state, self._threads, self._tool, self._ahead)
-        loop.submit(episodes)
         try:
-            with loop.running():
+            loop.submit(episodes)
+            with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():
                         raise error

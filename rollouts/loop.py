@@ -12,29 +12,24 @@ paged cache is full, the episode placed last moves to host memory and returns, u
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.engine import Engine, PagingEngine
 from scope_jax.rollouts.episodes import Episode
-from scope_jax.rollouts.paged import Aside, PagedEngine
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
-from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.tools import BatchedTool, Responders
 from scope_jax.rollouts.types import NonFiniteError
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
-SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch
-WAIT = 0.02  # seconds, at most, that a round rests; `wake` may be called between its looks at responders
+WAIT = 0.02  # seconds, at most, that a round rests: what wakes it may come while it looks at replies
 
 
 @dataclass(frozen=True)
@@ -42,21 +37,22 @@ class _Suspended:
     """An episode in host memory that decodes on, or first reads an observation, as soon as there is room."""
 
     episode: Episode
-    aside: Aside
+    aside: Any
     answered: bool
 
 
 @dataclass(frozen=True)
 class _Dispatch:
-    """A dispatch that was launched and not read. turns: by slot, the number of the turn that it samples."""
+    """A dispatch that was launched and not read."""
 
     result: Result
     turns: dict[int, int]
+    """By slot, the number of the turn that it samples."""
 
 
 class DecodeLoop:
     """Episodes on an engine, round by round: those of one call of `LocalRollouts.run`, or of `OnlineRollouts` as they
-    come. One thread calls everything but `wake`, and no other launches a program on the engine's devices meanwhile.
+    come. One thread runs it, inside `responders.running()`, and no other launches a program on the engine's devices.
 
     state: the engine's, consumed; `self.state` is the current one. threads, tool, ahead: see `LocalRollouts`. prefills:
     most dispatches per round that compute prompts and observations while slots decode (None: all there are, which is
@@ -65,7 +61,7 @@ class DecodeLoop:
 
     def __init__(
         self,
-        engine: Engine | PagedEngine,
+        engine: Engine,
         params: Any,
         state: Any,
         threads: int,
@@ -73,13 +69,10 @@ class DecodeLoop:
         ahead: bool,
         prefills: int | None = None,
     ) -> None:
-        self._engine: Any = engine
+        self._engine = engine
         self.params = params
         self.state = state
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="responder")
-        self._tool = tool
-        self._news = threading.Event()  # set when a responder has replied or called the tool, and by `wake`
+        self.responders = Responders(threads, tool)
         config = engine.config
 
         def prefill(prompts: list[np.ndarray], policies: list[str | None]) -> Any:
@@ -91,7 +84,7 @@ class DecodeLoop:
         self._filling: dict[int, Episode] = {}  # by slot: its tokens are not all in the cache yet
         self._live: dict[int, Episode] = {}
         self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
-        self._aside: dict[int, Aside] = {}  # of episodes that wait for their responder in host memory, by index
+        self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
         self._failed: list[tuple[Episode, NonFiniteError]] = []  # in this round
         self._since: dict[int, int] = {}  # by slot, the number of its placement
@@ -102,15 +95,6 @@ class DecodeLoop:
         self._ahead = int(ahead)  # dispatches in flight while the host handles tokens
         self.dispatches = 0  # that were read
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Rounds are played inside. At the end responders may still run; nobody waits for them."""
-        try:
-            with nullcontext() if self._tool is None else self._tool.served(self.wake):
-                yield
-        finally:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
     def submit(self, episodes: Sequence[Episode]) -> None:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
         group's prompts or policies differ."""
@@ -120,7 +104,7 @@ class DecodeLoop:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
 
         Returns the episodes that cannot go on, which are dropped. An error of a responder is raised. If nothing decodes
-        and nothing can be placed, the round ends when a responder replies, the tool is called, `wake` is, or soon.
+        and nothing can be placed, the round ends with news of a responder, or after a moment.
         """
         self._failed = []
         self._resume()
@@ -134,7 +118,7 @@ class DecodeLoop:
         if not self._live:
             self._flight.clear()  # only tokens that will be discarded
             if self.busy and not self._filling and before == (len(self._free), len(self._suspended)):
-                self.rest(WAIT)  # what waits has no slot or no memory until a responder replies
+                self.responders.rest(WAIT)  # what waits has no slot or no memory until a responder replies
         return self._failed
 
     @property
@@ -146,16 +130,6 @@ class DecodeLoop:
     def used(self) -> int:
         """Slots that are in use."""
         return self._engine.config.slots - len(self._free)
-
-    def rest(self, seconds: float | None = None) -> None:
-        """Waits for news of a responder or a call of `wake`, at most so long; returns at once if it came since the last
-        rest."""
-        self._news.wait(seconds)
-        self._news.clear()
-
-    def wake(self) -> None:
-        """Ends a rest; for any thread."""
-        self._news.set()
 
     def compile(self, *, extends: bool) -> None:
         """Compiles the engine's programs while the loop is not busy. extends: that of observations as well."""
@@ -234,7 +208,7 @@ class DecodeLoop:
         if not self._asked:
             return
         extensions = []
-        for future in sorted(self._replies(), key=lambda f: self._asked[f][1].index):
+        for future in sorted(self.responders.replied(self._asked), key=lambda f: self._asked[f][1].index):
             slot, episode = self._asked.pop(future)
             aside = self._aside.pop(episode.index, None)
             outcome = episode.observe(future)
@@ -250,26 +224,6 @@ class DecodeLoop:
             if outcome == "starts anew":
                 self._queue.add(episode)
         self._extend(extensions)
-
-    def _replies(self) -> list[Future[object]]:
-        """The replies that have arrived.
-
-        Responders that have just begun get a moment to call the tool, so that their calls are answered together, and
-        another one to reply, so that their episodes take part in the next dispatch.
-        """
-        until = time.monotonic() + SETTLE
-        while True:
-            self._news.clear()
-            done = [future for future in self._asked if future.done()]
-            calling = 0 if self._tool is None else self._tool.callers
-            at_work = min(len(self._asked) - len(done), self._threads) - calling
-            left = until - time.monotonic()
-            if at_work > 0 and left > 0:
-                self._news.wait(left)
-            elif self._tool is not None and self._tool.serve():
-                until = time.monotonic() + SETTLE
-            else:
-                return done
 
     def _extend(self, asked: Sequence[tuple[int, Episode]]) -> None:
         by_bucket: dict[int, list[tuple[int, Episode]]] = {}
@@ -298,16 +252,19 @@ class DecodeLoop:
                 return self._append([(slot, episode)])
             except OutOfPages as error:
                 if not self._settle() and not self._set_aside(error.shard):
-                    self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=True))
+                    self._suspended.append(_Suspended(episode, self._paging.set_aside(self.state, slot), answered=True))
                     self._free.append(slot)
                     return
 
     def _ask(self, slot: int, episode: Episode) -> None:
-        future = self._pool.submit(episode.ask)
-        self._asked[future] = (slot, episode)
-        future.add_done_callback(lambda _: self.wake())
+        self._asked[self.responders.ask(episode.ask)] = (slot, episode)
 
     # ------------------------------------------------------------------------------------------------- out of memory
+    @property
+    def _paging(self) -> PagingEngine:
+        """The engine, once it has raised OutOfPages."""
+        return cast(PagingEngine, self._engine)
+
     def _settle(self) -> bool:
         """Reads a dispatch, or computes all prompts and observations: the pages reserved for more than they turn out to
         need are free again. False if there is nothing of the kind."""
@@ -326,18 +283,18 @@ class DecodeLoop:
         goes on.
         """
         waiting = {slot: future for future, (slot, _) in self._asked.items() if slot is not None}
-        here = [slot for slot in (*self._live, *waiting) if slot // self._engine.slots == shard]
+        here = [slot for slot in (*self._live, *waiting) if slot // self._paging.slots == shard]
         if not here:
             return False
         slot = max(here, key=lambda slot: self._since[slot])
         if slot in self._live:
             self.state = self._engine.pause(self.state, [slot])
             episode = self._live.pop(slot)
-            self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=False))
+            self._suspended.append(_Suspended(episode, self._paging.set_aside(self.state, slot), answered=False))
         else:
             episode = self._asked[waiting[slot]][1]
             self._asked[waiting[slot]] = (None, episode)
-            self._aside[episode.index] = self._engine.set_aside(self.state, slot)
+            self._aside[episode.index] = self._paging.set_aside(self.state, slot)
         self._free.append(slot)
         return True
 
@@ -346,12 +303,12 @@ class DecodeLoop:
         while self._suspended and self._free:
             one = self._suspended[0]
             kept, appended = one.episode.appended if one.answered else (one.aside.length, [])
-            if not self._engine.fits(self.state, one.aside, kept, len(appended), self._free[-1]):
+            if not self._paging.fits(self.state, one.aside, kept, len(appended), self._free[-1]):
                 return
             self._suspended.popleft()
             slot = self._seat(one.episode)
             placement = self._placement(slot, 0, one.episode)
-            self.state = self._engine.bring_back(
+            self.state = self._paging.bring_back(
                 self.state, one.aside, slot, one.episode.last_id, placement, live=not one.answered
             )
             if one.answered:

@@ -18,7 +18,6 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import Episode
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.scheduler import grouped
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
@@ -73,8 +72,10 @@ class Ticket:
     episode: Episode
     listener: Listener
     rollouts: OnlineRollouts
-    errors: list[BaseException] = field(default_factory=list)  # raised by its responder
-    told: tuple[int, int] = (0, 0)  # (turns, tokens of the turn after them) that the listener knows
+    errors: list[BaseException] = field(default_factory=list)
+    """Raised by its responder."""
+    told: tuple[int, int] = (0, 0)
+    """(turns, tokens of the turn after them) that the listener knows."""
 
     def cancel(self) -> None:
         """Ends the request at the next round of the loop; nothing happens if it has ended."""
@@ -89,7 +90,7 @@ class OnlineRollouts:
 
     def __init__(
         self,
-        engine: Engine | PagedEngine,
+        engine: Engine,
         params: Any,
         tokenizer: TextCodec,
         *,
@@ -132,7 +133,7 @@ class OnlineRollouts:
         ready = threading.Event()
         with self._lock:
             self._to_compile = extends, ready
-        self.loop.wake()
+        self.loop.responders.wake()
         while not ready.wait(1.0):
             if self.failure is not None:
                 raise self.failure
@@ -168,34 +169,34 @@ class OnlineRollouts:
                 )
             self._outstanding += len(tickets)
             self._inbox += tickets
-        self.loop.wake()
+        self.loop.responders.wake()
         return tickets
 
     def cancel(self, ticket: Ticket) -> None:
         """See `Ticket.cancel`."""
         with self._lock:
             self._cancelled.append(ticket)
-        self.loop.wake()
+        self.loop.responders.wake()
 
     def close(self, seconds: float) -> None:
         """Accepts nothing more, lets what is under way finish for so long, then ends it with the error Closed."""
         with self._lock:
             self._closing = True
-        self.loop.wake()
+        self.loop.responders.wake()
         self._thread.join(seconds)
         with self._lock:
             self._halted = True
-        self.loop.wake()
+        self.loop.responders.wake()
         self._thread.join()
 
     # ------------------------------------------------------------------------------------------------ in the thread
     def _serve(self) -> None:
         """Runs until `close` and everything has finished, or until an error, kept in `failure`."""
         try:
-            with self.loop.running():
+            with self.loop.responders.running():
                 while self._admit():
                     if not self.loop.busy:
-                        self.loop.rest()
+                        self.loop.responders.rest()
                         continue
                     for episode, error in self.loop.round():
                         self._forget(ticket := self._tickets[episode.index])

@@ -18,6 +18,8 @@ from scope_jax.models.cascade import Tiles, tiles_of
 from scope_jax.models.pages import PAGE, Tables, pages_for
 from scope_jax.rollouts.slots import Extension, Placement
 
+CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
+
 Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
 Key = tuple[int, bytes]  # (serial of the entry before, or minus the policy's number; the page's token ids)
 
@@ -36,22 +38,25 @@ def first_seen(position: int, window: int | None) -> int:
 
 
 @dataclass
-class Entry:
-    """A page's worth of a prompt in the index. serial: never reused, so that keys of later pages stay unambiguous.
-    pages: one for each group, 0 where none is kept."""
+class PageEntry:
+    """A page's worth of a prompt in the index."""
 
     serial: int
+    """Never reused, so that keys of later pages stay unambiguous."""
     pages: list[int]
+    """One for each group, 0 where none is kept."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The beginning of a prompt that is in pages. table: [groups, columns], 0 where a window has passed. computed: its
-    tokens. serial: of its last entry."""
+class CachedPrompt:
+    """The beginning of a prompt that is in pages."""
 
     table: np.ndarray
+    """[groups, columns], 0 where a window has passed."""
     computed: int
+    """Its tokens."""
     serial: int
+    """Of its last entry."""
 
 
 class Pool:
@@ -68,7 +73,7 @@ class Pool:
         self.count = count
         self.windows = windows
         self._references = [0] * count
-        self._index: dict[Key, Entry] = {}
+        self._index: dict[Key, PageEntry] = {}
         self._kept: dict[int, tuple[Key, int]] = {}  # pages in the index: their entry and group
         self._turn = [0] * count  # of the pages in the index: those of lower turns go first
         self._first = self._last = 0  # turns given so far
@@ -133,10 +138,10 @@ class Pool:
         self._last += 1
         self._turn[page] = self._last
 
-    def find(self, ids: np.ndarray, policy: int = 0) -> Found:
+    def find(self, ids: np.ndarray, policy: int = 0) -> CachedPrompt:
         """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index under this
         policy: for each group those that the next token sees. The caller gets a reference to each."""
-        chain: list[Entry] = []
+        chain: list[PageEntry] = []
         count, runs = 0, [0] * len(self.windows)  # of each group: pages without a gap, up to the last one
         for part in parts_of(ids):
             entry = self._index.get((chain[-1].serial if chain else -policy, part))
@@ -157,7 +162,7 @@ class Pool:
                     table[group, column] = page
                     self._use(page)
         self.hold(table[table > 0].tolist())
-        return Found(table, computed, chain[count - 1].serial if count else -policy)
+        return CachedPrompt(table, computed, chain[count - 1].serial if count else -policy)
 
     def enter(self, before: int, part: bytes, pages: Sequence[int]) -> int:
         """Keeps a prompt's pages of one column, as far as there are none for these tokens; the entry's serial."""
@@ -165,7 +170,7 @@ class Pool:
         entry = self._index.get(key)
         if entry is None:
             self._serial += 1
-            entry = self._index[key] = Entry(self._serial, [0] * len(self.windows))
+            entry = self._index[key] = PageEntry(self._serial, [0] * len(self.windows))
         for group, page in enumerate(pages):
             if not entry.pages[group]:
                 entry.pages[group] = page
@@ -205,18 +210,19 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A prompt or an observation that is not in the cache yet.
-
-    length: of the slot when it is. chunks: what is to be computed; the slot gets the pages of a chunk when it is drawn.
-    pages: most that the slot has until it has decoded for one dispatch. start: what makes the slot decode then.
-    """
+    """A prompt or an observation that is not in the cache yet."""
 
     slot: int
     length: int
+    """Of the slot when it is."""
     chunks: Iterator[Chunk]
+    """What is to be computed; the slot gets the pages of a chunk when it is drawn."""
     pages: int
+    """Most that the slot has until it has decoded for one dispatch."""
     start: Placement | Extension
-    token: int  # the first that is decoded
+    """What makes the slot decode then."""
+    token: int
+    """The first that is decoded."""
 
 
 class PagedState:
@@ -237,9 +243,56 @@ class PagedState:
         self.unfinished: list[deque[Unfinished]] = [deque() for _ in pools]  # by shard, in the order of computation
         self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
 
+    def shard(self, slot: int) -> int:
+        """The row shard that a slot belongs to."""
+        return slot * len(self.pools) // len(self.length)
+
     def pool(self, slot: int) -> Pool:
         """The pool of the slot's shard."""
-        return self.pools[slot * len(self.pools) // len(self.length)]
+        return self.pools[self.shard(slot)]
+
+    def queue(self, one: Unfinished) -> None:
+        """Something more to be computed on the slot's shard."""
+        self.unfinished[self.shard(one.slot)].append(one)
+
+    def place(self, ids: np.ndarray, placement: Placement) -> Iterator[Chunk]:
+        """Gives a slot the pages of its prompt, those in the index and new ones, and yields what is to be computed. The
+        prompt is looked for when the pages of those before it have been entered; a page is entered with its last chunk,
+        so that one whose row is given up half-way is not found."""
+        slot, pool, parts = placement.slot, self.pool(placement.slot), parts_of(ids)
+        found = pool.find(ids, placement.policy)
+        self.policy[slot] = placement.policy
+        self.columns[slot] = found.table.shape[1]
+        self.table[slot, :, : self.columns[slot]] = found.table
+        self.prompt_tokens += len(ids)
+        self.computed_tokens += len(ids) - found.computed
+        serial = found.serial
+        for chunk in self.chunks(slot, found.computed, ids[found.computed :]):
+            end = chunk.start + len(chunk.ids)
+            if end % PAGE == 0 or end == len(ids):
+                column = chunk.start // PAGE
+                serial = pool.enter(serial, parts[column], self.table[slot, :, column].tolist())
+            yield chunk
+
+    def chunks(self, slot: int, start: int, ids: np.ndarray) -> Iterator[Chunk]:
+        """The tokens in blocks of CHUNK; before each, the slot gets the pages that it needs."""
+        for first in range(0, len(ids), CHUNK):
+            some = ids[first : first + CHUNK]
+            self.grow(slot, start + first + len(some))
+            yield Chunk(slot, start + first, some)
+
+    def draw(self, shard: int, most: int) -> tuple[list[Chunk], list[Unfinished]]:
+        """The next chunks of a shard, at most `most`, and what is finished with them."""
+        chunks: list[Chunk] = []
+        finished: list[Unfinished] = []
+        queue = self.unfinished[shard]
+        while queue and len(chunks) < most:
+            chunk = next(queue[0].chunks, None)
+            if chunk is not None:
+                chunks.append(chunk)
+            if chunk is None or chunk.start + len(chunk.ids) == queue[0].length:
+                finished.append(queue.popleft())
+        return chunks, finished
 
     def tables(self, lanes: int) -> Tables:
         """What the live slots attend to; lanes: slots of a group that do so together, 0 for none."""

@@ -28,11 +28,16 @@ class Sampling(NamedTuple):
     The leaves are arrays, on the host or the device, or their shardings.
     """
 
-    keys_S2: Any  # uint32, raw threefry key data
-    temperature_S: Any  # float32
-    top_k_S: Any  # int32
-    top_p_S: Any  # float32
-    tempered_S: Any  # bool: log-probs of the tempered distribution
+    keys_S2: Any
+    """uint32, raw threefry key data."""
+    temperature_S: Any
+    """float32"""
+    top_k_S: Any
+    """int32"""
+    top_p_S: Any
+    """float32"""
+    tempered_S: Any
+    """bool: log-probs of the tempered distribution."""
 
 
 def init_sampling(slots: int) -> Sampling:
@@ -78,7 +83,7 @@ def sample(
     # computing the exponentials again for each of the sums over them.
     z_Src = (logits_Src - top_S[:, None, None]) / temperature_S[:, None, None]
     mass_Src = lax.optimization_barrier(jnp.exp(z_Src))
-    log_total_S = jnp.log(_total(mass_Src))
+    log_total_S = jnp.log(total(mass_Src))
 
     floor_S = _floor(mass_Src, jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S))
     kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
@@ -95,7 +100,7 @@ def sample(
     token_S = jnp.where(greedy_S, best_S, drawn_S)
 
     def log_plain_total() -> jax.Array:
-        return jnp.log(_total(jnp.exp(logits_Src - top_S[:, None, None])))
+        return jnp.log(total(jnp.exp(logits_Src - top_S[:, None, None])))
 
     behind_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0] - top_S
     tempered_S = behind_S / temperature_S - log_total_S
@@ -126,7 +131,7 @@ def _column_by_sum(x_Src: jax.Array, column_S: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(jnp.arange(x_Src.shape[2]) == column_S[:, None, None], x_Src, 0), axis=2)
 
 
-def _total(x_Src: jax.Array) -> jax.Array:
+def total(x_Src: jax.Array) -> jax.Array:
     return jnp.sum(jnp.sum(x_Src, axis=1), axis=1)
 
 
@@ -161,10 +166,10 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
         return mass_Src >= lax.bitcast_convert_type(bits_S, jnp.float32)[:, None, None]
 
     def count(bits_S: jax.Array) -> jax.Array:
-        return _total(above(bits_S).astype(jnp.int32))
+        return total(above(bits_S).astype(jnp.int32))
 
     def weight(bits_S: jax.Array) -> jax.Array:
-        return _total(jnp.where(above(bits_S), mass_Src, 0))
+        return total(jnp.where(above(bits_S), mass_Src, 0))
 
     zero_S = jnp.zeros(mass_Src.shape[0], jnp.int32)
 

@@ -13,7 +13,7 @@ from scope_jax.rollouts.episodes import Episode
 
 
 @dataclass
-class Group:
+class PromptGroup:
     """Episodes that start from the same prompt, in order, and where that prompt's keys and values are."""
 
     prompt: np.ndarray
@@ -23,13 +23,13 @@ class Group:
     row: int = 0
 
 
-def grouped(episodes: Sequence[Episode]) -> list[Group]:
+def grouped(episodes: Sequence[Episode]) -> list[PromptGroup]:
     """Episodes by group. Raises ValueError if prompts or policies of a group differ."""
-    groups: dict[str | int, Group] = {}
+    groups: dict[str | int, PromptGroup] = {}
     for episode in episodes:
         name = episode.index if episode.request.group is None else episode.request.group
         policy = episode.request.policy
-        group = groups.setdefault(name, Group(episode.prompt, policy))
+        group = groups.setdefault(name, PromptGroup(episode.prompt, policy))
         if group.policy != policy:
             raise ValueError(f"Request {episode.index} has another policy than the rest of its group {name!r}.")
         if not np.array_equal(group.prompt, episode.prompt):
@@ -54,7 +54,7 @@ class Queue:
         self._prefill = prefill
         self._bucket = bucket
         self._batch = batch
-        self._groups: deque[Group] = deque()
+        self._groups: deque[PromptGroup] = deque()
 
     def append(self, episodes: Sequence[Episode]) -> None:
         """Puts episodes at the end of the queue, each group together. Raises ValueError if its prompts or policies
@@ -73,7 +73,7 @@ class Queue:
 
     def add(self, episode: Episode) -> None:
         """Puts an episode with a new prompt at the head of the queue."""
-        self._groups.appendleft(Group(episode.prompt, episode.request.policy, deque([episode])))
+        self._groups.appendleft(PromptGroup(episode.prompt, episode.request.policy, deque([episode])))
 
     def next_prompts(self, count: int) -> list[np.ndarray]:
         """The prompts of the next `count` episodes, in order."""
@@ -101,7 +101,7 @@ class Queue:
                 self._groups.popleft()
         return taken
 
-    def _fill(self, group: Group) -> Any:
+    def _fill(self, group: PromptGroup) -> Any:
         """Prefills the group's prompt, together with those of the groups directly behind it in the same bucket."""
         bucket = self._bucket(len(group.prompt))
         near = [self._groups[i] for i in range(min(self._batch, len(self._groups)))]

@@ -29,31 +29,32 @@ STOP_IDS = 16  # most stop ids of one request
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The engine's static settings.
-
-    slots: episodes decoded at the same time, over the whole mesh. max_length: most tokens of one episode, prompt and
-    observations included. prefill_buckets: lengths a prompt or an observation is padded to; max_length is always one.
-    prefill_batch: rows of a prefill or extension. decode_steps: most tokens per dispatch and slot. compute_dtype: dtype
-    of weights, activations and cache; logits, log-probs and softmax are float32. The paged engine has no buckets and
-    rows but prefill_tokens, the tokens of prompts and observations in one dispatch, and pages, of PAGE tokens; both for
-    one row shard of the mesh. pages None: enough for all slots at max_length. adapter: the policies of this name are
-    adapters over the weights; None: there is one policy, the weights. entropies: also measure the entropy of the
-    distribution that each token is drawn from. cascade: slots of a group that attend together to the pages they begin
-    with (`models.cascade`); 0: each attends alone.
-    """
+    """The engine's static settings."""
 
     slots: int
+    """Episodes decoded at the same time, over the whole mesh."""
     max_length: int
+    """Most tokens of one episode, prompt and observations included."""
     prefill_buckets: tuple[int, ...]
+    """Dense: lengths that a prompt or an observation is padded to; max_length is always one."""
     prefill_batch: int
+    """Dense: rows of a prefill or extension."""
     decode_steps: int
+    """Most tokens per dispatch and slot."""
     compute_dtype: Any
+    """Of weights, activations and cache; logits, log-probs and softmax are float32."""
     prefill_tokens: int = 512
+    """Paged: tokens of prompts and observations in one dispatch, on each row shard of the mesh."""
     pages: int | None = None
+    """Paged: pages of a row shard; None: enough for all slots at max_length."""
     adapter: Adapter | None = None
+    """The policies are adapters of this kind over the weights; None: there is one policy, the weights."""
     policies: tuple[str, ...] = ()
+    """Names of the policies that are adapters."""
     entropies: bool = False
+    """Also measure the entropy of the distribution that each token is drawn from."""
     cascade: int = 0
+    """Paged: slots of a group that attend together to the pages they begin with (`models.cascade`); 0: each alone."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
@@ -81,24 +82,37 @@ class EngineConfig:
 class DecodeState(NamedTuple):
     """Everything kept on the device between dispatches, one entry per slot; leaves are arrays, or their shardings."""
 
-    cache: Any  # keys and values, in the engine's own form
-    token_S: Any  # int32, the next token to feed
-    length_S: Any  # int32, tokens in the cache
-    limit_S: Any  # int32, length at which the turn ends (prompt included)
-    live_S: Any  # bool, True while decoding
-    stops_SN: Any  # int32, stop ids, padded with -1
-    policy_S: Any  # int32, number of the adapter; one beyond the last is the base
+    cache: Any
+    """Keys and values, in the engine's own form."""
+    token_S: Any
+    """int32, the next token to feed."""
+    length_S: Any
+    """int32, tokens in the cache."""
+    limit_S: Any
+    """int32, length at which the turn ends, prompt included."""
+    live_S: Any
+    """bool, True while decoding."""
+    stops_SN: Any
+    """int32, stop ids, padded with -1."""
+    policy_S: Any
+    """int32, number of the adapter; one beyond the last is the base."""
     sampling: Sampling
+    """How each slot samples."""
 
 
 class Result(NamedTuple):
     """What a dispatch sampled. The tokens of slot s are the first counts_S[s] rows of its columns."""
 
     tokens_NS: Any
+    """int32, by step and slot."""
     logprobs_NS: Any
+    """float32."""
     counts_S: Any
-    live_S: Any  # slots that are still decoding
-    entropies_NS: Any = None  # nats; None: not measured
+    """int32, tokens of each slot."""
+    live_S: Any
+    """bool, slots that are still decoding."""
+    entropies_NS: Any = None
+    """float32, nats; None: not measured."""
 
     def sampled(self, slot: int) -> Iterable[tuple[int, float, float | None]]:
         """(token, log-prob, entropy) of each token of a slot; the arrays are in host memory."""
@@ -112,35 +126,37 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled.
-
-    may_be_cut: the slot may be extended later, after any number of the tokens sampled since it was placed or extended.
-    grouped: tokens in the cache that the episode begins with, as all others of its group do.
-    """
+    """Places one request in a slot."""
 
     slot: int
     row: int
-    limit: int  # length at which its turn ends, prompt included
+    """Of the prefix, the prompt that it starts from."""
+    limit: int
+    """Length at which its turn ends, prompt included."""
     params: SamplingParams
-    key: np.ndarray  # uint32[2]
+    key: np.ndarray
+    """uint32[2]"""
     may_be_cut: bool = True
-    policy: int = 0  # `EngineWeights.number` of its policy
+    """The slot may be extended later, after any number of the tokens sampled since it was placed or extended."""
+    policy: int = 0
+    """`Engine.number` of its policy."""
     grouped: int = 0
+    """Tokens in the cache that the episode begins with, as all others of its group do."""
 
 
 @dataclass(frozen=True)
 class Extension:
-    """New tokens for a paused slot.
-
-    length: tokens of the episode that stay in the cache (tokens sampled beyond them are discarded). ids: the tokens
-    appended, at least one; the last is the input of the next generate. key: the slot's sampling key from then on.
-    """
+    """New tokens for a paused slot."""
 
     slot: int
     length: int
+    """Tokens of the episode that stay in the cache; those sampled beyond them are discarded."""
     ids: Sequence[int]
+    """The tokens appended, at least one; the last is the input of the next generate."""
     limit: int
-    key: np.ndarray  # uint32[2]
+    """Length at which its next turn ends, prompt included."""
+    key: np.ndarray
+    """uint32[2], the slot's sampling key from then on."""
 
 
 def stop_row(params: SamplingParams) -> np.ndarray:

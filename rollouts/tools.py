@@ -1,4 +1,4 @@
-"""Searches of episodes that wait at the same time become few large calls.
+"""Responders in their threads; searches of episodes that wait at the same time become few large calls.
 
 A responder runs in a thread and calls a tool with its episode's texts. Who then calls the function behind the tool is
 the tool's choice: the thread of the decode loop, between two dispatches, or a thread of its own.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from scope_jax.rollouts.types import RolloutError
 
 Answer = TypeVar("Answer")
 
+SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch
 GATHER = 0.005  # seconds that a tool with its own thread waits for more: turns that end together call within these
 
 
@@ -139,3 +140,61 @@ class BatchedTool(Generic[Answer]):
         by_text = dict(zip(texts, answers, strict=True))
         for call in batch:
             call.answers.set_result([by_text[text] for text in call.texts])
+
+
+class Responders:
+    """The threads of responders, seen from the decode loop, whose thread calls everything but `wake`.
+
+    threads: number of responders that run concurrently. tool: what they call, if they call one.
+    """
+
+    def __init__(self, threads: int, tool: BatchedTool[Any] | None) -> None:
+        self._threads = threads
+        self._tool = tool
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="responder")
+        self._news = threading.Event()  # set when a responder has replied or called the tool, and by `wake`
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While responders may be asked. Those that still run at the end are not waited for."""
+        try:
+            with nullcontext() if self._tool is None else self._tool.served(self.wake):
+                yield
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, respond: Callable[[], object]) -> Future[object]:
+        """Calls a responder in a thread."""
+        future = self._pool.submit(respond)
+        future.add_done_callback(lambda _: self.wake())
+        return future
+
+    def replied(self, asked: Collection[Future[object]]) -> list[Future[object]]:
+        """Those that have replied.
+
+        Responders that have just begun get a moment to call the tool, so that their calls are answered together, and
+        another one to reply, so that their episodes take part in the next dispatch.
+        """
+        until = time.monotonic() + SETTLE
+        while True:
+            self._news.clear()
+            done = [future for future in asked if future.done()]
+            calling = 0 if self._tool is None else self._tool.callers
+            at_work = min(len(asked) - len(done), self._threads) - calling
+            left = until - time.monotonic()
+            if at_work > 0 and left > 0:
+                self._news.wait(left)
+            elif self._tool is not None and self._tool.serve():
+                until = time.monotonic() + SETTLE
+            else:
+                return done
+
+    def rest(self, seconds: float | None = None) -> None:
+        """Waits for a reply, a call of the tool or `wake`, at most so long; not at all if there was one since the last
+        look at them."""
+        self._news.wait(seconds)
+        self._news.clear()
+
+    def wake(self) -> None:
+        """Ends a rest; for any thread."""
+        self._news.set()

@@ -24,27 +24,31 @@ class NonFiniteError(RolloutError, UserError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of a request are sampled.
-
-    temperature 0 is greedy; top_k 0 and top_p 1 are off; both together: top_k first, then top_p.
-    max_tokens: most sampled tokens of one turn. stop: strings that end a turn with the token that completes them.
-    stop_ids: ids that end a turn and are kept in it; the tokenizer's end tokens belong here. tempered_logprobs: report
-    log softmax(logits / temperature) instead of log softmax(logits); neither is renormalised after top_k or top_p.
-    thought: the opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its
-    prompt ends with the opening mark. tags_in_thinking: stop strings also count inside thinking. ends: strings that end
-    a turn as an end token does, also inside thinking; their tokens are kept, but the turn's text ends before them.
-    """
+    """How the tokens of a request are sampled."""
 
     temperature: float
+    """0: greedy."""
     top_k: int
+    """Tokens of a distribution that are drawn from; 0: all. It comes before top_p."""
     top_p: float
+    """Mass of the most probable tokens that are drawn from; 1: all."""
     max_tokens: int
+    """Most sampled tokens of one turn."""
     stop: tuple[str, ...]
+    """Strings that end a turn with the token that completes them."""
     stop_ids: tuple[int, ...]
+    """Ids that end a turn and are kept in it; the tokenizer's end tokens belong here."""
     tempered_logprobs: bool
+    """Report log softmax(logits / temperature) instead of log softmax(logits); neither is renormalised after top_k or
+    top_p."""
     thought: Marks | None = None
+    """The opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its prompt
+    ends with the opening mark."""
     tags_in_thinking: bool = False
+    """Stop strings also count inside thinking."""
     ends: tuple[str, ...] = ()
+    """Strings that end a turn as an end token does, also inside thinking; their tokens are kept, but the turn's text
+    ends before them."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -65,27 +69,27 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Turn:
-    """A piece of an episode after the prompt: tokens of the policy, or of an observation.
-
-    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id, or up to a string of
-    `ends`; for observations a readable form. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos":
-    an end token or a string of `ends`,
-    "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its
-    beginning), None for observations. restarts: True for an observation that replaces the context by a new prompt;
-    `ids` is that whole prompt. opened: the turn started inside thinking. thought: marks of thinking to leave out of
-    `content`, None if nothing is left out. entropies: float32, nats, of the distribution that each log-prob is of; None
-    if they were not measured.
-    """
+    """A piece of an episode after the prompt: tokens of the policy, or of an observation."""
 
     kind: Literal["sampled", "observation"]
     ids: np.ndarray
+    """int32"""
     logprobs: np.ndarray
+    """float32, 0 in observations."""
     text: str
+    """The decoded ids without the stop id, or up to a string of `ends`; for observations a readable form."""
     finish: str | None
+    """How a sampled turn ended. "stop": a stop string or stop id, "eos": an end token or a string of `ends`, "length":
+    max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its beginning.
+    None for observations."""
     restarts: bool = False
+    """An observation that replaces the context by a new prompt; `ids` is that whole prompt."""
     opened: bool = False
+    """The turn started inside thinking."""
     thought: Marks | None = None
+    """Marks of thinking to leave out of `content`; None: nothing is left out."""
     entropies: np.ndarray | None = None
+    """float32, nats, of the distribution that each log-prob is of; None: not measured."""
 
     @property
     def content(self) -> str:
@@ -101,27 +105,24 @@ class Turn:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A response to a turn as ids, which may include special tokens of a chat template; they are appended.
-
-    text: a readable form. kept: how many of the turn's tokens are kept; the others are dropped from the episode (None:
-    all are kept).
-    """
+    """A response to a turn as ids, which may include special tokens of a chat template; they are appended."""
 
     ids: Sequence[int] | np.ndarray
     text: str
+    """A readable form."""
     kept: int | None = None
+    """How many of the turn's tokens are kept; the others are dropped from the episode. None: all are kept."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A response to a turn as a whole new prompt: the next turn follows it, without the earlier context.
-
-    text: the new information, in readable form. kept: as in `Continuation`.
-    """
+    """A response to a turn as a whole new prompt: the next turn follows it, without the earlier context."""
 
     prompt_ids: Sequence[int] | np.ndarray
     text: str
+    """The new information, in readable form."""
     kept: int | None = None
+    """As in `Continuation`."""
 
 
 Reply = str | Continuation | Restart | None
@@ -130,60 +131,58 @@ Responder = Callable[[tuple[Turn, ...]], Reply]
 
 @dataclass(frozen=True)
 class Request:
-    """One episode to sample.
-
-    key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
-    request's index in it. group: requests of one group have the same prompt and share one prefill. max_turns: most
-    sampled turns. max_prompt_tokens: no turn is sampled after a longer prompt. max_response_tokens: how much longer
-    than the first prompt a row may be: without restarts, the number of tokens after the prompt, sampled or observed;
-    None: limited by the engine's length only.
-    respond: the responder; called in another thread with all turns so far, the last of which may have ended in any
-    way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
-    end the episode. respond None: the episode has one turn. policy: whose adapter samples, of an engine with adapters;
-    None: the weights themselves.
-    """
+    """One episode to sample."""
 
     prompt_ids: Sequence[int] | np.ndarray
     params: SamplingParams
     key: np.ndarray | None
+    """uint32[2], raw threefry key data; None: the driver derives one, `LocalRollouts` from its seed, the number of the
+    call and the request's index in it."""
     group: str | None
+    """Requests of one group have the same prompt and share one prefill."""
     max_turns: int
+    """Most sampled turns."""
     respond: Callable[..., Reply] | None
+    """The responder. Called in another thread with all turns so far, the last of which may have ended in any way, it
+    returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to end
+    the episode. Without a responder the episode has one turn."""
     max_prompt_tokens: int | None = None
+    """No turn is sampled after a longer prompt."""
     max_response_tokens: int | None = None
+    """How much longer than the first prompt a row may be: without restarts, the number of tokens after the prompt,
+    sampled or observed. None: limited by the engine's length only."""
     policy: str | None = None
+    """Whose adapter samples, of an engine with adapters; None: the weights themselves."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A part of an episode that is one token sequence in the engine: a prompt and everything after it.
-
-    ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy sampled the token.
-    logprobs_T float32: behaviour log-probs, 0 where not sampled. entropies_T float32: of the distributions that they
-    are of, in nats, 0 where not sampled; None if they were not measured.
-    """
+    """A part of an episode that is one token sequence in the engine: a prompt and everything after it."""
 
     prompt_ids: np.ndarray
     ids_T: np.ndarray
+    """int32, the tokens after the prompt, in order."""
     sampled_T: np.ndarray
+    """bool, True where the policy sampled the token."""
     logprobs_T: np.ndarray
+    """float32, behaviour log-probs, 0 where not sampled."""
     entropies_T: np.ndarray | None = None
+    """float32, nats, of the distributions that the log-probs are of, 0 where not sampled; None: not measured."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One episode as the engine saw it: token in, token out.
-
-    rows: one, and one more for each `Restart`; every sampled token is in exactly one of them. finish_reason: the last
-    sampled turn's finish, or "turns" if max_turns ended the episode, "overflow" if a prompt, an observation or the turn
-    did not fit (if the first prompt: there are no turns), "length" if an observation did not fit into
-    max_response_tokens. text: the texts of all turns.
-    """
+    """One episode as the engine saw it: token in, token out."""
 
     rows: tuple[Row, ...]
+    """One, and one more for each `Restart`; every sampled token is in exactly one of them."""
     turns: tuple[Turn, ...]
     finish_reason: str
+    """The last sampled turn's finish, or "turns" if max_turns ended the episode, "overflow" if a prompt, an observation
+    or the turn did not fit (if the first prompt: there are no turns), "length" if an observation did not fit into
+    max_response_tokens."""
     text: str
+    """The texts of all turns."""
 
     @property
     def prompt_ids(self) -> np.ndarray:

@@ -164,7 +164,7 @@ class EngineWeights:
         )
 
     # ----------------------------------------------------------------------------------------------- abstract values
-    def abstract_weights(self) -> Params:
+    def abstract(self) -> Params:
         """Shapes and shardings of the weights as the programs get them, one tree per layer."""
 
         def leaf(shape: Any, sharding: NamedSharding, first: int) -> jax.ShapeDtypeStruct:

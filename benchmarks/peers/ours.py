@@ -22,7 +22,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer, weights
 from scope_jax.models.config import from_hf
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
@@ -69,7 +69,7 @@ def rollouts_for(case: str, params: Any) -> LocalRollouts:
         decode_steps=16,
         compute_dtype=jnp.float32,
     )
-    rollouts = LocalRollouts(Engine(MODEL, config, one_device()), cases.Numbers(), seed=0, threads=1, ahead=False)
+    rollouts = LocalRollouts(DenseEngine(MODEL, config, one_device()), cases.Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     return rollouts
 

@@ -37,39 +37,46 @@ Leaf = Any  # an array of the shape in its name; in other trees of this type a s
 
 
 class Batch(struct.PyTreeNode):
-    """Packed rows of one optimiser step.
-
-    segments: 1, 2, … for the datums of a row, 0 for padding; positions start from 0 in each. index: flat index (row · T
-    + t within the device's rows of this micro-batch, T being its tokens of a row) whose hidden state predicts
-    `targets`; mask: False in empty slots.
-    sequence: number of the slot's episode, from 0; length: its sampled tokens; first: True at the first of them.
-    source: index of the sampled token within the step, in datum order, -1 in empty slots. temperature: the slot's
-    log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
-    padding_sequences: sampled tokens and number of the episodes without a row that count in the loss's divisor;
-    idle_tokens, idle_sequences: of those among them that are trained (`has_term`). sequences: capacity for episodes, a
-    power of four from 256 on. If no episode has a row, all arrays are None and micro_batches is 0.
-    """
+    """Packed rows of one optimiser step. If no episode has a row, all arrays are None and micro_batches is 0."""
 
     ids_MBT: Leaf
     positions_MBT: Leaf
+    """From 0 in each segment."""
     segments_MBT: Leaf
+    """1, 2, … for the datums of a row, 0 for padding."""
     index_MN: Leaf
+    """Flat index (row · T + t within the device's rows of this micro-batch, T being its tokens of a row) of the hidden
+    state that predicts the target."""
     targets_MN: Leaf
     source_MN: Leaf
+    """Index of the sampled token within the step, in datum order, -1 in empty slots."""
     mask_MN: Leaf
+    """False in empty slots."""
     first_MN: Leaf
+    """True at the first sampled token of an episode."""
     sequence_MN: Leaf
+    """Number of the slot's episode, from 0."""
     length_MN: Leaf
+    """Sampled tokens of that episode."""
     advantage_MN: Leaf
     behaviour_MN: Leaf
+    """The engine's log-probs."""
     temperature_MN: Leaf
+    """The slot's log-prob is of softmax(logits / temperature)."""
     weight_MN: Leaf
+    """Factor of the slot's terms in the loss."""
     micro_batches: Leaf
+    """How many of the M are real."""
     padding_tokens: Leaf
+    """Sampled tokens of the episodes without a row that count in the loss's divisor."""
     padding_sequences: Leaf
+    """Number of those episodes."""
     idle_tokens: Leaf
+    """Sampled tokens of those among them that are trained (`has_term`)."""
     idle_sequences: Leaf
+    """Number of those that are trained."""
     sequences: int = struct.field(pytree_node=False)
+    """Capacity for episodes, a power of four from 256 on."""
 
     @property
     def empty(self) -> bool:

@@ -13,38 +13,31 @@ as sampled (behaviour log-probs 0, no advantage, any reward):
 
 With LossCard(objective="dpo") each group has two trained episodes, of which the one with the higher reward is chosen.
 
-Every program is one `jax.shard_map` over the mesh (data, fsdp, context, tensor): a device computes its rows, or its
-tokens of them, gathers the sharded weights layer by layer, and updates its shard of weights and moments. A single
-device uses the same path with sizes of 1.
+What runs on the devices is in `learner.programs`, what a state consists of in `learner.layout`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.errors import UserError
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.layout import Layout
-from scope_jax.learner.logprobs import token_logprobs_and_entropy
-from scope_jax.learner.state import TrainState, advance, check_sound, global_norm
-from scope_jax.learner.types import Episode, Metrics
-from scope_jax.models import attention, context, transformer
+from scope_jax.learner.programs import LearnerPrograms, Scores, batch_specs
+from scope_jax.learner.state import TrainState, check_sound
+from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
-from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
-from scope_jax.sharding.mesh import ROWS, TOKENS, row_shards
+from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.program import AbstractProgram, placed
 
 # Metrics that are summed over mini-batches; those ending in _max take the maximum.
 ADDED = ("tokens", "sequences", "idle_sequences", "skipped")
@@ -59,20 +52,18 @@ METRICS = (
 )
 
 
-class Scores(NamedTuple):
-    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None if not requested.
+def scored(card: LossCard, batches: int) -> tuple[bool, bool]:
+    """(old, reference): which log-probs an update of so many mini-batches scores before its steps.
 
-    old: at the start of the update; ref: of the reference; now: just before the step, for losses of whole sequences.
+    With one mini-batch the weights do not change between scoring and the step: π_old is the policy itself.
     """
-
-    old_MN: Float[Array, "M N"] | None
-    ref_MN: Float[Array, "M N"] | None
-    now_MN: Float[Array, "M N"] | None = None
+    old = card.objective == "policy" and card.old_logprobs == "learner" and batches > 1
+    return old, card.needs_reference
 
 
-def _micro(tree: Any, number: Any) -> Any:
-    """Micro-batch `number` of every array with the leading axis M."""
-    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False) if x.ndim else x, tree)
+def _scores_now(card: LossCard, old: bool, batch: Batch) -> bool:
+    """Whether a step scores the current log-probs first. old: those at the start of the update are given."""
+    return losses.sequences_move(card, old) and batch.ids_MBT.shape[0] > 1
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
@@ -90,12 +81,12 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
     return metrics
 
 
-class Learner(Layout):
+class Learner:
     """Compiled programs for one model on one mesh.
 
     param_dtype: dtype of weights and moments. compute_dtype: dtype of the forward pass; log-probs, losses and sums of
     gradients are always float32. adapter: the policies are low-rank adapters over one frozen base, the ref_params of
-    their states, which is their reference, too. Raises ValueError if the mesh does not divide the model or a bucket, or
+    their states, which is their reference, too. Raises UserError if the mesh does not divide the model or a bucket, or
     if its devices do not support the section's attention.
     """
 
@@ -111,7 +102,7 @@ class Learner(Layout):
         adapter: Adapter | None = None,
         unstacked: bool = False,
     ) -> None:
-        super().__init__(
+        self.layout = Layout(
             model,
             mesh,
             optimizer,
@@ -120,27 +111,19 @@ class Learner(Layout):
             adapter=adapter,
             unstacked=unstacked,
         )
-        self.section = section
-        self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
-        self.row_shards, self.context = row_shards(mesh), mesh.shape["context"]
-        self.shards = Shards.of(mesh, section.sequence_parallel)
-        kv_heads = model.num_kv_heads // mesh.shape["tensor"]
-        self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, self.context)
-        for bucket in section.buckets:
-            context.token_order(bucket, self.context)
-            if self.shards.sequence and bucket // self.context % mesh.shape["tensor"]:
-                raise UserError(
-                    f"learner.buckets has {bucket}, whose tokens mesh.tensor = {mesh.shape['tensor']} does not divide; "
-                    "choose multiples or turn learner.sequence_parallel off."
-                )
-        options = COMPILER_OPTIONS.get(mesh.devices.flat[0].platform) if mesh.size > 1 else None
-        self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"), compiler_options=options)
-        self._step = jax.jit(
-            self._step_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
-        )
-        self._rest = jax.jit(
-            self._rest_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
-        )
+        self.jitted = LearnerPrograms(self.layout, section)
+        self.model, self.mesh, self.section, self.optimizer, self.adapter = model, mesh, section, optimizer, adapter
+        self.attention, self.context_attention = self.jitted.attention, self.jitted.context_attention
+        self.shards, self.row_shards, self.context = self.jitted.shards, row_shards(mesh), mesh.shape["context"]
+
+    # ------------------------------------------------------------------------------------------------------- state
+    def init_state(self, params: Any, reference: bool = True) -> TrainState:
+        """State before the first update, see `Layout.init_state`."""
+        return self.layout.init_state(params, reference)
+
+    def abstract_state(self, reference: bool) -> TrainState:
+        """Shape, dtype and sharding of every array of the state, for restoring a checkpoint."""
+        return self.layout.abstract_state(reference)
 
     # ------------------------------------------------------------------------------------------------------- batch
     def pack(self, episodes: Sequence[Episode], card: LossCard) -> list[Batch]:
@@ -168,7 +151,7 @@ class Learner(Layout):
     def place(self, batch: Batch) -> Batch:
         """Moves a packed batch to the devices, with rows divided over data × fsdp and their tokens over context; of
         several processes, which all have the same batch, each moves the part of its own devices."""
-        shardings = jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch))
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), batch_specs(batch))
         if not self.mesh.is_multi_process:
             return jax.device_put(batch, shardings)
         return jax.tree.map(
@@ -177,72 +160,14 @@ class Learner(Layout):
             shardings,
         )
 
-    @staticmethod
-    def _batch_specs(batch: Any) -> Any:
-        by_dims = {3: PartitionSpec(None, ROWS, "context"), 2: PartitionSpec(None, TOKENS)}  # MBT and MN
-        return jax.tree.map(lambda x: by_dims.get(x.ndim, PartitionSpec()), batch)
+    def abstract_batch(self, bucket: int, sampled: int | None = None, micro_batches: int = 2) -> Batch:
+        """Shapes and shardings of full rows of one bucket. sampled: trained tokens of a row; None: all but the first.
+        micro_batches: with more than one, gradients are accumulated."""
+        trained = bucket - 1 if sampled is None else sampled
+        batch = batching.abstract(self.section, self.row_shards, bucket, trained, micro_batches, self.context)
+        return placed(batch, jax.tree.map(partial(NamedSharding, self.mesh), batch_specs(batch)))
 
-    # ----------------------------------------------------------------------------------------------------- forward
-    def _logprobs(
-        self, params: Any, micro: Batch, remat: Any, entropy_slope: bool = False
-    ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-        """Log-probs and entropies of one micro-batch's trained positions, the only ones projected to the vocabulary."""
-        hidden_BTD = transformer.hidden(
-            self.model,
-            params,
-            micro.ids_MBT,
-            micro.positions_MBT,
-            micro.segments_MBT,
-            shards=self.shards,
-            remat=remat,
-            compute_dtype=self.compute_dtype,
-            attention=self.attention,
-            context_attention=self.context_attention,
-        )
-        hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
-        table_VD = transformer.output_table(self.model, params, self.shards, self.compute_dtype)
-        return token_logprobs_and_entropy(
-            hidden_ND,
-            table_VD,
-            micro.targets_MN,
-            micro.temperature_MN,
-            self.section.logprob_chunk,
-            self.shards,
-            self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
-            entropy_slope=entropy_slope,
-        )
-
-    def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-        """body(number, carry) for each real micro-batch; padded ones are skipped."""
-        if batch.ids_MBT.shape[0] == 1:
-            return body(0, carry)
-        return lax.fori_loop(0, batch.micro_batches, body, carry)
-
-    def _score_program(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
-        def local(params: Any, ref_params: Any, batch: Batch) -> list[jax.Array]:
-            wanted = [self.whole(params, ref_params)] if policy else []
-            wanted += [ref_params] if reference else []
-
-            def body(number: Any, out: list[jax.Array]) -> list[jax.Array]:
-                micro = _micro(batch, number)
-                logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none")[0], 0.0) for tree in wanted]
-                return [lax.dynamic_update_index_in_dim(o, logp, number, 0) for o, logp in zip(out, logps, strict=True)]
-
-            empty = [jnp.zeros(batch.index_MN.shape, jnp.float32) for _ in wanted]
-            return self._over_micro_batches(batch, body, empty)
-
-        params = params if policy else None  # what is not asked for is no argument of the program
-        specs = self.specs if policy else None
-        ref_specs = None if ref_params is None else self.reference_specs
-        scored = jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=(specs, ref_specs, self._batch_specs(batch)),
-            out_specs=[PartitionSpec(None, TOKENS)] * (policy + reference),
-            check_vma=False,
-        )(params, ref_params, batch)
-        return Scores(scored[0] if policy else None, scored[-1] if reference else None)
-
+    # ------------------------------------------------------------------------------------------------------ update
     def score(self, state: TrainState, batch: Batch, *, policy: bool = True, reference: bool = True) -> Scores:
         """Log-probs of the trained positions under the current weights and under the reference, in one program; none
         of an empty batch.
@@ -257,134 +182,7 @@ class Learner(Layout):
         if batch.empty:
             return Scores(None, None)
         ref_params = state.ref_params if reference or self.adapter else None
-        return self._score(state.params, ref_params, batch, policy=policy, reference=reference)
-
-    # ------------------------------------------------------------------------------------------------------ update
-    def _tokens(self, batch: Batch, scores: Scores) -> losses.Tokens:
-        return losses.Tokens(
-            batch.mask_MN,
-            batch.first_MN,
-            batch.sequence_MN,
-            batch.length_MN,
-            batch.advantage_MN,
-            batch.behaviour_MN,
-            batch.weight_MN,
-            scores.old_MN,
-            scores.ref_MN,
-        )
-
-    def _sequences(self, batch: Batch, scores: Scores, card: LossCard) -> losses.Sequences | None:
-        """Sums over whole sequences for the loss, from all micro-batches and devices. None if the card needs none, or
-        if they depend on current log-probs that are not given (a single micro-batch computes them itself)."""
-        if not losses.by_sequence(card):
-            return None
-        moving = losses.sequences_move(card, scores.old_MN is not None)
-        if moving and scores.now_MN is None:
-            return None
-        # Sums that do not depend on log π may be computed with any values.
-        logp_MN = scores.now_MN if scores.now_MN is not None else batch.behaviour_MN
-        tokens = jax.tree.map(jnp.ravel, self._tokens(batch, scores))
-        local = losses.sequence_sums(logp_MN.ravel(), tokens, card, batch.sequences)
-        return jax.tree.map(self.shards.sum_rows, local)
-
-    def _gradient(self, params: Any, base: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
-        """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches. base: the frozen
-        weights, of which params are an adapter; otherwise None."""
-        known = self._sequences(batch, scores, card)
-
-        def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
-            weights = self.whole(params, base)
-            logp_N, entropy_N = self._logprobs(weights, micro, self.section.remat, card.entropy_coef > 0)
-            tokens, sequences = self._tokens(micro, scored), known
-            if sequences is None and losses.by_sequence(card):
-                local = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
-                sequences = jax.tree.map(self.shards.sum_rows, local)
-            parts = losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
-            return parts.numerator, (parts.sums, parts.per_token, parts.maxima)
-
-        def one(number: Any) -> tuple[Any, Any]:
-            grads, metrics = jax.grad(numerator, has_aux=True)(params, _micro(batch, number), _micro(scores, number))
-            return jax.tree.map(lambda grad: grad.astype(jnp.float32), grads), metrics
-
-        def body(number: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            (grads, metrics), (new_grads, new_metrics) = carry, one(number)
-            sums, per_token, maxima = (jax.tree.map(jnp.add, a, b) for a, b in zip(metrics, new_metrics, strict=True))
-            maxima = jax.tree.map(jnp.maximum, metrics[2], new_metrics[2])
-            return jax.tree.map(jnp.add, grads, new_grads), (sums, per_token, maxima)
-
-        if batch.ids_MBT.shape[0] == 1:
-            return one(0)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, 0))
-        return self._over_micro_batches(batch, body, zeros)
-
-    def _step_program(
-        self, state: TrainState, base: Any, batch: Batch, scores: Scores, *, card: LossCard
-    ) -> tuple[TrainState, Any]:
-        def local(
-            state: TrainState, base: Any, batch: Batch, scores: Scores
-        ) -> tuple[TrainState, dict[str, jax.Array]]:
-            tokens = self._tokens(batch, scores)
-            counts = {
-                "tokens": jnp.sum(tokens.mask_N, dtype=jnp.float32),
-                "sequences": jnp.sum(tokens.first_N, dtype=jnp.float32),
-            }
-            counts = jax.tree.map(self.shards.sum_rows, counts)
-            computed = counts["tokens"]  # the others have no term and no log-prob
-            denominator = losses.denominator(
-                card, computed + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
-            )
-            grads, (sums, per_token, maxima) = self._gradient(state.params, base, batch, scores, card)
-            grads = self.shards.sum_gradients(grads, self.specs)
-            grads = jax.tree.map(lambda grad: grad / denominator, grads)
-            norm = global_norm(grads, self.specs)
-            state, rate, taken = advance(state, grads, norm, self.optimizer)
-            metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
-            metrics |= {name: self.shards.sum_rows(value) / computed for name, value in per_token.items()}
-            metrics |= {name: self._largest(value) for name, value in maxima.items()}
-            metrics |= self._trained(batch, **counts) | self._moved(state, norm, rate, taken)
-            return state, metrics
-
-        state_specs, base_specs = self.state_specs(reference=False), None if base is None else self.reference_specs
-        return jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=(state_specs, base_specs, self._batch_specs(batch), self._batch_specs(scores)),
-            out_specs=(state_specs, PartitionSpec()),
-            check_vma=False,
-        )(state, base, batch, scores)
-
-    @staticmethod
-    def _trained(batch: Batch, tokens: Any, sequences: Any) -> dict[str, jax.Array]:
-        """What is trained: the given tokens and sequences in rows, and those without a term."""
-        idle = batch.idle_sequences
-        return {"tokens": tokens + batch.idle_tokens, "sequences": sequences + idle, "idle_sequences": idle}
-
-    def _moved(self, state: TrainState, norm: Any, rate: Any, taken: Any) -> dict[str, jax.Array]:
-        """Metrics of an optimiser step."""
-        rms = global_norm(state.params, self.specs) / math.sqrt(self.param_count)
-        return {"grad_norm": norm, "param_rms": rms, "learning_rate": rate, "skipped": 1.0 - taken}
-
-    def _rest_program(self, state: TrainState, batch: Batch, *, card: LossCard) -> tuple[TrainState, Any]:
-        """The optimiser step of an empty batch: moments decay, and the weights move by them and by their own decay."""
-
-        def local(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-            zero = jnp.zeros((), jnp.float32)
-            grads = jax.tree.map(lambda weight: jnp.zeros(weight.shape, jnp.float32), state.params)
-            state, rate, taken = advance(state, grads, zero, self.optimizer)
-            metrics = dict.fromkeys(losses.summed_names(card), zero) | self._trained(batch, zero, zero)
-            return state, metrics | self._moved(state, zero, rate, taken)
-
-        specs = self.state_specs(reference=False)
-        return jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=(specs, self._batch_specs(batch)),
-            out_specs=(specs, PartitionSpec()),
-            check_vma=False,
-        )(state, batch)
-
-    def _largest(self, value: jax.Array) -> jax.Array:
-        return lax.pmax(value, self.shards.rows) if self.shards.rows else value
+        return self.jitted.score(state.params, ref_params, batch, policy=policy, reference=reference)
 
     def step(
         self, state: TrainState, batch: Batch, scores: Scores, card: LossCard
@@ -399,12 +197,12 @@ class Learner(Layout):
         """
         trained = state.replace(ref_params=None)
         if batch.empty:
-            moved, metrics = self._rest(state=trained, batch=batch, card=card)
+            moved, metrics = self.jitted.rest(state=trained, batch=batch, card=card)
             return moved.replace(ref_params=state.ref_params), metrics
-        if losses.sequences_move(card, scores.old_MN is not None) and batch.ids_MBT.shape[0] > 1:
+        if _scores_now(card, scores.old_MN is not None, batch):
             scores = scores._replace(now_MN=self.score(state, batch, reference=False).old_MN)
         base = state.ref_params if self.adapter else None
-        moved, metrics = self._step(state=trained, base=base, batch=batch, scores=scores, card=card)
+        moved, metrics = self.jitted.step(state=trained, base=base, batch=batch, scores=scores, card=card)
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
@@ -424,18 +222,65 @@ class Learner(Layout):
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")
-        policy = card.objective == "policy"
-        # With one mini-batch the weights do not change between scoring and the step: π_old is the policy itself.
-        score_old = policy and card.old_logprobs == "learner" and len(batches) > 1
-        score_ref = card.needs_reference
+        old, reference = scored(card, len(batches))
         scores = [Scores(None, None)] * len(batches)
-        if score_old or score_ref:
-            scores = [self.score(state, batch, policy=score_old, reference=score_ref) for batch in batches]
+        if old or reference:
+            scores = [self.score(state, batch, policy=old, reference=reference) for batch in batches]
         measured = []
-        for batch, scored in zip(batches, scores, strict=True):
-            state, metrics = self.step(state, batch, scored, card)
+        for batch, known in zip(batches, scores, strict=True):
+            state, metrics = self.step(state, batch, known, card)
             measured.append(metrics)
         measured, skipped = jax.device_get((measured, state.skipped))
         metrics = _combined(measured)
         check_sound(self.optimizer, metrics["param_rms"], int(skipped))
         return state.replace(step=state.step + 1), metrics
+
+    # ------------------------------------------------------------------------------------------------------- plans
+    def step_program(self, card: LossCard, batch: Batch, name: str = "update") -> AbstractProgram:
+        """One optimiser step on an abstract batch."""
+        old, reference = scored(card, card.mini_batches)
+        asked = old, reference, _scores_now(card, old, batch)
+        scores = Scores(*(batch.behaviour_MN if wanted else None for wanted in asked))
+        state = self.abstract_state(reference=self.adapter is not None)
+        trained, base = state.replace(ref_params=None), state.ref_params
+        bucket = batch.ids_MBT.shape[-1]
+        return AbstractProgram(
+            name=f"{name} @{bucket}",
+            kind="step",
+            function=self.jitted.step,
+            arguments=(),
+            options={"state": trained, "base": base, "batch": batch, "scores": scores, "card": card},
+            resident=(state.params, state.opt_state, base),
+            bucket=bucket,
+        )
+
+    def score_program(self, batch: Batch, *, policy: bool, reference: bool) -> AbstractProgram:
+        """Log-probs of an abstract batch under the policy, the reference, or both."""
+        state = self.abstract_state(reference or self.adapter is not None)
+        bucket = batch.ids_MBT.shape[-1]
+        name = " and ".join(name for name, wanted in (("old", policy), ("reference", reference)) if wanted)
+        return AbstractProgram(
+            name=f"score {name} @{bucket}",
+            kind="score",
+            function=self.jitted.score,
+            arguments=(state.params, state.ref_params, batch),
+            options={"policy": policy, "reference": reference},
+            resident=(state.params if policy else None, state.ref_params),
+            bucket=bucket,
+            passes=policy + reference,
+        )
+
+    def programs(self, updates: Sequence[Update], buckets: Sequence[int]) -> list[AbstractProgram]:
+        """Every distinct step and scoring program of the updates, over full rows of each of these buckets."""
+        found: dict[Any, AbstractProgram] = {}
+        for bucket in buckets:
+            batch = self.abstract_batch(bucket)
+            for update in updates:
+                card, (old, reference) = update.card, scored(update.card, update.card.mini_batches)
+                found.setdefault((bucket, card), self.step_program(card, batch, f"update {update.name}"))
+                asked = [(old, reference)] if old or reference else []
+                asked += [(True, False)] if losses.sequences_move(card, old) else []
+                for policy, ref in asked:
+                    program = self.score_program(batch, policy=policy, reference=ref)
+                    found.setdefault(program.name, program)
+        return list(found.values())

@@ -63,7 +63,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     share of the peak."""
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
-    rows, length = share / tensor / learner.context, one.job.bucket
+    rows, length = share / tensor / learner.context, one.program.bucket
     frozen, model = learner.adapter is not None, learner.model
     useful = flops.update_flops(model, 1, length, length - 1, frozen) * rows
     recomputed, how = learner.section.remat != "none", learner.context_attention
@@ -85,7 +85,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
         "tokens_per_device": rows * length,
     }
     if score is not None:
-        passes = score.job.passes
+        passes = score.program.passes
         more = score.costs.flops + passes * in_kernels(3, False, False)
         forward = passes * flops.forward_flops(model, 1, length, length - 1) * rows
         found["executed_of_theory_with_scoring"] = (executed + more) / (useful + forward)

@@ -11,10 +11,8 @@ from scope_jax.errors import is_users
 from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.models.transformer import Remat
-from scope_jax.plan import memory
 from scope_jax.plan.hardware import GIB
 from scope_jax.plan.planning import Needs, Planner, figures, gib
-from scope_jax.rollouts.paged import PagedEngine
 
 Change = str  # KEY=VALUE, as --set takes it
 
@@ -22,11 +20,11 @@ Change = str  # KEY=VALUE, as --set takes it
 def room_for_pages(planner: Planner, needs: Needs) -> float | None:
     """Bytes of cache that fit beside everything else while the engine samples; None if not even one episode does, or if
     the engine has no pages."""
-    if not isinstance(needs.engine, PagedEngine):
+    pages = needs.engine.budget
+    if pages is None:
         return None
-    size = memory.page_size(needs.engine)
     room = planner.limit - (needs.peaks["generate"].total - needs.held.cache)
-    return room if room >= memory.pages_of_one(needs.engine) * size else None
+    return room if room >= pages.least * pages.page_bytes else None
 
 
 def budget(planner: Planner, needs: Needs) -> Change | None:
@@ -93,7 +91,7 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
             found.append({"set": change, "frees_gib": gib(bytes_freed), "how": how})
 
     held = needs.held
-    if phase != "learn" and isinstance(needs.engine, PagedEngine) and (change := budget(planner, needs)):
+    if phase != "learn" and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
     if not held.offload and not held.adapters:
         generating = 0.0 if held.apart else held.idle

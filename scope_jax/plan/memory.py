@@ -24,10 +24,8 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.learner.learner import Learner
-from scope_jax.models.pages import pages_for
-from scope_jax.plan.programs import Compiled, abstract_state
+from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.sharding.distributed import PIECES
 from scope_jax.sharding.mesh import row_shards
 
@@ -50,29 +48,35 @@ def _whole_bytes(tree: Any) -> int:
 
 @dataclass(frozen=True)
 class Residents:
-    """Bytes per device of everything that is not a temporary of a program.
-
-    master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
-    the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
-    vectors of a search index in this process. shared: the part of the engine's weights that is the reference itself.
-    apart: engine and search have devices of their own. exchange: what several processes need to send each other the
-    episodes that they have generated.
-    """
+    """Bytes per device of everything that is not a temporary of a program."""
 
     policies: int
+    """Their number."""
     master: float
+    """One policy's weights, or the factors of its adapter."""
     moments: float
+    """Of its optimiser, with the scalars."""
     reference: float
+    """The frozen base model."""
     engine: float
+    """The engine's weights."""
     cache: float
     slots: float
+    """The rest of the engine's state."""
     layer: float
+    """The largest thing that exists beside both copies while weights are published."""
     index: float
+    """Vectors of a search index in this process."""
     offload: bool
+    """States are in host memory while no update runs."""
     adapters: bool = False
+    """The policies are adapters."""
     shared: float = 0.0
+    """The part of the engine's weights that is the reference itself."""
     apart: bool = False
+    """Engine and search have devices of their own."""
     exchange: float = 0.0
+    """What several processes need to send each other the episodes that they have generated."""
 
     @property
     def state(self) -> float:
@@ -113,28 +117,9 @@ class Residents:
         return self.idle if self.offload else 0.0
 
 
-def held_by(program: str, engine: Engine | PagedEngine) -> int:
-    """Bytes of the engine's state that a program has as arguments: decoding all of it, a paged prefill the pages, a
-    dense one nothing."""
-    state = abstract_state(engine)
-    if program == "decode":
-        return device_bytes(state)
-    return device_bytes(state.cache) if isinstance(engine, PagedEngine) else 0
-
-
-def pages_of_one(engine: PagedEngine) -> int:
-    """The fewest pages of a shard, as PagedEngine has it: an episode of max_length and what a dispatch may add."""
-    return 1 + len(engine.windows) * (engine.columns + 1 + pages_for(engine.config.decode_steps))
-
-
-def page_size(engine: PagedEngine) -> int:
-    """Bytes of a page on a device, all layers of a group together."""
-    return page_bytes(engine.model, engine.config.compute_dtype, engine.mesh.shape["tensor"])
-
-
 def residents(
     learner: Learner,
-    engine: Engine | PagedEngine,
+    engine: Engine,
     policies: int,
     reference: bool,
     offload: bool,
@@ -143,7 +128,7 @@ def residents(
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
     state = learner.abstract_state(reference)
-    weights, held = engine.abstract_weights(), abstract_state(engine)
+    weights, held = engine.abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)
@@ -162,11 +147,11 @@ def residents(
         engine=device_bytes(weights),
         cache=cache,
         slots=device_bytes(held) - cache,
-        layer=0 if learner.unstacked else max(layer, *tables),
+        layer=0 if learner.layout.unstacked else max(layer, *tables),
         index=4.0 * vectors / row_shards(searching),
         offload=offload,
         adapters=learner.adapter is not None,
-        shared=device_bytes(state.ref_params) if learner.unstacked else 0,
+        shared=device_bytes(state.ref_params) if learner.layout.unstacked else 0,
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
     )
@@ -174,42 +159,34 @@ def residents(
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory of one phase. program: the one that needs most, "" if none runs. parts: bytes by name; they add
-    up to `total`. exact: no program is missing, so temporaries are the compiler's."""
+    """The most memory of one phase."""
 
     phase: str
     program: str
+    """The one that needs most, "" if none runs."""
     parts: Mapping[str, float]
+    """Bytes by name; they add up to `total`."""
     exact: bool
+    """No program is missing, so temporaries are the compiler's."""
 
     @property
     def total(self) -> float:
         return sum(self.parts.values())
 
 
-def compiled_peak(held: Residents, phase: str, programs: Sequence[Compiled], arguments: Mapping[str, float]) -> Peak:
+def compiled_peak(held: Residents, phase: str, programs: Sequence[Compiled], resident: Mapping[str, float]) -> Peak:
     """The peak of a phase whose programs were compiled: everything resident, and the program with the largest peak.
 
-    arguments: by program, what of its arguments is resident; the rest of its peak counts as temporaries.
+    resident: by program, bytes of its arguments that `held` counts; the rest of its peak are temporaries. (A refusal
+    names temporaries only.)
     """
     parts = held.parts(phase)
     if not programs:
         return Peak(phase, "", parts, True)
-    extra = {one.job.name: one.peak - arguments[one.job.name] for one in programs}
+    extra = {one.program.name: one.peak for one in programs}
+    extra |= {one.program.name: one.peak - resident[one.program.name] for one in programs if not one.refused}
     name = max(extra, key=lambda name: extra[name])
     return Peak(phase, name, parts | {"temporaries": extra[name]}, True)
-
-
-def resident_arguments(held: Residents, one: Compiled, engine: Engine | PagedEngine) -> float:
-    """Bytes in a program's peak that `Residents` counts: of its arguments. (A refusal names temporaries only.)"""
-    if one.refused:
-        return 0.0
-    if one.job.phase == "generate":
-        return held.engine + held_by(one.job.name, engine)
-    if one.job.update:
-        return held.state + (held.reference if held.adapters else 0)
-    policy, reference = "old" in one.job.name, "reference" in one.job.name or held.adapters
-    return (held.master if policy else 0) + (held.reference if reference else 0)
 
 
 def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
@@ -223,7 +200,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
 
     model, section, mesh = learner.model, learner.section, learner.mesh
     tensor = mesh.shape["tensor"]
-    size = learner.compute_dtype.itemsize
+    size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
     ffn = 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
@@ -238,7 +215,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
     table = model.table_rows * model.width / tensor
     return {
-        "gradients": 2.0 * device_bytes(shapes) * 4 / learner.param_dtype.itemsize,
+        "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
         "activations": model.num_layers * tokens * model.width * size + kept,
         "gathered weights": 2 * gathered * size + 2 * table * size,
         "logits": 3.0 * section.logprob_chunk * model.table_rows / tensor * 4,

@@ -7,24 +7,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jax.sharding import Mesh
-
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import layer_stages
-from scope_jax.plan import estimates, memory, programs
+from scope_jax.plan import estimates, memory
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Hardware
 from scope_jax.plan.memory import PHASES, Peak, Residents
 from scope_jax.plan.programs import Compiled
+from scope_jax.plan.programs import compiled as compiled_program
 from scope_jax.rollouts.engine import Engine
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, rollout_mesh
+from scope_jax.sharding.program import AbstractProgram
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
 Tell = Callable[[str], None]
@@ -32,14 +31,16 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a card needs of a device. peaks: by phase. compiled: its programs; () if nothing was compiled."""
+    """What a card needs of a device."""
 
     cfg: Config
     learner: Learner
-    engine: Engine | PagedEngine
+    engine: Engine
     held: Residents
     peaks: Mapping[str, Peak]
+    """By phase."""
     compiled: Sequence[Compiled]
+    """Its programs; () if nothing was compiled."""
 
     @property
     def peak(self) -> Peak:
@@ -49,17 +50,16 @@ class Needs:
 
 @dataclass
 class Planner:
-    """Plans cards of one model on one hardware; programs that two cards share are compiled once.
-
-    vectors: floats of the search index. whole: every bucket and all layers. Otherwise the longest bucket, and where
-    layers are unrolled, in the engine and in a learner that shares its base, one and two periods of them, extended to
-    all: the programs repeat the same instructions for each layer.
-    """
+    """Plans cards of one model on one hardware; programs that two cards share are compiled once."""
 
     model: ModelConfig
     on: Hardware
     vectors: int = 0
+    """Floats of the search index."""
     whole: bool = False
+    """Every bucket and all layers. Otherwise the longest bucket, and where layers are unrolled, in the engine and in a
+    learner that shares its base, one and two periods of them, extended to all: the programs repeat the same
+    instructions for each layer."""
     tell: Tell = lambda sentence: None
     _known: dict[tuple[Any, ...], list[Compiled]] = field(default_factory=dict)
 
@@ -78,76 +78,60 @@ class Planner:
         held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors, searching)
         buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
         compiled: list[Compiled] = []
+        resident: dict[str, float] = {}
         if self.on.compiles:
             updates = game.updates(cfg)
+            run = [*learner.programs(updates, buckets), *engine.programs()]
+            resident = {program.name: memory.device_bytes(program.resident) for program in run}
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
-            mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple(update.card for update in updates)
+            mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple((update.name, update.card) for update in updates)
             key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
             compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
-        peaks = {phase: self._peak(phase, held, learner, engine, buckets[-1], searching, compiled) for phase in PHASES}
-        return Needs(cfg, learner, engine, held, peaks, compiled)
 
-    def _peak(
-        self,
-        phase: str,
-        held: Residents,
-        learner: Learner,
-        engine: Engine | PagedEngine,
-        bucket: int,
-        searching: Mesh,
-        compiled: Sequence[Compiled],
-    ) -> Peak:
-        if not self.on.compiles:
-            return memory.arithmetic_peak(held, phase, learner, bucket, engine.config.slots, searching)
-        own = [one for one in compiled if one.job.phase == phase]
-        arguments = {one.job.name: memory.resident_arguments(held, one, engine) for one in own}
-        return memory.compiled_peak(held, phase, own, arguments)
+        def peak(phase: str) -> Peak:
+            if not self.on.compiles:
+                return memory.arithmetic_peak(held, phase, learner, buckets[-1], engine.config.slots, searching)
+            return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
+
+        return Needs(cfg, learner, engine, held, {phase: peak(phase) for phase in PHASES}, compiled)
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], list[Compiled]]) -> list[Compiled]:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
-    def _compile(self, jobs: Sequence[programs.Job]) -> list[Compiled]:
+    def _compile(self, wanted: Sequence[AbstractProgram]) -> list[Compiled]:
         done = []
-        for job in jobs:
-            self.tell(f"compiling {job.name} for {self.on.name}")
-            done.append(programs.compiled(job))
+        for program in wanted:
+            self.tell(f"compiling {program.name} for {self.on.name}")
+            done.append(compiled_program(program, self.on.platform))
         return done
 
     def _learner(self, cfg: Config, learner: Learner, updates: Any, buckets: Sequence[int]) -> list[Compiled]:
-        if not learner.unstacked:
-            return self._compile(programs.learner_jobs(learner, updates, buckets))
-        return self._unrolled(
-            lambda model: programs.learner_jobs(assemble_learner(cfg, model, learner.mesh), updates, buckets)
-        )
+        if not learner.layout.unstacked:
+            return self._compile(learner.programs(updates, buckets))
+        return self._unrolled(lambda model: assemble_learner(cfg, model, learner.mesh).programs(updates, buckets))
 
-    def _engine_programs(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
+    def _engine_programs(self, cfg: Config, engine: Engine) -> list[Compiled]:
         """The engine's programs, whatever the size of its cache: beyond their arguments they need the same."""
-        rollout = cfg.rollout if isinstance(engine, Engine) else cfg.rollout.model_copy(update={"cache_gib": None})
-        key = ("generate", isinstance(engine, Engine), rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
-        made = self._once(key, lambda: self._unrolled(lambda model: programs.engine_jobs(with_model(engine, model))))
-        return [with_arguments(one, engine) for one in made]
+        dense = engine.budget is None
+        rollout = cfg.rollout if dense else cfg.rollout.model_copy(update={"cache_gib": None})
+        key = ("generate", dense, rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
+        compiled = self._once(key, lambda: self._unrolled(lambda model: engine.with_model(model).programs()))
+        return [with_arguments(one, program) for one, program in zip(compiled, engine.programs(), strict=True)]
 
-    def _unrolled(self, jobs: Callable[[ModelConfig], Sequence[programs.Job]]) -> list[Compiled]:
+    def _unrolled(self, programs: Callable[[ModelConfig], Sequence[AbstractProgram]]) -> list[Compiled]:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
         step = sum(len(windows) for _, windows, _ in layer_stages(self.model.layer_windows))
         if self.whole or self.model.num_layers <= 2 * step:
-            return self._compile(jobs(self.model))
-        few = [self._compile(jobs(self._first(step * times))) for times in (1, 2)]
+            return self._compile(programs(self.model))
+        few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]
         return [extended(one, two, self.model.num_layers / step) for one, two in zip(*few, strict=True)]
 
     def _first(self, layers: int) -> ModelConfig:
         """The model with its first layers alone."""
         return replace(self.model, num_layers=layers, layer_windows=self.model.layer_windows[:layers])
-
-
-def with_model(engine: Engine | PagedEngine, model: ModelConfig) -> Engine | PagedEngine:
-    """The same engine, with its pages, for a model of other layers."""
-    if isinstance(engine, Engine):
-        return Engine(model, engine.config, engine.mesh)
-    return PagedEngine(model, replace(engine.config, pages=engine.pages), engine.mesh, engine._how)
 
 
 def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
@@ -163,7 +147,7 @@ def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
     peak = line(one.peak, two.peak)
     arguments = line(one.arguments, two.arguments)
     return Compiled(
-        one.job,
+        one.program,
         arguments,
         line(one.temporaries, two.temporaries),
         peak,
@@ -177,11 +161,11 @@ def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
     )
 
 
-def with_arguments(one: Compiled, engine: Engine | PagedEngine) -> Compiled:
-    """An engine program compiled with another number of pages, with this engine's arguments."""
+def with_arguments(one: Compiled, program: AbstractProgram) -> Compiled:
+    """An engine's program that was compiled with another number of pages or layers, with the arguments of `program`."""
     if one.refused:
         return one
-    wanted = memory.device_bytes(engine.abstract_weights()) + memory.held_by(one.job.name, engine)
+    wanted = memory.device_bytes(program.resident)
     return replace(one, arguments=wanted, peak=one.peak - one.arguments + wanted)
 
 
@@ -193,8 +177,8 @@ def gib(count: float) -> float:
 def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
     """The plan of a card as plain data; bytes are per device, in GiB."""
     on, peak = planner.on, needs.peak
-    updates = [one for one in needs.compiled if one.job.update]
-    heaviest = max(updates, key=lambda one: (one.job.bucket, one.costs.flops), default=None)
+    updates = [one for one in needs.compiled if one.program.kind == "step"]
+    heaviest = max(updates, key=lambda one: (one.program.bucket, one.costs.flops), default=None)
     found: dict[str, Any] = {
         "on": on.name,
         "devices": len(on.devices),
@@ -214,17 +198,17 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "mesh": dict(needs.learner.mesh.shape),
         "slots": needs.engine.config.slots,
         "max_length": needs.engine.config.max_length,
-        "full_rows": _full_rows(needs),
+        "full_rows": needs.engine.full_rows,
         "programs": [_program(one) for one in needs.compiled],
         "seconds_to_compile": round(sum(one.seconds for one in needs.compiled), 1),
         "collectives": {} if heaviest is None else _moved(heaviest.costs),
-        "unknown_loops": {one.job.name: one.costs.unknown for one in needs.compiled if one.costs.unknown},
+        "unknown_loops": {one.program.name: one.costs.unknown for one in needs.compiled if one.costs.unknown},
     }
     if heaviest is not None:
-        scores = [one for one in needs.compiled if one.job.passes and one.job.bucket == heaviest.job.bucket]
+        scores = [one for one in needs.compiled if one.program.passes and one.program.bucket == heaviest.program.bucket]
         score = max(scores, key=lambda one: one.costs.flops, default=None)
-        found |= {"update": heaviest.job.name, **estimates.update_figures(needs.learner, on, heaviest, score)}
-    decode = next((one for one in needs.compiled if one.job.name == "decode"), None)
+        found |= {"update": heaviest.program.name, **estimates.update_figures(needs.learner, on, heaviest, score)}
+    decode = next((one for one in needs.compiled if one.program.kind == "decode"), None)
     if decode is not None:
         steps = needs.engine.config.decode_steps
         reads = estimates.Reads(needs.held.cache, needs.held.engine)
@@ -240,17 +224,9 @@ def _gibs(parts: Mapping[str, float]) -> dict[str, float]:
     return {name: gib(size) for name, size in parts.items() if size}
 
 
-def _full_rows(needs: Needs) -> int:
-    """Episodes of max_length that the cache holds at a time, over the whole mesh."""
-    if isinstance(needs.engine, Engine):
-        return needs.engine.config.slots
-    engine = needs.engine
-    return min(engine.slots, (engine.pages - 1) // engine._needed(engine.config.max_length)) * engine.row_shards
-
-
 def _program(one: Compiled) -> dict[str, Any]:
     return {
-        "name": one.job.name,
+        "name": one.program.name,
         "peak_gib": gib(one.peak),
         "arguments_gib": gib(one.arguments),
         "temporaries_gib": gib(one.temporaries),

@@ -65,8 +65,8 @@ def first_factors(cfg: Config, learner: Learner, policy: str) -> Any:
     """A policy's factors before training: of its folder in model.policies, or random by seed and name."""
     assert learner.adapter is not None
     if (folder := cfg.model.policies.get(policy)) is not None:
-        return peft.load(folder, learner.model, learner.adapter, learner.param_shardings)
-    return learner.init_factors(jax.random.wrap_key_data(jnp.asarray(key_data(cfg.seed, "adapter", policy))))
+        return peft.load(folder, learner.model, learner.adapter, learner.layout.param_shardings)
+    return learner.layout.init_factors(jax.random.wrap_key_data(jnp.asarray(key_data(cfg.seed, "adapter", policy))))
 
 
 def check_folder(folder: str, section: AdapterSection, policy: str) -> None:

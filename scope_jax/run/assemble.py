@@ -114,10 +114,10 @@ class Trainer:
         if not self.keeps_reference:
             return dict(states)
         base = self._weights(self.world.cfg.model.checkpoint) if base is None else base
-        if self.learner.unstacked:
+        if self.learner.layout.unstacked:
             reference = self.world.sampler.share(base)
         else:
-            dtype = self.learner.reference_dtype
+            dtype = self.learner.layout.reference_dtype
             reference = moved(jax.tree.map(lambda weight: weight.astype(dtype), base), self.idle_memory)
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
@@ -130,7 +130,7 @@ class Trainer:
 
     def _weights(self, folder: str) -> Params:
         learner = self.learner
-        dtype = learner.param_dtype if learner.adapter is None else learner.reference_dtype
+        dtype = learner.layout.param_dtype if learner.adapter is None else learner.layout.reference_dtype
         return weights.load(folder, learner.mesh, TRAIN, dtype)[1]
 
 

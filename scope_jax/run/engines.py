@@ -13,6 +13,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.pages import Implementation, Loop, Ragged
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import check_mesh, declare
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
@@ -28,9 +29,7 @@ from scope_jax.sharding.spec import param_shardings
 THREADS = 256  # most responders at a time, unless the card says otherwise
 
 
-def rollouts_of(
-    cfg: Config, engine: Engine | PagedEngine, tokenizer: Tokenizer, search: BatchedTool[Any] | None
-) -> LocalRollouts:
+def rollouts_of(cfg: Config, engine: Engine, tokenizer: Tokenizer, search: BatchedTool[Any] | None) -> LocalRollouts:
     """The engine with its driver. search: the tool that responders call, if the card's game searches."""
     threads, ahead = threads_of(cfg), ahead_of(cfg, engine)
     return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
@@ -41,7 +40,7 @@ def threads_of(cfg: Config | ServedModel) -> int:
     return cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
 
 
-def ahead_of(cfg: Config | ServedModel, engine: Engine | PagedEngine) -> bool:
+def ahead_of(cfg: Config | ServedModel, engine: Engine) -> bool:
     """Whether a dispatch is launched before the one before is read."""
     if cfg.rollout.ahead == "auto":
         return engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
@@ -89,7 +88,7 @@ def _paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
     return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
 
 
-def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
+def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
     there is no cascade attention for the engine, or as `decode_layout` does."""
@@ -120,7 +119,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
     if not _paged(cfg, mesh):
         if card.cascade:
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
-        return Engine(model, config, mesh)
+        return DenseEngine(model, config, mesh)
     platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
     return PagedEngine(model, config, mesh, attention_over_pages(platform, model.head_dim))
 

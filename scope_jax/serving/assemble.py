@@ -30,7 +30,6 @@ from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
@@ -69,7 +68,7 @@ def served_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Ca
     return load_served(target, weights.load_config(target).max_positions, overrides)
 
 
-def _loaded(cfg: Card, engine: Engine | PagedEngine, mesh: Mesh, stored: StoredWeights) -> Any:
+def _loaded(cfg: Card, engine: Engine, mesh: Mesh, stored: StoredWeights) -> Any:
     """The engine's weights; of an adapter, those of its base and its factors."""
     if cfg.model.adapter is None:
         return engine.take_params(weights_of(cfg, engine.model, mesh, stored))

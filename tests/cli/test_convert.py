@@ -161,7 +161,7 @@ def test_a_card_starts_from_either_layout(own: Path, base: dict[str, Any], tmp_p
     """Loads as a run does, on the mesh of all devices; and checks the error for a damaged folder."""
     cfg = load_card(Path("configs/ssp/atlas.toml"), [f"model.checkpoint={own}"])
     learner = assemble_learner(cfg, weights.load_config(own))
-    params = weights.load(cfg.model.checkpoint, learner.mesh, TRAIN, learner.param_dtype)[1]
+    params = weights.load(cfg.model.checkpoint, learner.mesh, TRAIN, learner.layout.param_dtype)[1]
     assert same(params, jax.tree.map(lambda x: x.astype(jnp.float32), base))
     shutil.copytree(own, tmp_path / "own")
     words = _flip(tmp_path / "own")

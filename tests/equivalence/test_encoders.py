@@ -137,7 +137,7 @@ def encoder(pair) -> TextEncoder:
 
 def test_token_ids(pair, encoder):
     kind, _, folder = pair
-    ours = encoder._tokenizer(TEXTS)
+    ours = encoder.tokenizer(TEXTS)
     assert ours == [torch_ids(folder, text) for text in TEXTS]
     assert max(map(len, ours)) == MAX_TOKENS  # one of them is cut
     marks = {2, 3} if kind == "bert" else {256}
@@ -147,7 +147,7 @@ def test_token_ids(pair, encoder):
 def test_vectors(pair, encoder):
     """All lengths in one call, padded to buckets here and to the longest there (Qwen3: on either side)."""
     kind, model, _ = pair
-    rows = encoder._tokenizer(TEXTS)
+    rows = encoder.tokenizer(TEXTS)
     want = torch_vectors(kind, model, rows)
     got = encoder(TEXTS)
     assert got.dtype == np.float32 and got.shape == want.shape
@@ -268,7 +268,7 @@ def test_robertas(tmp_path, name, pad, headed):
         saved_config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": [f"{name}Model"]}
         (tmp_path / "config.json").write_text(json.dumps(saved_config))
     encoder = TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=2)
-    rows = encoder._tokenizer(["the river flows", "abc. " * 30])
+    rows = encoder.tokenizer(["the river flows", "abc. " * 30])
     assert max(map(len, rows)) == MAX_TOKENS and rows[0][0] == 0 and rows[0][-1] == 2
     model = getattr(made, "roberta", made)
     with torch.no_grad():

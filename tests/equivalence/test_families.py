@@ -23,7 +23,7 @@ from scope_jax.models.attention import make_attend
 from scope_jax.models.hf import hf_tensor
 from scope_jax.models.rope import frequencies
 from scope_jax.models.weights import load_hf, save_hf
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Request, SamplingParams
@@ -295,7 +295,7 @@ def test_greedy_text_of_the_engine(pair):
         slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
     )
     rollouts = LocalRollouts(
-        Engine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1, ahead=False
+        DenseEngine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1, ahead=False
     )
     rollouts.load_params(params)
     rng = np.random.default_rng(0)

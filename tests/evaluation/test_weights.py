@@ -25,7 +25,7 @@ from scope_jax.models import weights
 from scope_jax.models.transformer import unstack_layers
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.types import Rollouts
 from scope_jax.run import members
 from scope_jax.run.assemble import assemble, assemble_learner
@@ -205,9 +205,9 @@ def test_exams_use_the_weights_that_the_run_samples_with(
 ) -> None:
     """A checkpoint and an export loaded for an exam have the same bits as the state published during training."""
     read: list[Any] = []
-    take = Engine.take_params
+    take = DenseEngine.take_params
     monkeypatch.setattr(
-        Engine, "take_params", lambda self, params: read.append(described(params)) or take(self, params)
+        DenseEngine, "take_params", lambda self, params: read.append(described(params)) or take(self, params)
     )
     compute, param = dtypes
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
@@ -262,7 +262,7 @@ def sizes_of(world: World) -> tuple[int, int]:
     )  # type: ignore[return-value]
 
 
-def engine_of(world: World) -> Engine:
+def engine_of(world: World) -> DenseEngine:
     return world.sampler.rollouts.engine  # type: ignore[attr-defined]
 
 
@@ -299,13 +299,13 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
 ) -> None:
     """Live bytes are within 1.1 × (weights + judge + cache) at every dispatch; on loading, one weight exists twice."""
     seen: dict[str, list[int]] = {"loading": [], "playing": []}
-    engines: list[Engine] = []
-    generate, reshard = Engine.generate, engine_weights.reshard
+    engines: list[DenseEngine] = []
+    generate, reshard = DenseEngine.generate, engine_weights.reshard
 
     def live() -> int:
         return sum(array.nbytes for array in jax.live_arrays()) - before
 
-    def playing(self: Engine, *args: Any) -> Any:
+    def playing(self: DenseEngine, *args: Any) -> Any:
         engines.append(self)
         result = generate(self, *args)
         seen["playing"].append(live())
@@ -316,7 +316,7 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
         seen["loading"].append(live())
         return copy
 
-    monkeypatch.setattr(Engine, "generate", playing)
+    monkeypatch.setattr(DenseEngine, "generate", playing)
     monkeypatch.setattr(engine_weights, "reshard", loading)
     gc.collect()
     before = 0

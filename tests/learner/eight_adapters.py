@@ -53,7 +53,7 @@ def run(model, sizes, adapter, base, micro_batch_rows, sequence=False):
     )
     kinds = {"param_dtype": jnp.float32, "compute_dtype": jnp.float32}
     learner = Learner(model, mesh_of(sizes), optimizer, section, **kinds, adapter=adapter)
-    placed = jax.device_put(base, learner.state_shardings(True).ref_params)
+    placed = jax.device_put(base, learner.layout.state_shardings(True).ref_params)
     state = learner.init_state(factors_of(model, adapter)).replace(ref_params=placed)
     grads, state, measured = stepped(learner, state, random_episodes(24, 6), CARD)
     a = state.params["layers"]["q_D_Hh"]["a"]

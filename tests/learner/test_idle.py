@@ -11,6 +11,7 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
+from scope_jax.learner.programs import LearnerPrograms
 from scope_jax.models.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, random_episodes
@@ -138,7 +139,7 @@ def test_mini_batches_without_any_term_take_their_step(learner, state, tiny_para
     model runs for them."""
     if adapter is not None:
         learner = build(adapter=adapter)
-        start = learner.init_state(learner.init_factors(jax.random.key(0)), reference=False)
+        start = learner.init_state(learner.layout.init_factors(jax.random.key(0)), reference=False)
         start = start.replace(ref_params=jax.tree.map(jnp.asarray, tiny_params))
         state, _ = learner.update(start, learner.pack(random_episodes(8, 4, seed=1), PLAIN), PLAIN)
         state = jax.device_get(state)
@@ -150,7 +151,7 @@ def test_mini_batches_without_any_term_take_their_step(learner, state, tiny_para
         assert sum(batch.empty for batch in batches) == mini_batches * len(idle) // 4
         with monkeypatch.context() as patch:
             if len(idle) == 4:
-                patch.setattr(Learner, "_logprobs", None)
+                patch.setattr(LearnerPrograms, "_logprobs", None)
             after, metrics = learner.update(fresh(state), batches, card)
         with monkeypatch.context() as patch:
             patch.setattr(batching, "has_term", lambda episode, card: True)

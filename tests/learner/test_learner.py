@@ -48,7 +48,7 @@ def state(learner, tiny_params):
 
 
 def fresh(learner, state):
-    return jax.tree.map(partial(jax.device_put, may_alias=False), state, learner.state_shardings(True))
+    return jax.tree.map(partial(jax.device_put, may_alias=False), state, learner.layout.state_shardings(True))
 
 
 def test_a_reference_in_bfloat16_gives_the_same_bits(tiny, tiny_params, make):
@@ -397,7 +397,7 @@ def test_the_head_is_applied_to_trained_positions_only(tiny, state, make):
     trained, all_positions = batch.index_MN.shape[1], batch.ids_MBT[0].size
     assert trained // 2 < int(batch.mask_MN.sum(1).max()) <= trained < all_positions
     shapes = jax.make_jaxpr(
-        lambda s, b: learner._step(state=s, base=None, batch=b, scores=Scores(None, None), card=SUPERVISED)
+        lambda s, b: learner.jitted.step(state=s, base=None, batch=b, scores=Scores(None, None), card=SUPERVISED)
     )(fresh(learner, state).replace(ref_params=None), batch)
     flat = {shape for pair in dots_in(shapes.jaxpr) for shape in pair if len(shape) == 2}
     assert {shape[0] for shape in flat if 72 in shape and shape != (72, 32)} == {trained}

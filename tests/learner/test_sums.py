@@ -11,7 +11,6 @@ import pytest
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner, Scores
-from scope_jax.plan.programs import abstract_batch
 from scope_jax.selftest.programs import DENSE, MODELS, mesh_of
 
 BIASES = replace(DENSE, architecture="qwen2", qk_norm="none", qkv_bias=True, output_bias=True)
@@ -33,12 +32,12 @@ def test_an_update_sums_in_float32(model):
     section = LearnerSection(buckets=(384,), micro_batch_rows=2)
     dtypes = {"param_dtype": jnp.float32, "compute_dtype": jnp.bfloat16}
     learner = Learner(model, mesh_of(jax.devices()[:1]), OptimizerSection(), section, **dtypes)
-    batch = abstract_batch(learner, 384, micro_batches=2)
+    batch = learner.abstract_batch(384, micro_batches=2)
     state = learner.abstract_state(reference=False)
     card = LossCard(kl="none", entropy_coef=0.01)
 
     def update(state, batch):
-        return learner._step_program(state=state, base=None, batch=batch, scores=Scores(None, None), card=card)
+        return learner.jitted.step(state=state, base=None, batch=batch, scores=Scores(None, None), card=card)
 
     found = list(equations(jax.make_jaxpr(update)(state, batch).jaxpr))
     assert any(one.primitive.name == "reduce_sum" for one in found)

@@ -25,7 +25,6 @@ from scope_jax.models.moe_tpu import few_tokens, route_few
 from scope_jax.models.pages import Ragged, Where, tables_in_smem
 from scope_jax.models.rope import Rope
 from scope_jax.plan.hardware import tpu_devices
-from scope_jax.plan.programs import abstract_batch, lower_step
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
@@ -100,7 +99,7 @@ def learner() -> None:
         from_hf(MODEL), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
     )
     assert built.attention == "splash"
-    lowered = lower_step(built, LossCard(), abstract_batch(built, 300, 260))
+    lowered = built.step_program(LossCard(), built.abstract_batch(300, 260)).lower()
     kernels = kernels_in(lowered.compile())
     print(f"learner step: {kernels} kernels")
     assert kernels >= 4, "forward, again for the backward pass, dq, dkv"

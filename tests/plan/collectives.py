@@ -18,7 +18,6 @@ from scope_jax.models.config import from_hf
 from scope_jax.plan import theory
 from scope_jax.plan.hardware import hardware
 from scope_jax.plan.hlo import Program
-from scope_jax.plan.programs import abstract_batch, lower_step
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 MODEL = {
@@ -73,7 +72,7 @@ def main(topology: str, family: str, context: str = "1", how: Any = "auto", tens
         compute_dtype=jnp.bfloat16,
     )
     card = LossCard(kl="none", mini_batches=1)
-    text = lower_step(learner, card, abstract_batch(learner, length, micro_batches=1)).compile().as_text()
+    text = learner.step_program(card, learner.abstract_batch(length, micro_batches=1)).lower().compile().as_text()
     moved = Program(text).costs().collectives
     found = {kind: [round(one.count), one.largest / 2**20] for kind, one in moved.items()}
     closed = theory.step_collectives(

@@ -10,7 +10,7 @@ import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.config.base import CardError
-from scope_jax.games import load_card
+from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import flops
@@ -21,10 +21,10 @@ from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, hardware
 from scope_jax.plan.knobs import remat_policies, setting_that_fits
-from scope_jax.plan.memory import Residents, resident_arguments
+from scope_jax.plan.memory import Residents, compiled_peak, device_bytes
 from scope_jax.plan.page import lines
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
-from scope_jax.plan.programs import Compiled, Job
+from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.paged import PagedEngine
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
@@ -154,20 +154,37 @@ def test_what_lives_together_in_each_phase():
     assert (here.host, away.host) == (0, 26)
 
 
-def test_arguments_that_residents_count():
-    needs = Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, SMALL))
+@pytest.mark.parametrize("adapters", [False, True])
+def test_arguments_that_residents_count(adapters):
+    """Bytes of a program's arguments that are there anyway are counted once, by `Residents`."""
+    cfg = load_card(CARD, [*SMALL, *(["model.adapter.rank=4"] if adapters else [])])
+    needs = Planner(from_hf(MODEL), absent(2, 1.0)).needs(cfg)
+    held, learner, engine = needs.held, needs.learner, needs.engine
+    batch = learner.abstract_batch(256)
+    reference = device_bytes(learner.abstract_state(reference=True).ref_params)
+    base = reference if adapters else 0  # adapters are over it
+    card = game_of(cfg).updates(cfg)[0].card
+    scores = [
+        learner.score_program(batch, policy=policy, reference=ref)
+        for policy, ref in ((True, True), (True, False), (False, True))
+    ]
+    programs = [learner.step_program(card, batch), *scores, *engine.programs()]
+    resident = {program.name: device_bytes(program.resident) for program in programs}
+    assert resident == {
+        "update @256": held.state + base,
+        "score old and reference @256": held.master + reference,
+        "score old @256": held.master + base,
+        "score reference @256": reference,
+        "decode": held.engine + held.cache + held.slots,
+        "prefill": held.engine + held.cache,
+    }
+    assert not adapters or held.reference == reference
 
-    def arguments(name: str, phase: str, *, update: bool = False, refused: bool = False) -> float:
-        job = Job(name, phase, "tpu", lambda: None, 256, update)
-        one = Compiled(job, 0, 0, 100.0, 0, refused, 0.0, Costs(), Costs(), 0, 0)
-        return resident_arguments(residents(), one, needs.engine)
+    def temporaries(refused: bool) -> float:
+        one = Compiled(programs[0], 0, 0, 1e9, 0, refused, 0.0, Costs(), Costs(), 0, 0)
+        return compiled_peak(held, "learn", [one], resident).parts["temporaries"]
 
-    assert arguments("update solver @256", "learn", update=True) == 12
-    assert arguments("score old and reference @256", "learn") == 6
-    assert arguments("score reference @256", "learn") == 2
-    assert arguments("update solver @256", "learn", update=True, refused=True) == 0
-    assert arguments("decode", "generate") == 16 + needs.held.cache + needs.held.slots
-    assert arguments("prefill", "generate") == 16 + needs.held.cache
+    assert (temporaries(False), temporaries(True)) == (1e9 - resident["update @256"], 1e9)
 
 
 def test_flops_in_theory():

@@ -18,11 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from scope_jax.models.pages import Where
 from scope_jax.models.transformer import declare
-from scope_jax.plan.programs import abstract_state, lower_decode
-from scope_jax.rollouts.engine import Engine
-from scope_jax.rollouts.paged import CHUNK, PagedEngine
+from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.types import Request
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
@@ -74,16 +72,9 @@ def experts_on_another_mesh() -> dict:
 
 
 def compiled(engine: PagedEngine, which: str) -> Any:
-    """The program that computes prompts, or that decodes."""
-    if which == "decode":
-        return lower_decode(engine).compile()
-    weights, state, tables = engine.abstract_weights(), abstract_state(engine), engine.abstract_tables()
-    rows = engine.row_shards * engine.chunks
-    where = Where(
-        np.zeros((rows, *tables.table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    )
-    tokens, policies = np.zeros((rows, CHUNK), np.int32), np.zeros(rows, np.int32)
-    return engine._append.lower(weights, state.cache, tokens, where, policies).compile()
+    """The program that computes prompts ("prefill"), or that decodes ("decode")."""
+    (program,) = [one for one in engine.programs() if one.kind == which]
+    return program.lower().compile()
 
 
 def prompt_flops() -> dict:
@@ -93,7 +84,7 @@ def prompt_flops() -> dict:
         shards = sizes[0] * sizes[1]
         config = dataclasses.replace(ENGINE, prefill_tokens=256 // shards)
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
-        facts[name] = compiled(PagedEngine(WIDE, config, mesh), "append").cost_analysis()["flops"]
+        facts[name] = compiled(PagedEngine(WIDE, config, mesh), "prefill").cost_analysis()["flops"]
     return facts
 
 
@@ -104,7 +95,7 @@ def collectives() -> dict:
         config = dataclasses.replace(ENGINE, max_length=length)
         for cfg in (CFG, EXPERTS):
             engine = PagedEngine(cfg, config, make_mesh(MeshConfig(2, 2, 2)))
-            for which in ("append", "decode"):
+            for which in ("prefill", "decode"):
                 text = compiled(engine, which).as_text() or ""
                 kinds = "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
                 moved = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", text)
@@ -117,7 +108,7 @@ def main() -> None:
     facts = {}
     for name, sizes in MESHES.items():
         devices = jax.devices()[: int(np.prod(sizes))]
-        engine = Engine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices))
+        engine = DenseEngine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices))
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
         weights = engine.load_params(params)

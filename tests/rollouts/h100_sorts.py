@@ -12,8 +12,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.paged_gpu import Triton
 from scope_jax.models.rope import Rope
 from scope_jax.plan.hardware import hardware
-from scope_jax.plan.programs import lower_decode, lower_prefill
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -52,10 +51,10 @@ def main() -> None:
             cascade=cascade,
         )
         engines = {f"paged, cascade {cascade}": PagedEngine(CFG, config, mesh, Triton())}
-        for name, engine in (engines if cascade else engines | {"dense": Engine(CFG, config, mesh)}).items():
-            for program, lower in (("decode", lower_decode), ("prefill", lower_prefill)):
-                text = lower(engine).compile().as_text()
-                sorts[f"{name}: {program}"] = len(re.findall(r" sort\(", text))
+        for name, engine in (engines if cascade else engines | {"dense": DenseEngine(CFG, config, mesh)}).items():
+            for program in engine.programs():
+                text = program.lower().compile().as_text()
+                sorts[f"{name}: {program.name}"] = len(re.findall(r" sort\(", text))
     print(json.dumps(sorts))
 
 

@@ -1,10 +1,11 @@
 """A dispatch is launched before the one before is read, and no completion changes."""
 
 import time
+from typing import Any
 
 import pytest
 
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.types import Continuation, Restart
 from tests.rollouts.test_pages import conversations
@@ -78,7 +79,7 @@ def test_pages_plenty_and_few(paged, params, monkeypatch):
         assert pool.used == 0 and pool.available() == pages - 1
 
 
-class Recorded(Engine):
+class Recorded(DenseEngine):
     """Records launches (+1), reads (-1) and pauses (0) of the engine that it wraps."""
 
     def __init__(self, engine):
@@ -100,7 +101,7 @@ class Recorded(Engine):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_next_dispatch_is_launched_before_the_last_is_read(engine, params, ahead):
-    watched = Recorded(engine)
+    watched: Any = Recorded(engine)
     asked = [request(f"prompt {i}", key=i, max_tokens=30, stop_ids=(), stop=LETTERS) for i in range(16)]
     make_rollouts(watched, params, ahead=ahead).run(asked)
     order = watched.order

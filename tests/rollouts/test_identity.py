@@ -130,6 +130,11 @@ def test_after_a_call_weights_and_cache_can_be_freed(make, params):
     assert loaded >= cleared > held() == before
     assert (loaded > cleared) == rollouts.engine.keeps_prompts
     assert rollouts.progress == (calls, dispatches) == (1, dispatches) and dispatches > 0
+    rollouts.load_params(params)
+    with pytest.raises(ValueError, match="a different prompt from the rest of its group"):
+        rollouts.run([request("a", group="g"), request("b", group="g")])
+    rollouts.use(None)
+    assert held() == before
 
 
 def test_a_prompt_of_pad_ids_is_a_prompt(rollouts, params):

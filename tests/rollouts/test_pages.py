@@ -16,7 +16,7 @@ from scope_jax.models.paged_gpu import Triton
 from scope_jax.models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.paged import CHUNK, PagedEngine
-from scope_jax.rollouts.pages import Found, OutOfPages, Pool, parts_of
+from scope_jax.rollouts.pages import CachedPrompt, OutOfPages, Pool, parts_of
 from scope_jax.rollouts.slots import Extension, Placement
 from scope_jax.rollouts.types import Continuation, Restart
 from scope_jax.sharding.collectives import LOCAL
@@ -32,7 +32,7 @@ def prompt(count: int, first: int = 0) -> np.ndarray:
     return np.asarray([*range(first, first + count), 9999], np.int32)
 
 
-def place(pool: Pool, tokens: np.ndarray) -> Found:
+def place(pool: Pool, tokens: np.ndarray) -> CachedPrompt:
     """What `find` finds of a prompt, with new pages, which are entered, for the rest."""
     ids = tokens[:-1]
     found = pool.find(ids)
@@ -40,10 +40,10 @@ def place(pool: Pool, tokens: np.ndarray) -> Found:
     for part in parts_of(ids)[len(columns) :]:
         columns.append(np.asarray(pool.take(len(pool.windows)), np.int32))
         serial = pool.enter(serial, part, columns[-1].tolist())
-    return Found(np.stack(columns, axis=1), found.computed, serial)
+    return CachedPrompt(np.stack(columns, axis=1), found.computed, serial)
 
 
-def drop(pool: Pool, found: Found) -> None:
+def drop(pool: Pool, found: CachedPrompt) -> None:
     pool.drop(found.table[found.table > 0].tolist())
 
 
@@ -328,8 +328,8 @@ def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(engine, "_append", recorded("prompts", engine._append))
-    monkeypatch.setattr(engine, "_generate", recorded("tokens", engine._generate))
+    monkeypatch.setattr(engine.jitted, "append", recorded("prompts", engine.jitted.append))
+    monkeypatch.setattr(engine.jitted, "generate", recorded("tokens", engine.jitted.generate))
     monkeypatch.setattr("scope_jax.rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
     rollouts = make_rollouts(engine, params)
     assert [bits(c) for requests in (mixed(32), conversations()) for c in rollouts.run(requests)] == expected

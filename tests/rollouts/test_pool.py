@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.models.pages import PAGE
-from scope_jax.rollouts.pages import Entry, OutOfPages, Pool, first_seen, parts_of
+from scope_jax.rollouts.pages import OutOfPages, PageEntry, Pool, first_seen, parts_of
 
 
 class Plain:
@@ -20,7 +20,7 @@ class Plain:
     def __init__(self, count: int, windows: Sequence[int | None]) -> None:
         self.windows = windows
         self.references = [0] * count
-        self.index: dict[Any, Entry] = {}
+        self.index: dict[Any, PageEntry] = {}
         self.kept: OrderedDict[int, Any] = OrderedDict()
         self.free = list(range(count - 1, 0, -1))
         self.serial = 0
@@ -59,7 +59,7 @@ class Plain:
         self.drop(pages)
 
     def find(self, ids: np.ndarray, policy: int) -> tuple[list[list[int]], int]:
-        chain: list[Entry] = []
+        chain: list[PageEntry] = []
         for part in parts_of(ids):
             if (entry := self.index.get((chain[-1].serial if chain else -policy, part))) is None:
                 break
@@ -81,7 +81,7 @@ class Plain:
     def enter(self, before: int, part: bytes, pages: Sequence[int]) -> int:
         if (before, part) not in self.index:
             self.serial += 1
-            self.index[before, part] = Entry(self.serial, [0] * len(self.windows))
+            self.index[before, part] = PageEntry(self.serial, [0] * len(self.windows))
         entry = self.index[before, part]
         for group, page in enumerate(pages):
             if not entry.pages[group]:

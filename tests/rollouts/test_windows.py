@@ -82,20 +82,20 @@ def test_with_few_pages_the_same_bits(weights, said, monkeypatch):
 
 def test_a_sliding_layer_holds_its_window_and_what_a_dispatch_adds(weights, engine, monkeypatch):
     """Pages of a row of 300 tokens that grows by 90, by layer, while its prompt is computed and while it decodes."""
-    most = {"_append": np.zeros(3, int), "_generate": np.zeros(3, int)}
+    most = {"append": np.zeros(3, int), "generate": np.zeros(3, int)}
     rollouts = make_rollouts(engine, weights)
     state = rollouts._state = engine.init_decode_state()
     for name, counts in most.items():
 
-        def watched(*given, name=name, counts=counts, program=getattr(engine, name)):
+        def watched(*given, name=name, counts=counts, program=getattr(engine.jitted, name)):
             np.maximum(counts, np.count_nonzero(state.table, axis=2).max(axis=0), out=counts)
             return program(*given)
 
-        monkeypatch.setattr(engine, name, watched)
+        monkeypatch.setattr(engine.jitted, name, watched)
     rollouts.run([request(tokens(300, 5), max_tokens=90, stop_ids=())])
     # 39 tokens before a block of 64 that begins with a page, and before 4 tokens anywhere, lie in two pages at most.
-    assert most["_append"].tolist() == [2, 2, pages_for(299)]
-    assert most["_generate"].tolist() == [2, 2, pages_for(389)]
+    assert most["append"].tolist() == [2, 2, pages_for(299)]
+    assert most["generate"].tolist() == [2, 2, pages_for(389)]
     assert pages_touched(WINDOW - 1 + ENGINE.decode_steps) == 2
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from scope_jax.models import transformer
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
@@ -70,15 +71,15 @@ def make_params(cfg: ModelConfig = CFG) -> Any:
     return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), params)
 
 
-def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG) -> Engine:
-    return Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG) -> DenseEngine:
+    return DenseEngine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
 def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> PagedEngine:
     return PagedEngine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
-def make_rollouts(engine: Engine | PagedEngine, params: Any, seed: int = 0, ahead: bool = False) -> LocalRollouts:
+def make_rollouts(engine: Engine, params: Any, seed: int = 0, ahead: bool = False) -> LocalRollouts:
     rollouts = LocalRollouts(engine, ByteTokenizer(), seed=seed, threads=4, ahead=ahead)
     rollouts.load_params(params)
     return rollouts

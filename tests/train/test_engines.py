@@ -7,7 +7,7 @@ import pytest
 from scope_jax.config.base import CardError
 from scope_jax.games import load_card
 from scope_jax.models.pages import Loop
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines
 from scope_jax.run.engines import attention_over_pages, engine_for
@@ -23,7 +23,7 @@ def engine_of(*sets: str):
 
 
 def test_a_cpu_gets_columns_unless_there_is_a_budget_for_pages():
-    assert isinstance(engine_of(), Engine)
+    assert isinstance(engine_of(), DenseEngine)
     # Two layers, two kv heads of 8, float32: 2 · 2 · 2 · 8 · 64 · 4 bytes.
     assert page_bytes(CFG, jnp.float32, 1) == 16384
     budget = engine_of(f"rollout.cache_gib={20.5 * 16384 / 2**30}")
@@ -41,7 +41,7 @@ def test_a_budget_that_is_too_small_or_for_columns_is_refused():
 
 def test_groups_attend_together_over_pages_only():
     asked = engine_of("rollout.cascade=4", 'rollout.cache="paged"')
-    assert isinstance(asked, PagedEngine) and asked.lanes == 4
+    assert isinstance(asked, PagedEngine) and asked.config.cascade == 4
     with pytest.raises(ValueError, match=r'^rollout\.cascade needs pages; set rollout\.cache = "paged"'):
         engine_of("rollout.cascade=4")
     with pytest.raises(CardError, match="cascade attention is for pages"):

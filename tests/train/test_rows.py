@@ -21,7 +21,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play.turns import Cut, Joiner, Mode
-from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.types import Completion, Request
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -81,10 +81,10 @@ class Sequence:
         )
 
 
-class RecordingEngine(Engine):
+class RecordingEngine(DenseEngine):
     """Records the operations of the engine that it wraps."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DenseEngine) -> None:
         vars(self).update(vars(engine))
         self.sequences: list[Sequence] = []
         self._prompts: list[tuple[Any, list[list[int]]]] = []  # of each prefix
@@ -188,7 +188,7 @@ plans = st.builds(
 
 
 def play(engine: Any, params: Any, asked: list[Plan]) -> tuple[list[Completion], list[Sequence]]:
-    watched = RecordingEngine(engine)
+    watched: Any = RecordingEngine(engine)
     rollouts = LocalRollouts(watched, ByteChat(), seed=0, threads=4, ahead=False)
     rollouts.load_params(params)
     return rollouts.run([plan.request() for plan in asked]), watched.sequences

@@ -1,0 +1,285 @@
+"""The engine over a dense KV cache: `max_length` columns for every slot.
+
+Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows for prefill and extension, lengths from
+a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
+stop ids, limits, keys) is passed as data.
+
+See `rollouts.engine` for the operations, `rollouts.slots` for the state of a slot and the loop that samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scope_jax.models import cache as kv
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.transformer import Params, output_table
+from scope_jax.rollouts.sampling import Sampling, draw
+from scope_jax.rollouts.slots import (
+    DecodeState,
+    EngineConfig,
+    Extension,
+    Placement,
+    Result,
+    no_slots,
+    past_the_end,
+    resumed,
+    rows_of,
+    sample_tokens,
+    started,
+)
+from scope_jax.rollouts.weights import EngineWeights
+from scope_jax.sharding.mesh import ROWS, row_shards
+from scope_jax.sharding.program import AbstractProgram, placed
+
+
+class Prefix(NamedTuple):
+    """Prefilled prompts: keys and values of all tokens but the last, and that last token (or their shardings)."""
+
+    cache: Any
+    """kv.Cache"""
+    token_P: Any
+    """int32, the prompt's last token."""
+    length_P: Any
+    """int32, tokens in the cache: the prompt without its last token."""
+
+
+class DenseEngine:
+    """`rollouts.engine.Engine` over columns. Raises UserError if slots or heads cannot be sharded over the mesh."""
+
+    keeps_prompts = False
+    budget = None
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
+        self.model, self.config, self.mesh = model, config, mesh
+        self.weights = EngineWeights(model, config, mesh)
+        rows = row_shards(mesh)
+        spread = partial(NamedSharding, mesh)
+        prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
+        self._whole = spread(PartitionSpec())
+        self._prefill_rows = spread(PartitionSpec(prefill_rows))
+        heads = spread(PartitionSpec(None, "tensor"))
+        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
+        self._state_sharding = DecodeState(slot_heads, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))
+        self.prefix_sharding = Prefix(heads, self._whole, self._whole)
+        results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)
+        state = self._state_sharding
+        self._init = jax.jit(self._init_program, out_shardings=state)
+        self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
+        self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=state)
+        self._extend = jax.jit(self._extend_program, donate_argnums=1, out_shardings=state)
+        self._generate = jax.jit(
+            self._generate_program, static_argnums=0, donate_argnums=2, out_shardings=(state, results)
+        )
+        self._pause = jax.jit(self._pause_program, donate_argnums=0, out_shardings=state)
+
+    # ------------------------------------------------------------------------------------------------------ weights
+    def load_params(self, params: Params) -> Params:
+        return self.weights.load_params(params)
+
+    def take_params(self, params: Params) -> Params:
+        return self.weights.take_params(params)
+
+    def load_adapter(self, params: Params, policy: str, factors: Params) -> Params:
+        return self.weights.load_adapter(params, policy, factors)
+
+    def number(self, policy: str | None) -> int:
+        return self.weights.number(policy)
+
+    # --------------------------------------------------------------------------------------------------- operations
+    def init_decode_state(self) -> DecodeState:
+        return self._init()
+
+    def prefill(
+        self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
+    ) -> Prefix:
+        """Computes keys and values of up to prefill_batch prompts. Raises ValueError if there are more, if one is empty
+        or too long, or if their buckets differ."""
+        rows = self.config.prefill_batch
+        self._check_prompts(prompts)
+        bucket = self.config.bucket(len(prompts[0]))
+        ids_PT = np.zeros((rows, bucket), np.int32)
+        counts_P, last_P, policy_P = (np.zeros(rows, np.int32) for _ in range(3))
+        policy_P[: len(policies)] = policies
+        for row, prompt in enumerate(prompts):
+            ids_PT[row, : len(prompt) - 1] = prompt[:-1]
+            counts_P[row], last_P[row] = len(prompt) - 1, prompt[-1]
+        ids_PT, counts_P, policy_P = jax.device_put((ids_PT, counts_P, policy_P), self._prefill_rows)
+        return self._prefill(kv.round_up(bucket), params, ids_PT, counts_P, last_P, policy_P)
+
+    def insert(self, state: DecodeState, prefix: Prefix, placements: Sequence[Placement]) -> DecodeState:
+        """Copies rows of a prefix into slots, which then decode. Consumes `state`."""
+        slots, limits, stops, policies, sampling = rows_of(placements, self.config.slots)
+        sources = np.zeros(self.config.slots, np.int32)
+        sources[: len(placements)] = [p.row for p in placements]
+        return self._insert(state, prefix, np.int32(len(placements)), slots, sources, limits, stops, policies, sampling)
+
+    def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
+        """Computes the tokens; the slots resume decoding. Consumes `state`. Raises ValueError if there are too many
+        extensions or their buckets differ."""
+        rows = self.config.prefill_batch
+        buckets = {self.config.bucket(len(e.ids)) for e in extensions}
+        if len(extensions) > rows or len(buckets) != 1:
+            raise ValueError(f"extend takes 1 to {rows} extensions of one bucket, not {len(extensions)} of {buckets}.")
+        ids = np.zeros((rows, buckets.pop()), np.int32)
+        slots = np.full(rows, self.config.slots, np.int32)  # padding is dropped
+        starts, counts, last, limits = (np.zeros(rows, np.int32) for _ in range(4))
+        keys = np.zeros((rows, 2), np.uint32)
+        for row, e in enumerate(extensions):
+            counts[row] = len(e.ids) - 1
+            ids[row, : counts[row]] = e.ids[:-1]
+            slots[row], starts[row], last[row], limits[row], keys[row] = e.slot, e.length, e.ids[-1], e.limit, e.key
+        return self._extend(params, state, ids, slots, starts, counts, last, limits, keys)
+
+    def advance(self, params: Params, state: DecodeState, most: int | None = None) -> tuple[DecodeState, Sequence[int]]:
+        """Nothing: `insert` and `extend` leave nothing to be computed."""
+        return state, ()
+
+    def generate(
+        self, params: Params, state: DecodeState, longest: int | None = None, patience: int | None = None
+    ) -> tuple[DecodeState, Result]:
+        """Consumes `state`. `longest` bounds the columns attended to."""
+        config = self.config
+        columns = config.capacity if longest is None else config.columns(longest + config.decode_steps)
+        return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
+
+    def read(self, state: DecodeState, result: Result, slots: Sequence[int]) -> Result:
+        return jax.device_get(result)
+
+    def room(self, state: DecodeState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
+        """All of them, as every slot has room for max_length tokens."""
+        return len(asked)
+
+    def release(self, state: DecodeState, slots: Iterable[int]) -> DecodeState:
+        """Nothing: their columns are overwritten by the next prompt."""
+        return state
+
+    def pause(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
+        """Consumes `state`."""
+        paused = np.zeros(self.config.slots, bool)
+        paused[list(slots)] = True
+        return self._pause(state, paused)
+
+    def compile(self, params: Params, state: DecodeState, *, extends: bool) -> DecodeState:
+        """For all lengths of prompts and all numbers of columns. Consumes `state`."""
+        config, rows = self.config, self.config.prefill_batch
+        slots, limits, stops, policies, sampling = rows_of([past_the_end(config.slots)], config.slots)
+        sources, zeros, keys = (
+            np.zeros(config.slots, np.int32),
+            np.zeros(rows, np.int32),
+            np.zeros((rows, 2), np.uint32),
+        )
+        for bucket in sorted({*config.prefill_buckets, config.max_length}):
+            prompt = np.zeros(max(1, min(bucket, config.max_length - 1)), np.int32)
+            if config.bucket(len(prompt)) != bucket:
+                continue
+            prefix = self.prefill(params, [prompt])
+            state = self._insert(state, prefix, np.int32(0), slots, sources, limits, stops, policies, sampling)
+            if extends:
+                ids, past = np.zeros((rows, bucket), np.int32), np.full(rows, config.slots, np.int32)
+                state = self._extend(params, state, ids, past, zeros, zeros, zeros, zeros, keys)
+        for columns in sorted({*kv.widths(config.capacity), config.capacity}):
+            state, _ = self._generate(columns, params, state, np.int32(config.slots))
+        return jax.block_until_ready(self.pause(state, []))
+
+    def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
+        rows, longest = self.config.prefill_batch, self.config.max_length - 1
+        if not 0 < len(prompts) <= rows:
+            raise ValueError(f"prefill takes 1 to {rows} prompts, not {len(prompts)}.")
+        for prompt in prompts:
+            if not 0 < len(prompt) <= longest:
+                raise ValueError(f"A prompt has {len(prompt)} tokens; the engine takes 1 to {longest}.")
+        if len({self.config.bucket(len(prompt)) for prompt in prompts}) > 1:
+            raise ValueError("The prompts of one prefill belong to one bucket.")
+
+    # -------------------------------------------------------------------------------------------------------- plans
+    @property
+    def full_rows(self) -> int:
+        return self.config.slots
+
+    def with_model(self, model: ModelConfig) -> DenseEngine:
+        return DenseEngine(model, self.config, self.mesh)
+
+    def abstract_weights(self) -> Params:
+        return self.weights.abstract()
+
+    def abstract_state(self) -> DecodeState:
+        return placed(jax.eval_shape(self._init), self._state_sharding)
+
+    def programs(self) -> list[AbstractProgram]:
+        """`generate` over all columns, and `prefill` of the longest bucket."""
+        config, weights, state = self.config, self.abstract_weights(), self.abstract_state()
+        rows, bucket = config.prefill_batch, config.bucket(config.max_length)
+
+        def ints(shape: tuple[int, ...], sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+
+        counts, spread = ints((rows,), self._prefill_rows), ints((rows, bucket), self._prefill_rows)
+        decode = (config.capacity, weights, state, ints((), self._whole))
+        prefill = (config.capacity, weights, spread, counts, ints((rows,), self._whole), counts)
+        return [
+            AbstractProgram("decode", "decode", self._generate, decode, resident=(weights, state)),
+            AbstractProgram("prefill", "prefill", self._prefill, prefill, resident=weights),
+        ]
+
+    # ----------------------------------------------------------------------------------------------------- programs
+    def _init_program(self) -> DecodeState:
+        config = self.config
+        cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
+        return no_slots(cache, config.slots)
+
+    def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P, policy_P) -> Prefix:
+        params = self.weights.gated(params, policy_P)
+        empty = kv.init_cache(self.model, ids_PT.shape[0], columns, self.config.compute_dtype)
+        filled = kv.append(self.model, params, empty, ids_PT, jnp.zeros_like(counts_P), counts_P)
+        return Prefix(filled, last_P, counts_P)
+
+    def _insert_program(
+        self, state: DecodeState, prefix: Prefix, count, slots_N, rows_N, limits_N, stops_N, policy_N, sampling
+    ):
+        def copy(i: jax.Array, cache: kv.Cache) -> kv.Cache:
+            return kv.copy_row(cache, prefix.cache, rows_N[i], slots_N[i])
+
+        state = state._replace(cache=lax.fori_loop(0, count, copy, state.cache))
+        token_N, length_N = prefix.token_P[rows_N], prefix.length_P[rows_N]
+        return started(state, slots_N, token_N, length_N, limits_N, stops_N, policy_N, sampling)
+
+    def _extend_program(
+        self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
+    ):
+        params = self.weights.gated(params, state.policy_S.at[slots_E].get(mode="clip"))
+        part = kv.take_rows(state.cache, slots_E)
+        part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
+
+        state = state._replace(cache=kv.put_rows(state.cache, part, slots_E))
+        return resumed(state, slots_E, last_E, starts_E + counts_E, limits_E, keys_E2)
+
+    def _generate_program(
+        self, columns: int, params: Params, state: DecodeState, patience: jax.Array
+    ) -> tuple[DecodeState, Result]:
+        table_VD = output_table(self.model, params)
+        params = self.weights.gated(params, state.policy_S)
+
+        def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
+            hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
+            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
+            return logits_SV[:, : self.model.vocab_size], cache
+
+        part = state._replace(cache=kv.view(state.cache, columns))
+        entropies = self.config.entropies
+        after, result = sample_tokens(
+            *(forward, part, self.config.decode_steps, patience, partial(draw, entropies=entropies)),
+            entropies=entropies,
+        )
+        return after._replace(cache=kv.put_back(state.cache, after.cache)), result
+
+    def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
+        return state._replace(live_S=state.live_S & ~paused_S)
