@@ -83,7 +83,7 @@ def question_round(cfg: Config, tools: Tools, position: int, history: History) -
 def given_round(cfg: Config, tools: Tools, position: int, history: History) -> Round:
     """The responder answers the given questions of a round, if their texts fit into its prompt."""
     rows = tools.rows(position, options(cfg).clusters_per_round)
-    readings = [roles.given_question(cfg, row, place) for place, row in enumerate(rows, position)]
+    readings = [roles.given_question(cfg, row, index) for index, row in enumerate(rows, position)]
     groups, grades = roles.answer(cfg, tools, readings)
     return Round([], groups, [grades], history)
 
@@ -243,18 +243,22 @@ def measure(
         **searching.lengths("responder", [response.completion for response in responses]),
         **searching.lengths("verifier", [judgment.completion for judgment in judgments]),
     }
-    found = means(values) | shares("rejected/", [proposal.reason for proposal in proposals], rules.REASONS)
-    if proposals:
-        found |= {"questions/asked": float(len(proposals)), "questions/trained": float(len(selection.questioner))}
+    rejected = [proposal.reason for proposal in proposals]
+    counts = {"questions/asked": float(len(proposals)), "questions/trained": float(len(selection.questioner))}
     solvable = [group.task for group in groups if group.mixed]
-    found |= {
-        "groups/mixed": float(len(solvable)),
-        "groups/kept": float(len(selection.responder)),
-        "groups/full": float(len(selection.responder) == options(cfg).groups),
-        "verifier/groups": float(len(selection.verifier)),
-    }
-    found |= shares("solvable/", solvable, messages.TASKS)
-    return found | (grading.counts(grades) if options(cfg).rule == "judge" else {})
+    return (
+        means(values)
+        | shares("rejected/", rejected, rules.REASONS)
+        | (counts if proposals else {})
+        | {
+            "groups/mixed": float(len(solvable)),
+            "groups/kept": float(len(selection.responder)),
+            "groups/full": float(len(selection.responder) == options(cfg).groups),
+            "verifier/groups": float(len(selection.verifier)),
+        }
+        | shares("solvable/", solvable, messages.TASKS)
+        | (grading.counts(grades) if options(cfg).rule == "judge" else {})
+    )
 
 
 def metrics(cfg: Config) -> Iterator[str]:
