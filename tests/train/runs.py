@@ -107,7 +107,17 @@ def saved_at(run: Path, step: int) -> Path:
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of the policies' states in a checkpoint, by its path."""
-    place = saved_at(run, step) / "states"
+    return _arrays(saved_at(run, step))
+
+
+def reference_arrays(run: Path) -> dict[str, np.ndarray]:
+    """Every array of the frozen reference, which the checkpoints of a run share, by its path."""
+    (folder,) = (run / "checkpoints").glob("reference-*")
+    return _arrays(folder.absolute())
+
+
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    place = folder / "states"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         tree = reader.metadata(place).item_metadata.tree
         # As numpy arrays, whatever devices the run had.

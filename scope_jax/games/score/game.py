@@ -63,11 +63,12 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     statistics = state.step_statistics(cfg, step, drafts, reports, consistency)
     records = [*memory["statistics"], statistics]
     # l.37: a new harness
+    latest = refreshes[-1].state if refreshes else memory["harness"]
     if due:
-        latest = refreshes[-1].state if refreshes else memory["harness"]
         refreshes.append(roles.refresh(cfg, tools, latest, records, step))
-    # l.38, l.39, l.40, l.41: the memory for the next step
-    after = state.next_memory(cfg, scheduler, records, refreshes[-1].state if refreshes else memory["harness"], due)
+        latest, records = refreshes[-1].state, []
+    # l.38, l.39, l.40, l.41: the memory for the next step, with the statistics of at most M steps
+    after = {"scheduler": scheduler, "harness": latest, "statistics": records[-options(cfg).harness.every :]}
     episodes += harness_episodes(cfg, memory["harness"], refreshes)
     metrics = measure(cfg, statistics, drafts, reports, reviews)
     return episodes, after, metrics | measure_harness(harness, memory["harness"], after["harness"])
@@ -116,13 +117,13 @@ def solver_episodes(
             temperature=options(cfg).solver.sampling.temperature,
         )
         episodes.append(episode)
-    return _compared(episodes, options(cfg).solver.loss.objective == "dpo")
+    return _comparable(episodes, options(cfg).solver.loss.objective == "dpo")
 
 
-def _compared(episodes: Sequence[Episode], pairs: bool) -> list[Episode]:
-    """Of each group those with another one to be compared with are trained.
+def _comparable(episodes: Sequence[Episode], pairs: bool) -> list[Episode]:
+    """The episodes; the only trained one of a group is not trained, as it has nothing to be compared with.
 
-    pairs: only the best and the worst, the first ones if tied; none if all are equal.
+    pairs: of each group only the best and the worst are trained, the first ones if tied; none if all are equal.
     """
     groups: dict[str, list[int]] = {}
     for index, episode in enumerate(episodes):
@@ -171,12 +172,11 @@ def harness_episodes(cfg: Config, before: Mapping[str, Any], refreshes: Sequence
     """The harness in force in the step, and each attempt to replace it with its outcome, for the report."""
     episodes = [settings.record(roles.MODEL, before["value"], by=before["by"], since=before["since"])]
     for refresh in refreshes:
-        replied = () if refresh.reply is None else (refresh.reply,)
-        judgements = tuple(Judgement(roles.MODEL, "refresh", (reply,), not refresh.problem) for reply in replied)
+        valid, reply = not refresh.problem, refresh.reply
+        judgements = () if reply is None else (Judgement(roles.MODEL, "refresh", (reply,), valid),)
         attempt = settings.Attempt(refresh.at, refresh.problem, judgements)
-        value, since = refresh.state["value"], refresh.state["since"]
-        driver = options(cfg).harness.driver
-        episodes.append(settings.record(roles.MODEL, value, by=driver, since=since, attempt=attempt))
+        value, driver = refresh.state["value"], options(cfg).harness.driver
+        episodes.append(settings.record(roles.MODEL, value, by=driver, since=refresh.state["since"], attempt=attempt))
     return episodes
 
 

@@ -71,22 +71,23 @@ def sample_rubrics(
     card = options(cfg)
     if card.rubric == "fixed":
         return [], [fixed_rubric(cfg)] * len(queries)
-    batch = tuple(range(len(queries)))
-    about = [((i,), queries[i]["question"]) for i in batch] if card.rubric_scope == "query" else [(batch, None)]
-    rollouts = [
-        Rollout(f"{number}", messages.for_rubric(cfg, harness, constraints, query))
-        for number, (_, query) in enumerate(about)
-    ]
+    about: dict[tuple[int, ...], str | None] = {tuple(range(len(queries))): None}  # by the indices of the queries
+    if card.rubric_scope == "query":
+        about = {(i,): query["question"] for i, query in enumerate(queries)}
+    rollouts = {
+        indices: Rollout(f"{indices[0]}", messages.for_rubric(cfg, harness, constraints, query))
+        for indices, query in about.items()
+    }
     agent = _evaluator(cfg, card.evaluator.sampling, stop=("</dimensions>",))
-    groups = tools.play("rubric", rollouts, agent)
+    groups = tools.play("rubric", list(rollouts.values()), agent)
     drafts = []
-    for (judged, _), rollout, (completion,) in zip(about, rollouts, groups, strict=True):
+    for (indices, rollout), (completion,) in zip(rollouts.items(), groups, strict=True):
         rubric, reason = None, "prompt_too_long"
         if completion.turns:
             text = searching.contents(completion)[-1]
             rubric, reason = rules.rubric_of(text, harness, constraints if card.scheduler.enforce else None)
         rubric = rubric or substitute(cfg, harness)
-        drafts.append(RubricDraft(judged, rollout.messages, completion, rubric, reason))
+        drafts.append(RubricDraft(indices, rollout.messages, completion, rubric, reason))
     return drafts, [draft.rubric for draft in drafts for _ in draft.queries]
 
 

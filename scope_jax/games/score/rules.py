@@ -54,7 +54,7 @@ _ATTRIBUTE = re.compile(r"""([a-z]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""", re.I
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,3})(?:\.[0-9]{1,6})?")
 _SECTION = re.compile(rf"<(/?)({'|'.join(SECTIONS)})\b[^<>]*+>", re.IGNORECASE)
 _POINTS = re.compile(rf"({_NUMBER.pattern})(?:\s*+(?:/|out of)\s*+({_NUMBER.pattern}))?")
-_ID = re.compile(r"[^0-9]{0,20}([0-9]{1,4})\W{0,5}")
+_LABEL = re.compile(r"[^0-9]{0,20}([0-9]{1,4})\W{0,5}")
 CONCLUDING = {"conclusion", "conclusions", "summary", "summary and conclusion", "key findings", "in conclusion"}
 SOURCES = {"sources", "references", "bibliography", "citations", "works cited"}
 _NUMBERED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})*[.)]?\s+")
@@ -251,8 +251,8 @@ def assessments_of(text: str, count: int, rubric: Rubric, max_score: float) -> t
         return None
     assessments = []
     for number, (attributes, content) in enumerate(reports, 1):
-        id = _ID.fullmatch(_only(attributes, "id") or "")
-        assessment = _assessment(content, rubric, max_score) if id and int(id[1]) == number else None
+        label = _LABEL.fullmatch(_only(attributes, "id") or "")
+        assessment = _assessment(content, rubric, max_score) if label and int(label[1]) == number else None
         if assessment is None:
             return None
         assessments.append(assessment)

@@ -17,7 +17,6 @@ from scope_jax.config import Config
 from scope_jax.games.score.meta_harness import Harness
 from scope_jax.games.score.options import options
 from scope_jax.learner.types import Reply
-from scope_jax.play.game import Memory
 from scope_jax.play.rewards import mean
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
@@ -246,15 +245,3 @@ def step_statistics(
         "citations_supported": sum(counts["supported"] for counts in cited) / total if total else None,
         "dimensions": dict(Counter(name for report in reports for name in report.rubric.dimensions)),
     }
-
-
-def next_memory(
-    cfg: Config,
-    scheduler: Mapping[str, Any],
-    statistics: Sequence[Statistics],
-    harness: Mapping[str, Any],
-    refreshed: bool,
-) -> Memory:
-    """The memory after a step. Statistics are cleared by a refresh; at most those of the last M steps are kept."""
-    kept = [] if refreshed else list(statistics)[-options(cfg).harness.every :]
-    return {"scheduler": dict(scheduler), "harness": dict(harness), "statistics": kept}
