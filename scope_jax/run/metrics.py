@@ -32,7 +32,7 @@ from scope_jax.errors import UserError, writing
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.seal import SEAL
-from scope_jax.run import answers, judgements, members, tokens
+from scope_jax.run import answers, judgements, tokens
 from scope_jax.run import records as run_records
 from scope_jax.run.processes import by_one, writes
 from scope_jax.run.trackers import Trackers
@@ -329,7 +329,7 @@ class RunLog:
                 _cut(path, step)
         for path in (self._judgements, self._tokens, self._exams):
             if path.is_file():
-                members.cut(path, step)
+                run_records.cut_steps(path, step)
         files = (self._metrics, self._episodes, self._judgements, self._tokens, self._exams)
         self._sizes = {path: _size(path) for path in files}
         left = read_lines(self._metrics)

@@ -27,8 +27,8 @@ from scope_jax.run.checkpoint import locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, model_folder, weights_of
 from scope_jax.run.fetching import fetched
+from scope_jax.run.indexing import lookup_of, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
-from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.text import dialects
 
 Card = Config | ServedModel

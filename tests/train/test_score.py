@@ -24,7 +24,7 @@ import signal
 import zlib
 from collections import Counter
 from scope_jax.learner.learner import Learner
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.games import score
 from scope_jax.games.score import rules, solver
 from scope_jax.games.score.records import Assessment, Rubric
