@@ -29,8 +29,8 @@ import jax.numpy as jnp
 
 from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
-from scope_jax.run import checkpoint
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run import checkpoint_writer
+from scope_jax.run.checkpoint_writer import Checkpoints
 
 CARD = Path(__file__).parents[1] / "configs" / "ssp" / "atlas.toml"
 
@@ -127,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, help="of the checkpoints; default: a temporary one")
     parser.add_argument("--part", choices=("save", "resume"), help=argparse.SUPPRESS)
     args = parser.parse_args(given)
-    checkpoint.BATCH_GB = args.copies_gb
+    checkpoint_writer.BATCH_GB = args.copies_gb
     sizes = shapes(args.layers, args.width, args.ffn, args.vocabulary)
     if args.part == "save":
         save(args.folder, sizes, args.dtype, args.checkpoints)

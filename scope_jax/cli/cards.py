@@ -19,12 +19,15 @@ import typer
 from scope_jax.cli.options import Card, Json, Sets, load
 from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
-from scope_jax.config.base import HOME
+from scope_jax.config.base import HOME, paths
 from scope_jax.errors import UserError
 
 CONFIGS = HOME / "configs"
 STATES = {"—": "required", "none": "not set"}  # of a table that a card may lack
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
+# Written by a run, or names rather than paths.
+NOT_READ = ("retrieval.index", "train.compilation_cache", "train.spool", "system", "model.dialect", "clusters.folder")
+FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja", ".toml")
 
 
 def _header(path: Path) -> dict[str, str]:
@@ -49,7 +52,6 @@ def cards(
 ) -> None:
     """List the cards of a folder: game, what each reproduces, its hardware, and which of its files are missing here."""
     from scope_jax.config import CardError
-    from scope_jax.run.missing import missing
 
     found: list[dict[str, Any]] = []
     for path in sorted(folder.rglob("*.toml")):
@@ -57,7 +59,7 @@ def cards(
             continue
         try:
             cfg = load(path, None)
-            needs, game = missing(cfg), cfg.system
+            needs, game = _missing(cfg), cfg.system
         except CardError as error:
             needs, game = [str(error)], ""
         found.append({"card": _shown(path), "game": game, **_header(path), "needs": needs})
@@ -73,6 +75,20 @@ def cards(
                 typer.echo(f"    {item.lower()}: {one[item]}")
         for need in one["needs"] or ["nothing: everything is here"]:
             typer.echo(f"    needs {need}")
+
+
+def _missing(cfg: Any) -> list[str]:
+    """ "key: path" for what the card reads and is not here, without opening anything. Names of data sets on the hub
+    and paths on object storage are not looked up."""
+    found = []
+    for key, path in paths(cfg):
+        if key in NOT_READ or path.startswith(("gs://", "s3://")):
+            continue
+        if Path(path).exists():
+            continue
+        from_hub = not path.endswith(FILES) and "checkpoint" not in key and "prompts" not in key
+        found.append(f"{key}: {path}" + (" (or a data set of the hub of this name)" if from_hub else ""))
+    return found
 
 
 def _is_exam(path: Path) -> bool:

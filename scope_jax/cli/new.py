@@ -100,14 +100,14 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
     Of a model of the hub only config.json is downloaded.
     """
     from scope_jax.models.weights import checked_config, load_config
-    from scope_jax.run import hub
+    from scope_jax.run import fetching
 
-    if not hub.is_name(model):
+    if not fetching.is_name(model):
         return checked_config(model), ""
     rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
     try:
-        return load_config(hub.snapshot(model, hub.SHAPE)), f"not checked: {rest}"
-    except hub.Unavailable as error:
+        return load_config(fetching.snapshot(model, fetching.SHAPE)), f"not checked: {rest}"
+    except fetching.Unavailable as error:
         from scope_jax.plan.architectures import public
 
         return public(model), f"not checked: config.json, {rest}. {error}"

@@ -5,7 +5,7 @@
 
 A set that was answered is one gzip member: a line with its metrics, then one per answer (see `ExamSet.records`);
 `place` is the index of the question, from 0. A set may be answered again: the newest answers of a step count. See
-`members` for the file format.
+`records` for the file format.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import writing
-from scope_jax.run import answers, members
+from scope_jax.run import answers
 from scope_jax.run.processes import writes
-from scope_jax.run.records import COUNT, MEASURES, TABLE, TEXT, TOLD, check, where
+from scope_jax.run.records import COUNT, MEASURES, TABLE, TEXT, TOLD, append_step, check, mend, read_steps, where
 
 NAME = "evaluations.jsonl.gz"
 FIELDS = {"set": TEXT, "taken": TEXT}
@@ -50,8 +50,8 @@ def keep(
     path = run / NAME
     with writing(path), path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another `eval` of this run may be writing
-        members.mend(path)  # after one that was killed, or for which the disk was full
-        members.append(path, lines)
+        mend(path)  # after one that was killed, or for which the disk was full
+        append_step(path, lines)
 
 
 def newest(run: Path) -> Iterator[Line]:
@@ -62,7 +62,7 @@ def newest(run: Path) -> Iterator[Line]:
 
 def _read(path: Path) -> Iterator[Line]:
     """The lines in order, each with "metrics" or with "place" and "record". Raises UserError for any other."""
-    for number, line in enumerate(members.read(path, FIELDS), 1):
+    for number, line in enumerate(read_steps(path, FIELDS), 1):
         record = line.get("record")
         inside = record.items() if isinstance(record, dict) else ()
         about = line | {f"record.{name}": value for name, value in inside}

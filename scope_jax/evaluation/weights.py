@@ -24,9 +24,8 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
 from scope_jax.play.tools import BASE
-from scope_jax.run.adapters import adapter_of, policies_of, saved_factors, section_of
+from scope_jax.run.adapters import DTYPES, adapter_of, policies_of, saved_factors, section_of
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
-from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
 from scope_jax.run.world import World

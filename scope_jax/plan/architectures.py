@@ -13,7 +13,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig, from_hf
 from scope_jax.models.fields import read_object
 from scope_jax.models.weights import checked_config, load_config
-from scope_jax.run import hub
+from scope_jax.run import fetching
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
 
@@ -117,10 +117,10 @@ def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
     if folder.is_dir():
         return checked_config(folder), str(folder)
     missing = f"the model folder {checkpoint} does not exist"
-    if hub.is_name(checkpoint):
+    if fetching.is_name(checkpoint):
         try:
-            found = hub.snapshot(checkpoint, hub.SHAPE)
-        except hub.Unavailable as error:
+            found = fetching.snapshot(checkpoint, fetching.SHAPE)
+        except fetching.Unavailable as error:
             missing = str(error).removesuffix(".")
         else:
             return load_config(found), f"config.json of {checkpoint} on the hub"

@@ -20,8 +20,7 @@ from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, pan
 from scope_jax.report.settings import Settings
 from scope_jax.run import records as run_records
 from scope_jax.run.metrics import read_lines, records, torn
-from scope_jax.run.unlearned import Unlearned
-from scope_jax.run.watching import watched
+from scope_jax.run.watch import IdleRoles, watch_of
 from scope_jax.sharding.files import replaced
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -128,10 +127,10 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     cfg, lines = opened(run)
     panels = panels_of(run, cfg.system)
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
-    unlearned = Unlearned()
+    idle = IdleRoles()
     browser = browsing.Episodes(folder, browsing.stamp(run))
     whole = browsing.joined(run, records(run / "episodes.jsonl", run_records.episode))
-    chosen = examples(browser.collect(settings.collect(unlearned.collect(whole))))
+    chosen = examples(browser.collect(settings.collect(idle.collect(whole))))
     episodes, (evaluated, answers) = len(browser), browsing.answered(run)
     for _ in browser.collect(answers):
         pass
@@ -168,7 +167,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             panels=[panel.title for panel in panels],
             scores=_scores(panels[0], lines),
             last=lines[-1],
-            told=[*torn(run), *filter(None, [watched(cfg, lines).reason]), *unlearned.sentences],
+            told=[*torn(run), *filter(None, [watch_of(cfg, lines).reason]), *idle.sentences],
             examples=chosen,
             config=(run / "config.toml").read_text(encoding="utf-8"),
         )

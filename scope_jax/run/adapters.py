@@ -18,12 +18,12 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.seal import digest
 from scope_jax.rollouts.keys import key_data
 from scope_jax.run.checkpoint import check_base, load
-from scope_jax.run.dtypes import DTYPES
 from scope_jax.sharding.spec import param_shardings
 
 if TYPE_CHECKING:
     from scope_jax.learner.learner import Learner  # export does not need it, and it imports for a second
 
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}  # that a card may name
 SERVED = "served"  # the only policy of a model that is served without a game
 
 

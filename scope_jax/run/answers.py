@@ -3,7 +3,7 @@
     {"step": 20, "set": "held_out", "question": 3, "of": "5f1d08c2", "measures": {"accuracy": 0.5, "searches": 1.5}}
 
 One line per question of an evaluation; a measure is averaged over the question's answers. `question` is the index, from
-0, in the set and `of` a checksum of its text, so that two runs can be compared question by question. See `members` for
+0, in the set and `of` a checksum of its text, so that two runs can be compared question by question. See `records` for
 the file format.
 """
 
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.play.rewards import mean
-from scope_jax.run import members
-from scope_jax.run.records import COUNT, MEASURES, TEXT
+from scope_jax.run.records import COUNT, MEASURES, TEXT, append_step, read_steps
 
 __all__ = ["NAME", "append", "by_question", "last", "read"]
 
@@ -32,12 +31,12 @@ def append(path: Path, step: int, exams: Mapping[str, Sequence[Mapping[str, Any]
         for name, records in exams.items()
         for (place, about), measures in by_question(records).items()
     ]
-    members.append(path, lines)
+    append_step(path, lines)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines in order; see `members.read`."""
-    return members.read(path, FIELDS)
+    """The lines in order; see `records.read_steps`."""
+    return read_steps(path, FIELDS)
 
 
 def by_question(records: Iterable[Mapping[str, Any]]) -> Questions:

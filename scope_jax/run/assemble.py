@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +14,12 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, JudgeSection, ServedModel
+from scope_jax.config.model import ModelSection
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
-from scope_jax.learner.learner import Learner
+from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
 from scope_jax.models.config import ModelConfig
@@ -27,16 +30,14 @@ from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.turns import Joiner
-from scope_jax.run import ahead
-from scope_jax.run.adapters import adapter_of, check_folder, first_factors
+from scope_jax.run.adapters import DTYPES, adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
-from scope_jax.run.dtypes import DTYPES
-from scope_jax.run.ends import Doubt, ends_of
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base
-from scope_jax.run.indexing import Part
+from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, own_mesh
+from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.run.processes import DividedRollouts, teller
-from scope_jax.run.residence import (
+from scope_jax.run.sampler import (
     ACCELERATOR,
     HOST,
     Sampler,
@@ -46,10 +47,7 @@ from scope_jax.run.residence import (
     with_one_reference,
     with_shared_reference,
 )
-from scope_jax.run.searches import lookup_of, search_of
-from scope_jax.run.verdicts import Verdicts
-from scope_jax.run.watched_names import check_names
-from scope_jax.run.world import Tell, World
+from scope_jax.run.world import Tell, Verdicts, World
 from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.text import dialects
@@ -147,7 +145,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     check_policies(cfg, game)
     for name, folder in cfg.model.policies.items():
         check_beginning(cfg, name, folder)
-    ahead.check(cfg, game)
+    check_ahead(cfg, game)
     check_names(cfg, game)
     game.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
@@ -164,6 +162,30 @@ def check_policies(cfg: Config, game: Game) -> None:
     for name in cfg.model.policies:
         if name not in trained:
             raise UserError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
+
+
+def check_ahead(cfg: Config, game: Game) -> None:
+    """Raises UserError if the card asks for steps played ahead, but its game or its losses do not allow them."""
+    if not cfg.train.one_step_off_policy:
+        return
+    if distributed.count() > 1:
+        raise UserError(
+            "train.one_step_off_policy works in a run of one process, as several exchange completions over the devices "
+            "that learn meanwhile; start one process, or set it to false."
+        )
+    sampled = len(game.policies(cfg)) + game.uses_base(cfg)
+    if cfg.model.adapter is None and sampled > 1:
+        raise UserError(
+            "train.one_step_off_policy needs all weights that a step samples with in the engine at once, and a step of "
+            f"{cfg.system} samples with {sampled} models under this card; add [model.adapter], or set it to false."
+        )
+    for update in game.updates(cfg):
+        card = update.card
+        if card.objective == "policy" and not card.rollout_cap and card.old_logprobs == "learner":
+            raise UserError(
+                f"with train.one_step_off_policy the episodes of {update.name} come from older weights, but its loss "
+                "does not correct for that; set rollout_cap there, for example to 2.0."
+            )
 
 
 def check_beginning(cfg: Config, name: str, folder: str) -> None:
@@ -284,3 +306,48 @@ def joiner_of(cfg: Config, game: Game, tokenizer: Tokenizer) -> Joiner:
     for file in game.system_messages(cfg):
         joiner.check_system(file)
     return joiner
+
+
+# ------------------------------------------------------------------------------------------------------ ends of replies
+class Doubt(str):
+    """What was found, of which something may be wrong."""
+
+
+def ends_of(card: ModelSection, tokenizer: Tokenizer) -> str:
+    """The tokens and strings that end a reply, with who names them; a `Doubt` if the chat template ends a message with
+    none of them."""
+    named = ", ".join(f"{end.name} ({', '.join(end.sources)})" for end in tokenizer.ends)
+    if card.stop:
+        return f"{named}, {', '.join(map(repr, card.stop))} (model.stop)"
+    end = tokenizer.template_end
+    if not tokenizer.has_template or (end is not None and end.id is not None):
+        return named
+    writes = "does not show how it ends a reply" if end is None else f"ends a reply with the text {end.text[:40]!r}"
+    return Doubt(
+        f"the chat template {writes}, not with a token of the tokenizer; replies end with {named}, and run to their "
+        "limit if the model does not write it; set model.stop to what the model writes after a reply."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ watched metrics
+def check_names(cfg: Config, game: Game) -> None:
+    """Raises UserError for a rule of [[train.watch]] on a metric that the card's game cannot have; a game without
+    `metrics` may have any.
+
+    A step lacks a metric for which it has no value, so a name cannot be checked by what the first steps have.
+    """
+    if not cfg.train.watch or game.metrics is None:
+        return
+    updates = game.updates(cfg)
+    known = {*game.metrics(cfg), "staleness", *NAMES, *(f"time/{phase}" for phase in PHASES)}
+    known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
+    known |= {f"{share.role}/baseline" for update in updates for share in update.roles}
+    known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
+    for rule in cfg.train.watch:
+        name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric
+        if name not in known and not re.match(r"eval/[^/]+/score_", name):
+            near = difflib.get_close_matches(rule.metric, sorted(known), n=3, cutoff=0.0)
+            raise UserError(
+                f"[[train.watch]] names the metric {rule.metric!r}, which {cfg.system} does not have under this card; "
+                f"similar names are {', '.join(near)}."
+            )

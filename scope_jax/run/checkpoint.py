@@ -2,12 +2,11 @@
 
     <run>/checkpoints/<step>/            states (orbax on tensorstore), memory, meta (JSON), seal.json
     <run>/checkpoints/<step>-<name>/     the same, but never deleted
-    <run>/checkpoints/reference-<step>/  the frozen reference, which checkpoints share (`run.reference`)
+    <run>/checkpoints/reference-<step>/  arrays of the frozen reference and seal.json, written once, as all checkpoints
+                                         share it. step: of the first one that names it
 
-Orbax writes asynchronously into a temporary folder and renames it when everything is on disk; the seal, written just
-before that, contains size and CRC-32 of every file. A folder without a matching seal is never read: truncated or
-changed files are detected before any array is loaded. The arrays are copied to the host in the background, too
-(`run.copying`): none may be donated before it is copied, and all else happens while the run goes on.
+The seal, written last, contains size and CRC-32 of every file. A folder without a matching seal is never read:
+truncated or changed files are detected before any array is loaded. See `checkpoint_writer` for how they are written.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import functools
 import json
 import logging
 import os
-import shutil
-import socket
+import re
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +25,17 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from scope_jax.config import Config
-from scope_jax.errors import UserError, disk_fault, unwritten
-from scope_jax.models.seal import SEAL, seal, unfit
+from scope_jax.errors import UserError
 from scope_jax.models.seal import fault as fault  # asked of checkpoints, too
+from scope_jax.models.seal import unfit
 from scope_jax.play.game import Memory
-from scope_jax.run import reference
-from scope_jax.run.copying import GB, LEAST, Copying, room, writer
-from scope_jax.run.metrics import fingerprint
-from scope_jax.run.mirror import CHECKPOINT, Mirror
-from scope_jax.run.processes import by_one, together, writes
+from scope_jax.run.processes import by_one
 from scope_jax.sharding.spec import path_name
 
 LAYOUT = 4  # version of the saved data; 3: states count updates; 4: the reference is beside the checkpoints
 READABLE = (3, LAYOUT)
-BATCH_GB: float | None = None  # arrays copied to the host at a time; None: as many as it has room for
-TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
+CHECKPOINT = re.compile(r"([0-9]{1,12})(?:-([a-z]+-[0-9]+))?")  # names: 45, 45-iteration-1
+REFERENCE = "reference-"  # and a step, the name of a folder
 
 
 class CheckpointError(UserError):
@@ -60,7 +52,6 @@ class Saved:
     meta: dict[str, Any]
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
 def run_of(target: Path) -> Path | None:
     """The run folder of `target`: itself, or the run that contains it as a checkpoint or export; None otherwise."""
     absolute = Path(os.path.abspath(target))  # a relative path need not name what it is in
@@ -121,9 +112,9 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     damaged folder, and if a requested array is missing or has another shape. All processes of a run must call this.
     """
     _check(folder, f"the checkpoint {folder} cannot be used", "choose another one")
-    _quiet_orbax()
-    beside = by_one(lambda: reference.named_by(folder))
-    states, references = (dict(targets), {}) if beside is None else reference.apart(targets)
+    quiet_orbax()
+    beside = by_one(lambda: reference_of(folder))
+    states, references = (dict(targets), {}) if beside is None else without_references(targets)
     _check_shapes(folder, states)
     items = {"memory": ocp.args.JsonRestore(), "meta": ocp.args.JsonRestore()}
     read = _restored(folder, states, items)
@@ -133,7 +124,7 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
         what = f"the reference {place}, which the checkpoint {folder} needs, cannot be used"
         _check(place, what, "restore it, or start a new run")
         _check_shapes(place, references)
-        found = reference.together(found, _restored(place, references, {})["states"])
+        found = with_references(found, _restored(place, references, {})["states"])
     return Saved(read["meta"]["step"], found, read["memory"], read["meta"])
 
 
@@ -177,205 +168,37 @@ def check_base(saved: Saved, base: str | None, folder: str) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
-class Checkpoints:
-    """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
+# -------------------------------------------------------------------------------------------------------- the reference
+def without_references(states: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the states without their references, the references by the state that has one)."""
+    references = {name: state.ref_params for name, state in states.items() if has_reference(state)}
+    return {n: state.replace(ref_params=None) if n in references else state for n, state in states.items()}, references
 
-    mirror: of a run on object storage; gets every checkpoint as soon as it is complete. base: checksum of the base of
-    adapters, whose states are nothing without it; None for whole weights.
-    """
 
-    def __init__(self, folder: Path, cfg: Config, mirror: Mirror | None = None, base: str | None = None) -> None:
-        self.folder = folder.absolute()
-        self._mirror = mirror
-        self.keep = cfg.train.keep
-        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT, "base": base}
-        self._base = cfg.model.checkpoint
-        self._moves = cfg.train.offload  # an update gets copies, on the accelerator
-        self._saving: Path | None = None
-        self._copying = Copying()
-        self._reference: str | None = None  # the folder of the reference, and its arrays
-        self._frozen: list[Any] = []
-        self._end: Future[None] | None = None  # of writing the checkpoint
-        self._reference_end: Future[None] | None = None  # of writing the reference it begins with
-        self._threads = ThreadPoolExecutor(2, "checkpoint")
-        _quiet_orbax()
+def with_references(states: Mapping[str, Any], references: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `without_references`."""
+    return {n: state.replace(ref_params=references[n]) if n in references else state for n, state in states.items()}
 
-    @functools.cached_property
-    def _checkpointer(self) -> ocp.AsyncCheckpointer:
-        """Made at the first save, when the memory is in use that a run needs."""
-        own = socket.gethostname()
-        most = room(together(lambda: own).count(own)) if BATCH_GB is None else int(BATCH_GB * GB)
-        return writer(most, self._copying, self._before_commit)
 
-    @functools.cached_property
-    def _reference_writer(self) -> ocp.AsyncCheckpointer:
-        return writer(LEAST, Copying(), self._before_reference)
+def has_reference(state: Any) -> bool:
+    """Whether a state, or a part of one, has a reference of its own."""
+    return getattr(state, "ref_params", None) is not None
 
-    def save(self, step: int, states: Mapping[str, Any], memory: Memory, name: str = "") -> None:
-        """Starts writing the checkpoint of `step`; no array of it may be donated or deleted before `copied` returns.
 
-        The references of the states must never be; they are written when they are not those of the save before. A
-        checkpoint with a name is never deleted. Raises ValueError if the memory does not survive a round trip through
-        JSON. An error of the previous save is raised here.
-        """
-        if json.loads(json.dumps(memory)) != memory:
-            raise ValueError(
-                "the game's memory is not plain JSON data (tuples and numeric keys do not survive a resume)."
-            )
-        self.wait()
-        states, references = reference.apart(states)
-        frozen = jax.tree.leaves(references)
-        new = len(frozen) != len(self._frozen) or any(a is not b for a, b in zip(frozen, self._frozen, strict=True))
-        if new:
-            self._reference, self._frozen = f"{reference.PREFIX}{step}" if frozen else None, frozen
-        place = self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
-        beside = {} if self._reference is None else {"reference": self._reference}
-        parts = ocp.args.Composite(
-            states=ocp.args.PyTreeSave(dict(states)),
-            memory=ocp.args.JsonSave(memory),
-            meta=ocp.args.JsonSave({"step": step, **self.meta, **beside}),
-        )
-        if new and self._reference is not None:
-            arrays = ocp.args.Composite(states=ocp.args.PyTreeSave(references))
-            self._reference_end = self._begun(self._reference_writer, self.folder / self._reference, arrays)
-        self._copying.begin(len(jax.tree.leaves(states)))
-        self._end = self._begun(self._checkpointer, place, parts)
-        self._end.add_done_callback(lambda _: self._copying.done.set())
-
-    def _begun(self, writer: ocp.AsyncCheckpointer, place: Path, parts: Any) -> Future[None]:
-        """Begins to write a folder, in the place of a damaged one of the same name; the end of it."""
-        self._writing(lambda: writer.save(place, args=parts, force=True))
-        return self._threads.submit(writer.wait_until_finished)
-
-    def copied(self) -> None:
-        """Returns when the arrays of the last save may be donated; raises its error if it has failed already."""
-        if self._end is None:
-            return
-        if not self._moves:
-            self._copying.done.wait()
-        if self._end.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Returns when the last save is on disk and old checkpoints are deleted; raises any error of that save."""
-        ends = [end for end in (self._reference_end, self._end) if end is not None]
-        self._reference_end = self._end = None
-        wait(ends)
-        while ends:
-            self._writing(ends.pop(0).result)
-        if self._saving is not None:
-            self._prune()
-            self._saving = None
-
-    def _writing(self, work: Callable[[], object]) -> None:
-        """Runs `work`; a disk error is reported in one sentence, and unfinished files are removed."""
-        number = None
-        try:
-            work()
-        except (OSError, ValueError) as error:
-            number = disk_fault(error)
-            if number is None:
-                raise
-        if number is not None:  # no longer in `except`: orbax's exception keeps the other half-done writes alive
-            place, self._saving = self._saving, None
-            assert place is not None  # orbax only writes during a save
-            self._reference, self._frozen = None, []
-            for unfinished in self.folder.glob(f"*{TEMPORARY}*") if writes() else ():
-                shutil.rmtree(unfinished)
-            raise unwritten(place, number)
-
-    def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:
-        """The newest valid checkpoint, placed by `targets` (see `load`); None if the run has none yet.
-
-        Newer damaged ones are skipped, with one sentence each to `warn`. Raises CheckpointError if all checkpoints are
-        damaged, or if the one found was written with another config or layout. All processes of a run must call this.
-        """
-        folder = by_one(lambda: self._newest(warn))
-        if folder is None:
-            return None
-        saved = load(folder, targets)
-        if saved.meta.get("layout") not in READABLE:
-            raise CheckpointError(
-                f"the checkpoint {folder} was written by an incompatible version of scope-jax; use another run folder."
-            )
-        if saved.meta["fingerprint"] != self.meta["fingerprint"]:
-            raise CheckpointError(f"the checkpoint {folder} was written with another config; use another run folder.")
-        check_base(saved, self.meta["base"], self._base)
-        self._reference = saved.meta.get("reference")
-        self._frozen = [] if self._reference is None else jax.tree.leaves(reference.apart(saved.states)[1])
-        return saved
-
-    def _newest(self, warn: Callable[[str], None]) -> Path | None:
-        """The newest valid checkpoint, see `resume`."""
-        candidates = found(self.folder)
-        for folder in reversed(candidates):
-            if wrong := unfit(folder):
-                warn(f"skipping the checkpoint {folder}: {wrong}.")
-                continue
-            return folder
-        if candidates:
-            raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; remove that folder to start from step 0."
-            )
+def reference_of(checkpoint: Path) -> str | None:
+    """The folder of the reference beside a checkpoint, None if it has none or holds it itself, as those of scope-jax
+    0.1.0 do. Of a damaged checkpoint the answer means nothing."""
+    try:
+        found = json.loads((checkpoint / "meta" / "metadata").read_text(encoding="utf-8")).get("reference")
+    except (OSError, ValueError, AttributeError):
         return None
-
-    def _before_commit(self) -> None:
-        """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
-        if not writes() or self._saving is None:
-            return
-        if self._reference_end is not None:
-            self._reference_end.result()  # a checkpoint is nothing without it
-        name = self._saving.name
-        for folder in self.folder.glob(f"{name}{TEMPORARY}*"):
-            seal(folder)
-            if self._mirror is not None:
-                stays = functools.partial(staying, saved=name, keep=self.keep)
-                self._mirror.push_checkpoint(folder, name, stays, self._reference)
-
-    def _before_reference(self) -> None:
-        """The same, of the reference."""
-        for folder in self.folder.glob(f"{self._reference}{TEMPORARY}*") if writes() else ():
-            seal(folder)
-
-    def _prune(self) -> None:
-        """Deletes all but the `keep` newest sealed checkpoints up to the one just saved, and those with names.
-
-        Checkpoints of later steps are deleted, too: they were written before the run was rewound; and references that
-        none of those that stay names.
-        """
-        if not writes() or self._saving is None:
-            return
-        places = found(self.folder)
-        if (place := self._saving) not in places:
-            self._saving = None
-            raise CheckpointError(
-                f"the checkpoint {place} was removed while the run goes on; run the same command again, which goes on "
-                "from the one before."
-            )
-        sealed = [path.name for path in places if path == self._saving or (path / SEAL).is_file()]
-        stay = staying(sealed, self._saving.name, self.keep)
-        stay |= {reference.named_by(path) or "" for path in places if path.name in stay}
-        others = [path for path in self.folder.iterdir() if path.is_dir() and _others(path.name)]
-        for path in (*places, *others):
-            if path.name not in stay:
-                shutil.rmtree(path)
-
-
-def _others(name: str) -> bool:
-    return TEMPORARY in name or name.startswith(reference.PREFIX)
-
-
-def staying(names: list[str], saved: str, keep: int) -> set[str]:
-    """Of sealed checkpoints by step, those that stay after `saved`: the `keep` newest ones, and those with a name."""
-    past = names[: names.index(saved) + 1]
-    return {*past[-keep:], *(name for name in past if "-" in name)}
+    return found if isinstance(found, str) and re.fullmatch(f"{REFERENCE}[0-9]{{1,12}}", found) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- quiet
 @functools.cache
-def _quiet_orbax() -> None:
-    """Suppresses what orbax and tensorstore print about an error that `Checkpoints.wait` raises, and absl's warnings.
+def quiet_orbax() -> None:
+    """Suppresses what orbax and tensorstore print about an error that a save raises, and absl's warnings.
 
     Each of orbax's threads logs the error with its traceback before raising it. When the first of several writes fails,
     orbax closes its event loop, and tensorstore then reports the closed loop for each of the others.

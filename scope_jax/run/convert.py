@@ -20,9 +20,8 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.hf import hf_shapes
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
-from scope_jax.run.adapters import adapter_of, saved_factors
+from scope_jax.run.adapters import DTYPES, adapter_of, saved_factors
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
-from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.fetching import fetched
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN

@@ -19,8 +19,7 @@ from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.run.adapters import adapter_of, policies_of
-from scope_jax.run.dtypes import DTYPES
+from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
 from scope_jax.sharding import distributed
 from scope_jax.sharding.mesh import MeshConfig, make_mesh, without_context
 from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules

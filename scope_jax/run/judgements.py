@@ -5,7 +5,7 @@
 
 One line per request; `episode` is the index, from 0, of the episode among the step's lines in episodes.jsonl. Malformed
 replies are included, and a reply to several identical requests is repeated for each. A reply that was cut also has
-"cut", the reason. See `members` for the file format.
+"cut", the reason. See `records` for the file format.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.learner.types import Episode, Judgement
-from scope_jax.run import members
-from scope_jax.run.members import cut
-from scope_jax.run.records import ANYTHING, COUNT, REPLIES, TEXT
-
-__all__ = ["NAME", "append", "cut", "read"]
+from scope_jax.run.records import ANYTHING, COUNT, REPLIES, TEXT, append_step, read_steps
 
 NAME = "judgements.jsonl.gz"
 FIELDS = {"episode": COUNT, "job": TEXT, "about": TEXT, "replies": REPLIES, "read": ANYTHING}
@@ -33,12 +29,12 @@ def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
         for place, episode in enumerate(episodes)
         for judgement in episode.judgements
     ]
-    members.append(path, lines)
+    append_step(path, lines)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The judgements in order; see `members.read`."""
-    return members.read(path, FIELDS)
+    """The judgements in order; see `records.read_steps`."""
+    return read_steps(path, FIELDS)
 
 
 def _plain(judgement: Judgement) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from scope_jax.config import Config, base
 from scope_jax.errors import UserError, writing
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.seal import SEAL
-from scope_jax.run import answers, judgements, members, tokens
+from scope_jax.run import answers, judgements, tokens
 from scope_jax.run import records as run_records
 from scope_jax.run.processes import by_one, writes
 from scope_jax.run.trackers import Trackers
@@ -121,39 +122,16 @@ def differing(a: Config, b: Config) -> list[str]:
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
-def _toml_text(text: str) -> str:
-    """A TOML basic string: JSON's escapes, but non-ASCII characters unescaped, as TOML has no surrogates (\\ud83d)."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        inner = (f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
-        return "{" + ", ".join(inner) + "}"
-    if isinstance(value, str):
-        return _toml_text(value)
-    return json.dumps(value)  # booleans, integers and finite floats have the same syntax in JSON and TOML
-
-
-def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    plain = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
-    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            inner = (*path, _toml_key(key))
-            lines += ["", f"[{'.'.join(inner)}]", *_toml_lines(value, inner)]
-    return lines
+def _with_values(value: Any) -> Any:
+    """The value without the keys that have none, which TOML cannot say."""
+    if isinstance(value, Mapping):
+        return {key: _with_values(item) for key, item in value.items() if item is not None}
+    return [_with_values(item) for item in value] if isinstance(value, list) else value
 
 
 def as_toml(table: Mapping[str, Any]) -> str:
     """Plain data as a card; keys without a value are left out."""
-    return "\n".join(_toml_lines(table, ())) + "\n"
+    return tomlkit.dumps(_with_values(table))
 
 
 def to_toml(cfg: Config) -> str:
@@ -329,7 +307,7 @@ class RunLog:
                 _cut(path, step)
         for path in (self._judgements, self._tokens, self._exams):
             if path.is_file():
-                members.cut(path, step)
+                run_records.cut_steps(path, step)
         files = (self._metrics, self._episodes, self._judgements, self._tokens, self._exams)
         self._sizes = {path: _size(path) for path in files}
         left = read_lines(self._metrics)

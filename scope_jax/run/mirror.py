@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scope_jax.models.seal import SEAL, fault
+from scope_jax.run.checkpoint import CHECKPOINT, REFERENCE, reference_of
+from scope_jax.run.fetching import Store, is_object, local_place
 from scope_jax.run.metrics import RunError
-from scope_jax.run.objects import Store, is_object, local_place
 from scope_jax.run.processes import by_one, together
-from scope_jax.run.reference import PREFIX, named_by
 from scope_jax.sharding.files import all_inside, is_partial
 
 CHECKPOINTS = "checkpoints"
@@ -29,8 +29,7 @@ INDEX = "index"  # of the search: built again where it is missing
 OWNER = "owner"  # the object that says which process writes the run
 CONFIG = "config.toml"  # the first of its files there
 TOKEN = ".token"
-CHECKPOINT = re.compile(r"([0-9]{1,12})(?:-([a-z]+-[0-9]+))?")  # names: 45, 45-iteration-1
-FOLDER = re.compile(f"{CHECKPOINT.pattern}|{PREFIX}[0-9]{{1,12}}")  # reference-45
+FOLDER = re.compile(f"{CHECKPOINT.pattern}|{REFERENCE}[0-9]{{1,12}}")  # reference-45
 
 
 class Mirror:
@@ -101,7 +100,7 @@ class Mirror:
         kept, beside, folder = "", None, self.folder / CHECKPOINTS
         for name in reversed(self._checkpoints):
             self._pull_folder(places, name, tell)
-            wrong, beside = fault(folder / name), named_by(folder / name)
+            wrong, beside = fault(folder / name), reference_of(folder / name)
             if wrong is None and beside is not None:
                 self._pull_folder(places, beside, tell)
                 wrong = fault(folder / beside)

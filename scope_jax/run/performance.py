@@ -1,4 +1,5 @@
-"""Measures a training loop: how fast its steps are, which phase is running, and a trace of a chosen step.
+"""Measures and watches a training loop: how fast its steps are, which phase is running, a trace of a chosen step, the
+programs that were compiled, and whether it hangs.
 
 The metrics are called `time/…` (seconds) and `perf/…`. They differ between runs of one card and never enter the
 training.
@@ -6,22 +7,27 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 
+from scope_jax.errors import UserError
 from scope_jax.learner.batching import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
-from scope_jax.run.compiling import programs
 from scope_jax.run.meshes import divided_devices
-from scope_jax.run.phases import Phases
-from scope_jax.run.profiling import Traced
-from scope_jax.run.watchdog import Watchdog
 from scope_jax.run.world import World
 from scope_jax.sharding.chips import GIB, chip_of
 
@@ -41,6 +47,215 @@ NAMES = (
 )
 
 
+# ---------------------------------------------------------------------------------------------------- compiled programs
+COMPILE = "/jax/core/compile/backend_compile_duration"  # a program was compiled, or loaded from the cache
+LOADED = "/jax/compilation_cache/cache_hits"  # it was loaded
+EVERYTHING = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@dataclass
+class Programs:
+    """Programs since `programs` was first called."""
+
+    asked: int = 0  # compiled or loaded
+    loaded: int = 0  # from the persistent cache
+
+    @property
+    def compiled(self) -> int:
+        return self.asked - self.loaded
+
+    def _duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        self.asked += event == COMPILE
+
+    def _event(self, event: str, **_: Any) -> None:
+        self.loaded += event == LOADED
+
+
+@cache
+def programs() -> Programs:
+    """The counter of this process; it counts from its first use on."""
+    counter = Programs()
+    jax.monitoring.register_event_duration_secs_listener(counter._duration)
+    jax.monitoring.register_event_listener(counter._event)
+    return counter
+
+
+def keep_programs(folder: str) -> None:
+    """Keeps compiled programs in this folder, all of them, for later processes; to be called before the first one.
+
+    JAX's own variables win: JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE and
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS.
+    """
+    current = jax.config.values
+    if current["jax_compilation_cache_dir"] is not None or not current["jax_enable_compilation_cache"]:
+        return
+    variable, name, value = EVERYTHING
+    if variable not in os.environ:
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder).absolute()))
+
+
+# --------------------------------------------------------------------------------------------------------------- phases
+@dataclass(frozen=True)
+class Phase:
+    """A phase that is running. step: the number of the step that it belongs to, counted from 1."""
+
+    name: str
+    step: int
+    since: float  # time.monotonic()
+
+
+class Phases:
+    """Measures phases that follow each other (play, learn, wait, evaluate, checkpoint), and work beside them."""
+
+    def __init__(self) -> None:
+        self.running: Phase | None = None
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, step: int) -> Iterator[None]:
+        """The phase `name` of a step."""
+        self.running = Phase(name, step, time.monotonic())
+        try:
+            with self.beside(name):
+                yield
+        finally:
+            self.running = None
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """Work in a thread of its own while another phase is running; counted like a phase."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def seconds(self, name: str) -> float:
+        """How long the phase has taken since the last `take`."""
+        return self._seconds[name]
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>` in seconds since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"time/{name}": value for name, value in seconds.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- a trace
+class Traced:
+    """Records step number `step` (counted from 1; None: no step) in <run>/profile.
+
+    first, last: the steps that this process is going to take; last None: not known. Raises UserError if `step` is not
+    one of them.
+    """
+
+    def __init__(self, step: int | None, run: Path, *, first: int, last: int | None) -> None:
+        self._step, self._folder = step, run / "profile"
+        if step is not None and (step < first or (last is not None and step > last)):
+            steps = f"steps {first} to {last}" if last is not None and last >= first else f"steps from {first} on"
+            missing = "no step is left" if last is not None and last < first else f"it takes {steps}"
+            raise UserError(f"--profile {step}: the run in {run} does not take this step now, {missing}; give another.")
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """The block of step `number`: traced, if it is the chosen one."""
+        if number != self._step:
+            yield
+            return
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every Python call of a step would be most of the trace
+        jax.profiler.start_trace(str(self._folder), profiler_options=options)
+        try:
+            with jax.profiler.StepTraceAnnotation("step", step_num=number):
+                yield
+        finally:
+            jax.profiler.stop_trace()
+
+
+# --------------------------------------------------------------------------------------------------------------- a hang
+Action = Literal["report", "exit"]
+EXIT_CODE = 124  # of a process that the watchdog ends, as that of timeout(1)
+
+
+class Watchdog:
+    """Watches a training loop until it is stopped.
+
+    phases: those of the loop. progress: any value that changes as long as the running phase gets on. limit: seconds
+    without a change after which a phase counts as hanging. action: "report" says so once and goes on; "exit" also ends
+    the process with EXIT_CODE, from which the run resumes as from any kill. run: the folder for the stacks.
+    """
+
+    def __init__(
+        self, phases: Phases, progress: Callable[[], Hashable], limit: float, action: Action, run: Path
+    ) -> None:
+        self._phases, self._progress, self._limit, self._action, self._run = phases, progress, limit, action, run
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, idle, reported = None, 0.0, False
+        pause = min(self._limit / 4, 5.0)
+        while not self._over.wait(pause):
+            running = self._phases.running
+            now = (running, self._progress())
+            if running is None or now != seen:
+                seen, idle, reported = now, 0.0, False
+                continue
+            idle += pause  # not by the clock, which goes on while the process is stopped
+            if not reported and idle > self._limit:
+                reported = True
+                self._report(running.name, running.step, idle)
+
+    def _report(self, phase: str, step: int, seconds: float) -> None:
+        number = jax.process_index()
+        stacks = self._run / f"stacks-{number}.txt"
+        try:
+            with stacks.open("a", encoding="utf-8") as file:
+                file.write(f"step {step}, phase {phase}, {seconds:.0f} seconds without progress\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            where = f"in {stacks}"
+        except OSError as error:  # a full disk may be why nothing goes on
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            where = f"above, as {stacks} cannot be written ({error.strerror})"
+        ends = "; the process ends, and the same command resumes the run" if self._action == "exit" else ""
+        sentence = (
+            f"scope-jax: process {number} of {jax.process_count()} on {socket.gethostname()} has made no progress for "
+            f"{seconds:.0f} seconds in the phase {phase} of step {step}; its stacks are {where}{ends}."
+        )
+        print(sentence, file=sys.stderr, flush=True)
+        if self._action == "exit":
+            os._exit(EXIT_CODE)
+
+
+EVERY = 30.0  # seconds
+
+
+@contextmanager
+def heartbeat(say: Callable[[str], None], what: str, done: Callable[[], str], every: float = EVERY) -> Iterator[None]:
+    """Says "what: 60 s, DONE" every so many seconds of the block; nothing if it is shorter. done: called each time."""
+    began, over = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(every):
+            say(f"{what}: {time.monotonic() - began:.0f} s, {done()}")
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+# ------------------------------------------------------------------------------------------------------------- measures
 @dataclass(frozen=True)
 class _Counts:
     """What has been counted so far."""

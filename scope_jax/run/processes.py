@@ -13,11 +13,19 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
 
 from scope_jax.errors import UserError, sentence
-from scope_jax.rollouts.types import Completion, Request, Rollouts
-from scope_jax.run import wire
+from scope_jax.learner.types import Reply
+from scope_jax.play.math_answers import Comparison
+from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
 from scope_jax.sharding import distributed
 from scope_jax.sharding.watch import Watch
@@ -42,15 +50,15 @@ def writes() -> bool:
 
 def together(work: Callable[[], T]) -> list[T]:
     """The results of `work` on all processes, by process. If it fails on one, that one raises its own error and the
-    others a PeerError, so that all end alike. work: its result is made of what `wire` sends."""
+    others a PeerError, so that all end alike. work: its result is made of what `encoded` takes."""
     if distributed.count() == 1:
         return [work()]
     failure = None
     try:
-        message = wire.encoded(("", work()))
+        message = encoded(("", work()))
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
-        failure, message = error, wire.encoded((sentence(error) or type(error).__name__, None))
-    outcomes = [wire.decoded(part) for part in distributed.gather(message)]
+        failure, message = error, encoded((sentence(error) or type(error).__name__, None))
+    outcomes = [decoded(part) for part in distributed.gather(message)]
     if failure is not None:
         raise failure
     for number, (problem, _) in enumerate(outcomes):
@@ -232,3 +240,81 @@ def leave(error: BaseException) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+# The values that processes exchange, as msgpack: data alone, from which nothing but the types here is made. These are
+# plain values, tuples, sets, paths, arrays as dtype, shape and bytes (those of JAX become numpy's), and the types in
+# RECORDS by the values of their fields; to send anything else is an error. `sharding.distributed` signs what is sent.
+RECORDS: tuple[type, ...] = (Completion, Row, Turn, Reply, Comparison)
+DTYPES = {
+    dtype.name: dtype
+    for kinds in ("bool", "int8 int16 int32 int64", "uint8 uint16 uint32 uint64", "float16 float32 float64")
+    for dtype in map(np.dtype, kinds.split())
+} | {"bfloat16": np.dtype(jnp.bfloat16)}
+# Codes of msgpack's extension types.
+TUPLE, SET, INTEGER, PATH, ARRAY, SCALAR, RECORD = range(7)
+
+
+def encoded(value: Any) -> bytes:
+    """The value as bytes. Raises TypeError for one that holds anything but what is named above."""
+    message = msgpack.packb(value, default=_extended, strict_types=True, unicode_errors="surrogatepass")
+    assert message is not None  # as its own types have it
+    return message
+
+
+def decoded(message: bytes) -> Any:
+    """The value that `encoded` was given, with its types. Raises ValueError for bytes that it did not make."""
+    try:
+        return msgpack.unpackb(
+            message, ext_hook=_of_extension, strict_map_key=False, unicode_errors="surrogatepass", raw=False
+        )
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, msgpack.UnpackException) as error:
+        raise UserError(f"a message of another process cannot be read ({error}); give all the same version.") from None
+
+
+def _extended(value: Any) -> msgpack.ExtType:
+    value = np.asarray(value) if isinstance(value, jax.Array) else value
+    kind = type(value)
+    if kind is tuple:
+        return msgpack.ExtType(TUPLE, encoded(list(value)))
+    if kind in (set, frozenset):
+        return msgpack.ExtType(SET, encoded([kind is frozenset, list(value)]))
+    if kind is int:  # of more than 64 bits
+        return msgpack.ExtType(INTEGER, f"{value:x}".encode())
+    if isinstance(value, Path):
+        return msgpack.ExtType(PATH, encoded(str(value)))
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.name in DTYPES:
+        name = value.dtype.name
+        content = [name, list(value.shape), np.asarray(value, DTYPES[name]).tobytes()]  # in this host's byte order
+        return msgpack.ExtType(ARRAY if isinstance(value, np.ndarray) else SCALAR, encoded(content))
+    if kind in RECORDS:
+        names = [field.name for field in fields(kind)] if hasattr(kind, "__dataclass_fields__") else kind._fields
+        return msgpack.ExtType(RECORD, encoded([kind.__name__, *(getattr(value, name) for name in names)]))
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be sent to another process; send plain values.")
+
+
+def _of_extension(code: int, content: bytes) -> Any:
+    if code == INTEGER:
+        return int(content, 16)
+    return _MADE[code](decoded(content))
+
+
+def _array(content: list[Any]) -> np.ndarray:
+    name, shape, data = content
+    return np.frombuffer(bytearray(data), DTYPES[name]).reshape(shape)  # a copy, as it may be written
+
+
+def _record(content: list[Any]) -> Any:
+    name, *values = content
+    return {kind.__name__: kind for kind in RECORDS}[name](*values)
+
+
+_MADE: dict[int, Callable[[Any], Any]] = {
+    TUPLE: tuple,
+    SET: lambda content: (frozenset if content[0] else set)(content[1]),
+    PATH: Path,
+    ARRAY: _array,
+    SCALAR: lambda content: _array(content)[()],
+    RECORD: _record,
+}

@@ -7,7 +7,7 @@ One line per episode with sampled tokens; `episode` is its index, from 0, among 
 row of the episode begins with its first sampled token; the prompt before it is in episodes.jsonl. logprobs: natural
 logarithm of the probability with which the engine sampled the token, two decimals; null for a token that was read.
 entropies: with `log.entropies`, in nats, of the distribution that this probability is of, two decimals, or null.
-See `members` for the file format.
+See `records` for the file format.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.run import members
-from scope_jax.run.records import COUNT, LIST
+from scope_jax.run.records import COUNT, LIST, append_step, read_steps
 
 __all__ = ["NAME", "append", "pieces", "read"]
 
@@ -37,12 +36,12 @@ def append(path: Path, step: int, episodes: Sequence[Episode], token_bytes: Toke
         for place, episode in enumerate(episodes)
         if (rows := [_row(datum, token_bytes) for datum in episode.datums if datum.sampled_T.any()])
     ]
-    members.append(path, lines)
+    append_step(path, lines)
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines in order; see `members.read`."""
-    return members.read(path, FIELDS)
+    """The lines in order; see `records.read_steps`."""
+    return read_steps(path, FIELDS)
 
 
 def _row(datum: Datum, token_bytes: TokenBytes) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""What a game plays in: a `World`, and `StepTools`, the tools that the game gets of it in one step."""
+"""What a game plays in: a `World`, `StepTools`, the tools that the game gets of it in one step, and the `Verdicts` on
+mathematical answers."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
@@ -16,23 +18,25 @@ from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.game import Game
+from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
-from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
+from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.tools import Agent, Rollout
-from scope_jax.play.turns import Joiner
+from scope_jax.play.turns import Joiner, Respond
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
-from scope_jax.run.processes import divided, together
-from scope_jax.run.residence import Sampler
-from scope_jax.run.verdicts import Verdicts
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, Responder, SamplingParams, Turn
+from scope_jax.rollouts.types import Reply as Answer
+from scope_jax.run import records
+from scope_jax.run.processes import by_one, divided, together, writes
+from scope_jax.run.sampler import Sampler
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
 Tell = Callable[[str], None]
+_IN_RESPONDER = ContextVar("in a responder", default=False)  # set while one runs, see `StepTools.search`
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class World:
     lookup: BatchedTool[Any] | None
     local: LocalRollouts
     verdicts: Verdicts
+
+    def finished(self, memory: Memory, step: int) -> bool:
+        """True if the card or the game ends the run after `step` steps."""
+        limit = self.cfg.train.steps
+        return (limit is not None and step >= limit) or self.game.finished(self.cfg, memory, step)
 
     def tools(self, step: int | str, *, exam: bool = False) -> StepTools:
         """The tools of a game in this step, or of an exam; `step` enters the key of every sample."""
@@ -107,7 +116,7 @@ class StepTools:
                 key=key_data(self.world.cfg.seed, self.step, role, rollout.name, sample),
                 group=alike.setdefault(ids, rollout.name),
                 max_turns=agent.max_turns,
-                respond=None if responder is None else self.world.joiner.responder(responder, rollout.messages),
+                respond=None if responder is None else self._responder(responder, rollout.messages),
                 max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
                 max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
                 policy=self.world.sampler.named(agent.policy),
@@ -137,9 +146,21 @@ class StepTools:
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
             raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
-        if threading.current_thread() is threading.main_thread():  # the game's own search, which all processes make
-            return divided(self.world.search, queries, [1.0] * len(queries))
-        return self.world.search(queries)  # a responder's, in the process that generates its episode
+        if _IN_RESPONDER.get():  # of the process that generates its episode; the others know nothing of it
+            return self.world.search(queries)
+        return divided(self.world.search, queries, [1.0] * len(queries))  # the game's own, which all processes make
+
+    def _responder(self, respond: Respond, messages: Messages) -> Responder:
+        joined = self.world.joiner.responder(respond, messages)
+
+        def responder(turns: tuple[Turn, ...]) -> Answer:
+            before = _IN_RESPONDER.set(True)
+            try:
+                return joined(turns)
+            finally:
+                _IN_RESPONDER.reset(before)
+
+        return responder
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))
@@ -176,3 +197,59 @@ class StepTools:
         if name not in self.world.judges:
             raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
         return self.world.judges[name]
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+# <run>/verdicts.jsonl.gz (see `records` for the format) has one line per comparison of mathematical answers, written
+# before the game sees the verdict:
+#
+#     {"step": 3, "prediction": "0.5", "golds": ["\\frac{1}{2}"], "verdict": "equal"}
+#
+# Whether a comparison times out can depend on the machine, so each is decided once: by one process for all of them, and
+# by the first process of a run for those that resume it.
+VERDICTS = "verdicts.jsonl.gz"
+
+
+class Verdicts:
+    """Compares mathematical answers for all processes of a run, and records the verdicts of a run that trains."""
+
+    def __init__(self, answers: MathAnswers) -> None:
+        self._answers = answers
+        self._path: Path | None = None
+        self._step = 0
+        self._decided: dict[Comparison, Verdict] = {}  # of this step
+        self._later: dict[int, dict[Comparison, Verdict]] = {}  # of steps that an earlier process did not complete
+
+    def record(self, run: Path, done: int) -> None:
+        """From now on verdicts are recorded in `run`, a run with `done` steps, and those recorded after them stand."""
+        self._path = run / VERDICTS
+        self._later = by_one(lambda: _after(run / VERDICTS, done))
+        self.begin(done)
+
+    def begin(self, step: int) -> None:
+        """The following comparisons are those of this step; 0: of the initial evaluation."""
+        self._step, self._decided = step, self._later.pop(step, {})
+
+    def compare(self, comparisons: Sequence[Comparison], seconds: float) -> list[Verdict]:
+        """The verdict of each comparison, in order; all processes call this alike."""
+        new = [each for each in dict.fromkeys(comparisons) if each not in self._decided]
+        found = divided(lambda part: self._answers.verdicts(part, seconds), new, [1.0] * len(new))
+        if self._path is not None and writes():
+            records.append_step(self._path, map(self._line, new, found))
+        self._decided |= zip(new, found, strict=True)
+        return [self._decided[comparison] for comparison in comparisons]
+
+    def _line(self, comparison: Comparison, verdict: Verdict) -> dict[str, object]:
+        return {"step": self._step, **comparison._asdict(), "verdict": verdict}
+
+
+def _after(path: Path, done: int) -> dict[int, dict[Comparison, Verdict]]:
+    """The recorded verdicts of the steps after `done`, by step. An incomplete end, as after a kill, is removed."""
+    if path.is_file():
+        records.mend(path)
+    found: dict[int, dict[Comparison, Verdict]] = {}
+    for line in records.read_steps(path):
+        if line["step"] >= done:
+            comparison = Comparison(line["prediction"], tuple(line["golds"]))
+            found.setdefault(line["step"], {})[comparison] = line["verdict"]
+    return found

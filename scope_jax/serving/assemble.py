@@ -33,8 +33,8 @@ from scope_jax.rollouts.online import OnlineRollouts
 from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
+from scope_jax.run.indexing import lookup_of, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
-from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.text import dialects
 
 Card = Config | ServedModel

@@ -20,7 +20,7 @@ from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.assemble import assemble_learner
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.metrics import RunLog
 from scope_jax.sharding.rules import TRAIN
 

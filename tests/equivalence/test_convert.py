@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from scope_jax.games import load_card
 from scope_jax.models.weights import load, load_config
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.metrics import RunLog
 from tests.equivalence.test_families import VOCAB, torch_logits, torch_model

@@ -27,12 +27,12 @@ from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.types import Rollouts
-from scope_jax.run import members
+from scope_jax.run import records
 from scope_jax.run.assemble import assemble, assemble_learner
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.metrics import RunLog
-from scope_jax.run.residence import Sampler, with_one_reference
+from scope_jax.run.sampler import Sampler, with_one_reference
 from scope_jax.run.world import World
 
 ASSETS = Path("assets/atlas")
@@ -147,7 +147,7 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
     assert {name: len(set(found)) for name, found in sampled_weights.items()} == {"solver": 1, BASE: 1}
     head, *kept = evaluations.newest(runs / "one")  # the answers of the second evaluation of step 1
     assert {f"eval/held_out/{name}": value for name, value in head["metrics"].items()} == first["metrics"]
-    assert len(kept) == len(list(members.read(runs / "one" / evaluations.NAME))) // 2 - 1 > 0
+    assert len(kept) == len(list(records.read_steps(runs / "one" / evaluations.NAME))) // 2 - 1 > 0
     assert all(line["record"]["text"]["turns"] and line["step"] == 1 for line in kept)
 
 

@@ -15,7 +15,7 @@ from scope_jax.games import GAMES
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.assemble import Trainer
-from scope_jax.run.residence import ACCELERATOR, HOST, moved, with_shared_reference
+from scope_jax.run.sampler import ACCELERATOR, HOST, moved, with_shared_reference
 from scope_jax.run.world import World
 from scope_jax.train import learn
 from tests.games.scope_world import card

@@ -24,8 +24,10 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import parse_config
 from scope_jax.models import seal as model_seal
-from scope_jax.run import checkpoint, reference
-from scope_jax.run.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
+from scope_jax.models.seal import SEAL
+from scope_jax.run import checkpoint_writer
+from scope_jax.run.checkpoint import CheckpointError, fault, load, locate, steps
+from scope_jax.run.checkpoint_writer import Checkpoints
 
 
 class State(struct.PyTreeNode):
@@ -111,7 +113,7 @@ def test_arrays_are_read_in_the_background_a_few_at_a_time(tmp_path: Path, monke
         return transfer(arrays, *args, **kwargs)
 
     monkeypatch.setattr(replica_slices, "transfer_arrays_to_host", watched)
-    monkeypatch.setattr(checkpoint, "BATCH_GB", 0.0006)
+    monkeypatch.setattr(checkpoint_writer, "BATCH_GB", 0.0006)
     checkpoints = Checkpoints(tmp_path / "checkpoints", card())
     states = {"actor": state(1), "other": state(2)}
     checkpoints.save(1, states, {})
@@ -301,7 +303,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.games import parse_config
 import json
 folder, table = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -448,7 +450,7 @@ def test_checkpoints_that_hold_the_reference_themselves_resume(tmp_path: Path, m
     before = Checkpoints(folder, card())
     before.meta["layout"] = 3
     with monkeypatch.context() as patch:
-        patch.setattr(reference, "apart", lambda states: (dict(states), {}))
+        patch.setattr(checkpoint_writer, "without_references", lambda states: (dict(states), {}))
         before.save(1, with_reference(1, frozen), {})
         before.wait()
     assert names(folder) == ["1"]

@@ -27,7 +27,7 @@ from scope_jax.games import GAMES, parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import live
 from scope_jax.report.panels import series
-from scope_jax.run import answers, judgements, members, records, tokens
+from scope_jax.run import answers, judgements, records, tokens
 from scope_jax.run.metrics import RunLog
 
 TABLE = {
@@ -189,21 +189,22 @@ def test_a_line_may_not_fill_the_memory(run: Path) -> None:
 
 
 def test_a_step_larger_than_what_is_kept_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "LONGEST_LINE", 100)
     monkeypatch.setattr(records, "LONGEST_LINE", 100)
     path = tmp_path / "x.jsonl.gz"
     for step in range(4):
-        members.append(path, [{"step": step, "n": n} for n in range(50)])
-    assert [(line["step"], line["n"]) for line in members.read(path)] == [(s, n) for s in range(4) for n in range(50)]
+        records.append_step(path, [{"step": step, "n": n} for n in range(50)])
+    assert [(line["step"], line["n"]) for line in records.read_steps(path)] == [
+        (s, n) for s in range(4) for n in range(50)
+    ]
     whole = path.read_bytes()
     for cut in range(1, 60):
         path.write_bytes(whole[:-cut])
-        assert [line["step"] for line in members.read(path)] == [0] * 50 + [1] * 50 + [2] * 50
-    members.cut(path, 1)
-    assert {line["step"] for line in members.read(path)} == {0, 1}
-    members.append(path, [{"step": 5, "text": "x" * 200}])
+        assert [line["step"] for line in records.read_steps(path)] == [0] * 50 + [1] * 50 + [2] * 50
+    records.cut_steps(path, 1)
+    assert {line["step"] for line in records.read_steps(path)} == {0, 1}
+    records.append_step(path, [{"step": 5, "text": "x" * 200}])
     with pytest.raises(UserError, match=r"line 101 of .*x\.jsonl\.gz is longer"):
-        list(members.read(path))
+        list(records.read_steps(path))
 
 
 def test_runs_lists_a_run_with_any_line(run: Path) -> None:

@@ -17,8 +17,9 @@ from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.evaluation import evaluations
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.run import members
-from scope_jax.run.checkpoint import Checkpoints, fault, steps
+from scope_jax.run import records
+from scope_jax.run.checkpoint import fault, steps
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.indexing import open_or_build_index
 from scope_jax.run.judgements import NAME
 from scope_jax.run.metrics import RunLog, read_lines
@@ -77,14 +78,14 @@ def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(t
     with place.open("ab") as file:
         file.write(place.read_bytes()[:300])
     keep(3)
-    assert {line["step"] for line in members.read(place)} == {1, 2, 3}
+    assert {line["step"] for line in records.read_steps(place)} == {1, 2, 3}
     assert evaluations.last(tmp_path)["held_out"].metrics == {"accuracy": 0.3}
     whole = place.read_bytes()
     place.write_bytes(whole[:40] + bytes([whole[40] ^ 8]) + whole[41:])
     with pytest.raises(UserError, match=r"is damaged after byte 0; move it away, or keep"):
         keep(4)  # nothing of what could still be saved is removed
     assert place.stat().st_size == len(whole)
-    members.cut(place, None)
+    records.cut_steps(place, None)
     assert place.stat().st_size == 0
 
 
@@ -121,7 +122,7 @@ def test_other_errors_of_orbax_are_passed_on_unchanged(tmp_path: Path, monkeypat
     def broken(folder: Path) -> None:
         raise ValueError("a fault of our own")
 
-    monkeypatch.setattr("scope_jax.run.checkpoint.seal", broken)
+    monkeypatch.setattr("scope_jax.run.checkpoint_writer.seal", broken)
     checkpoints = Checkpoints(tmp_path, card())
     checkpoints.save(1, {"actor": state(1)}, {})
     with pytest.raises(ValueError, match="a fault of our own"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from scope_jax.run.heartbeat import heartbeat
+from scope_jax.run.performance import heartbeat
 
 
 def test_a_long_block_is_not_silent() -> None:

@@ -14,8 +14,9 @@ from scope_jax.config import Config
 from scope_jax.games import GAMES, parse_config, scope, ssp
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report.page import write_report
-from scope_jax.run import judgements, members
+from scope_jax.run import judgements
 from scope_jax.run.metrics import RunLog
+from scope_jax.run.records import cut_steps
 from tests.games import harness, scope_world
 from tests.games.harness import play_step
 from tests.games.test_ssp_golden import ITEMS
@@ -104,15 +105,15 @@ def test_gzip_members_are_found_at_any_block_boundary(
     path = tmp_path / "run" / judgements.NAME
     whole, records = path.read_bytes(), list(judgements.read(path))
     for block in (1, 7, len(whole)):
-        monkeypatch.setattr(members, "READ", block)
+        monkeypatch.setattr("scope_jax.run.records.READ", block)
         assert list(judgements.read(path)) == records
-        judgements.cut(path, 9)
+        cut_steps(path, 9)
         assert path.read_bytes() == whole
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         found = list(judgements.read(path))
         assert found == records[: len(found)]
-        judgements.cut(path, 9)
+        cut_steps(path, 9)
         assert list(judgements.read(path)) == found
 
 

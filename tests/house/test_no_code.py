@@ -28,7 +28,7 @@ from scope_jax.models import adapter, peft, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.retrieval.rows import DataError, hub_table
 from scope_jax.run import checkpoint, indexing
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from tests.house import test_checkpoint as saved
 from tests.house.planted import AUTO, KEYS, MODULE, Reports, array_file, plant, torch_file
 from tests.retrieval.tiny_encoders import write_bert, write_modules

@@ -24,7 +24,7 @@ from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import collapse_panels, series
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
-from scope_jax.run import unlearned
+from scope_jax.run import watch
 from scope_jax.run.metrics import RunLog, read_lines, records
 
 ROOT = Path(__file__).parents[2]
@@ -218,25 +218,25 @@ def rated(*given: Episode) -> list[Episode]:
 
 def test_a_step_that_teaches_a_role_nothing_is_a_sentence() -> None:
     zeros = rated(outcome("solver", "a", 0.0), outcome("solver", "a", 0.0))
-    (said,) = unlearned.sentences(zeros)
+    (said,) = watch.idle_roles(zeros)
     assert said.startswith("nothing to learn for the solver in this step: all rewards are 0; see in the report whether")
-    (said,) = unlearned.sentences(rated(outcome("solver", "a", 1.0), outcome("solver", "a", 1.0)))
+    (said,) = watch.idle_roles(rated(outcome("solver", "a", 1.0), outcome("solver", "a", 1.0)))
     assert "all rewards are 1; the tasks may be too easy" in said
-    (said,) = unlearned.sentences(rated(outcome("solver", "a", -0.1), outcome("solver", "a", -0.1)))
+    (said,) = watch.idle_roles(rated(outcome("solver", "a", -0.1), outcome("solver", "a", -0.1)))
     assert "all rewards are -0.1; see in the report whether its answers keep the format" in said
     by_group = rated(*(outcome("solver", name, reward) for name, reward in zip("aabb", (0, 0, 1, 1), strict=True)))
-    (said,) = unlearned.sentences(by_group)
+    (said,) = watch.idle_roles(by_group)
     assert "the rewards of each group are equal; more samples of a prompt" in said
     learning = rated(outcome("proposer", "a", 0.5), outcome("proposer", "a", 0.0))
-    assert unlearned.sentences([*learning, outcome("solver", "a", 0.0, trained=False)]) == []
-    (said,) = unlearned.sentences([*learning, *zeros])
+    assert watch.idle_roles([*learning, outcome("solver", "a", 0.0, trained=False)]) == []
+    (said,) = watch.idle_roles([*learning, *zeros])
     assert "the solver" in said
 
 
 def test_a_cosine_that_has_ended_is_a_sentence() -> None:
     card = OptimizerSection(learning_rate=1e-5, warmup_steps=1, schedule="cosine", total_steps=9)
     rates = [float(learning_rate(card, jnp.int32(update))) for update in (0, 8, 9, 40)]
-    said = [unlearned.at_rest({"solver/learning_rate": rate, "solver/loss": 0.0}) for rate in rates]
+    said = [watch.idle_updates({"solver/learning_rate": rate, "solver/loss": 0.0}) for rate in rates]
     assert said[:2] == [[], []] and said[2] == said[3]
     assert said[2][0].startswith(
         "nothing is learned in the update of the solver: its learning rate is 0 from optimizer"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scope_jax.play.math_answers import Comparison, MathAnswers
-from scope_jax.run import members
-from scope_jax.run.verdicts import NAME, Verdicts
+from scope_jax.run import records
+from scope_jax.run.world import VERDICTS, Verdicts
 
 ONE, TWO, THREE = (Comparison(text, ("1",)) for text in ("1.0", "2", "3"))
 
@@ -33,7 +33,7 @@ def test_a_resumed_run_gets_the_recorded_verdicts(tmp_path: Path) -> None:
     verdicts.begin(2)
     verdicts.compare([ONE], 5.0)
     assert first.asked == [ONE, TWO, ONE]  # once a step
-    with (tmp_path / NAME).open("ab") as file:
+    with (tmp_path / VERDICTS).open("ab") as file:
         file.write(b"\x1f\x8b\x08")  # as after a kill
 
     second = Counting("equal")
@@ -41,7 +41,7 @@ def test_a_resumed_run_gets_the_recorded_verdicts(tmp_path: Path) -> None:
     resumed.record(tmp_path, 1)  # the checkpoint is that of step 1
     resumed.begin(2)
     assert resumed.compare([ONE, THREE], 5.0) == ["timeout", "equal"] and second.asked == [THREE]
-    lines = [(line["step"], line["prediction"], line["verdict"]) for line in members.read(tmp_path / NAME)]
+    lines = [(line["step"], line["prediction"], line["verdict"]) for line in records.read_steps(tmp_path / VERDICTS)]
     assert lines == [(1, "1.0", "timeout"), (1, "2", "timeout"), (2, "1.0", "timeout"), (2, "3", "equal")]
 
 

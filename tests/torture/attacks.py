@@ -64,8 +64,8 @@ def code(folder: Path) -> Tried:
 def _asked(buckets: dict[str, str], urls: list[str], spool: Path, told: Any) -> None:
     """Copies data and a run from a bucket; tells how it was refused."""
     os.environ |= buckets
+    from scope_jax.run.fetching import fetch
     from scope_jax.run.mirror import Mirror
-    from scope_jax.run.objects import fetch
 
     said = []
     for number, url in enumerate(urls):

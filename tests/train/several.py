@@ -25,7 +25,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
-from scope_jax.run.verdicts import Verdicts
+from scope_jax.run.world import Verdicts
 from scope_jax.sharding import signing
 from tests.flags import fake_devices
 

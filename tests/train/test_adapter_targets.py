@@ -16,7 +16,7 @@ from scope_jax.cli import app
 from scope_jax.games import load_card
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import assemble
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.metrics import RunLog
 from tests.evaluation.test_weights import SETS
 from tests.serving.test_api import user

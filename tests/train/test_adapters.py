@@ -18,7 +18,7 @@ from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.models import peft, weights
 from scope_jax.play.tools import BASE
-from scope_jax.run.residence import Sampler
+from scope_jax.run.sampler import Sampler
 from tests.train import runs
 from tests.train.test_policies import Recorder
 

@@ -16,9 +16,9 @@ from scope_jax.errors import UserError
 from scope_jax.games import GAMES, game_of, load_card, scope
 from scope_jax.games.scope import state
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
-from scope_jax.run import ahead
-from scope_jax.run.ahead import Played, packed, unpacked
+from scope_jax.run.assemble import check_ahead
 from scope_jax.run.meshes import all_generate, divided_devices
+from scope_jax.run.steps import Played, packed, unpacked
 from scope_jax.sharding import distributed
 
 ROOT = Path(__file__).parents[2]
@@ -104,18 +104,18 @@ def test_cards_that_cannot_play_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         load_card(ROOT / "configs/ssp/atlas.toml", [ON])
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0")
     with pytest.raises(UserError, match=r"the episodes of solver come from older weights.* set rollout_cap"):
-        ahead.check(cfg, game_of(cfg))
+        check_ahead(cfg, game_of(cfg))
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0", 'ssp.solver.loss.old_logprobs="rollout"')
-    ahead.check(cfg, game_of(cfg))
+    check_ahead(cfg, game_of(cfg))
     monkeypatch.setattr(distributed, "_place", distributed.Place("", 0, 2))
     with pytest.raises(UserError, match="works in a run of one process"):
-        ahead.check(cfg, game_of(cfg))
+        check_ahead(cfg, game_of(cfg))
     monkeypatch.undo()
     caps = ("scope.challenger.loss.rollout_cap=2.0", "scope.solver.loss.rollout_cap=2.0")
     cfg = card("scope/atlas.toml", *caps)
     with pytest.raises(UserError, match=r"samples with 3 models under this card; add \[model.adapter\]"):
-        ahead.check(cfg, game_of(cfg))
+        check_ahead(cfg, game_of(cfg))
     cfg = card("scope/atlas.toml", *caps, "model.adapter.rank=4")
-    ahead.check(cfg, game_of(cfg))
+    check_ahead(cfg, game_of(cfg))
     off = load_card(ROOT / "configs/scope/atlas.toml", [DEVICES])
-    ahead.check(off, game_of(off))
+    check_ahead(off, game_of(off))

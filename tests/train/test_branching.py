@@ -24,10 +24,11 @@ from scope_jax.games.scope import state
 from scope_jax.games.scope.options import options
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.progress import Progress
-from scope_jax.run import branching, checkpoint
-from scope_jax.run.branching import OriginError
-from scope_jax.run.checkpoint import CheckpointError, Checkpoints
+from scope_jax.run import checkpoint
+from scope_jax.run.checkpoint import CheckpointError
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.metrics import RunError, RunLog
+from scope_jax.run.start import OriginError, with_origin
 from tests.train import runs
 
 CARDS = runs.ROOT / "configs"
@@ -192,7 +193,7 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
 
     def settled(origin: Path | str, card: str = "scope/atlas.toml", *sets: str) -> str | None:
         cfg = load_card(CARDS / card, (f"train.origin={origin}", *sets))
-        return branching.settled(cfg, tmp_path / "run").train.origin
+        return with_origin(cfg, tmp_path / "run").train.origin
 
     newest = str(other / "checkpoints" / "4-iteration-1")
     assert settled(other) == settled(f"{other}@4") == settled(f"{other}@iteration-1") == settled(newest) == newest
@@ -201,11 +202,11 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     log.close()
     for again in ("", f"train.origin={other}", f"train.origin={other}@4", f"train.origin={other}@iteration-1"):
         cfg = load_card(CARDS / "scope" / "atlas.toml", [again] if again else [])
-        assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
+        assert with_origin(cfg, tmp_path / "branch").train.origin == newest
     cfg = load_card(CARDS / "scope" / "atlas.toml", ["seed=5"])
-    assert branching.settled(cfg, tmp_path / "branch").train.origin is None, "another card, and no step is done"
+    assert with_origin(cfg, tmp_path / "branch").train.origin is None, "another card, and no step is done"
     (tmp_path / "branch" / "metrics.jsonl").write_text('{"step": 5}\n')
-    assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
+    assert with_origin(cfg, tmp_path / "branch").train.origin == newest
     with pytest.raises(CheckpointError, match=r"has no checkpoint 3; it has: 2, 4-iteration-1\.$"):
         settled(f"{other}@3")
     with pytest.raises(CheckpointError, match="has no checkpoint"):
@@ -227,12 +228,12 @@ def test_an_origin_in_the_checkout_stays_the_same_while_its_run_goes_on(
     other = fabricated(tmp_path / "runs" / "other", "ssp/atlas.toml")
     cfg = load_card(CARDS / "ssp" / "atlas.toml", ["train.origin=runs/other"])
     branch = tmp_path / "runs" / "branch"
-    log = RunLog(branch, branching.settled(cfg, branch))
+    log = RunLog(branch, with_origin(cfg, branch))
     log.metrics(5, {"solver/reward": 0.5})
     log.close()
     assert 'origin = "runs/other/checkpoints/4-iteration-1"' in (branch / "config.toml").read_text().splitlines()
     shutil.copytree(other / "checkpoints" / "4-iteration-1", other / "checkpoints" / "6")
-    RunLog(branch, branching.settled(cfg, branch)).close()
+    RunLog(branch, with_origin(cfg, branch)).close()
 
 
 def test_an_origin_that_cannot_be_used_gives_one_clear_error(tmp_path: Path) -> None:

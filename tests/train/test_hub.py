@@ -21,7 +21,7 @@ from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models.weights import WeightsError, load_config
 from scope_jax.plan.architectures import model_of
-from scope_jax.run import hub, indexing
+from scope_jax.run import fetching, indexing
 from scope_jax.run.fetching import fetched
 from tests.retrieval import tiny_encoders
 
@@ -130,7 +130,7 @@ def test_an_index_and_its_server_need_the_encoder_and_not_the_policy(
     for command in (["index"], ["search", "--port", "0"]):
         found = CliRunner().invoke(app, [*command, str(ROOT / "configs" / "ssp" / "atlas.toml"), *words])
         assert found.exit_code == 2 and "enough" in found.stderr, found.stderr
-    assert opened == [str(hub.snapshot("someone/tiny"))] * 2
+    assert opened == [str(fetching.snapshot("someone/tiny"))] * 2
     assert not any("someone/none" in path for path in server.asked)
 
 
@@ -167,7 +167,7 @@ def test_an_encoder_comes_with_its_modules(server: type[Hub], tmp_path: Path) ->
     assert embedder.passages(["the river"]).shape == (1, 24)
     np.testing.assert_array_equal(embedder.passages(["the river"]), local.passages(["the river"]))
     server.down = True  # the cache is enough
-    assert hub.snapshot("someone/encoder") == folder
+    assert fetching.snapshot("someone/encoder") == folder
 
 
 @pytest.mark.parametrize("place", ["../x", "/etc", "a/../../b", 3])
@@ -175,11 +175,11 @@ def test_modules_outside_the_model_are_not_asked_for(server: type[Hub], place: o
     modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": place}]
     server.models["someone/odd"] = {"config.json": b"{}", "modules.json": json.dumps(modules).encode()}
     with pytest.raises(WeightsError, match=r"modules\.json names .*, which is not a file in the same folder"):
-        hub.snapshot("someone/odd")
+        fetching.snapshot("someone/odd")
 
 
 def test_a_tokenizer_is_had_without_weights(server: type[Hub]) -> None:
-    folder = hub.snapshot("someone/tiny", hub.SMALL)
+    folder = fetching.snapshot("someone/tiny", fetching.SMALL)
     assert (folder / "tokenizer.json").is_file() and not list(folder.glob("*.safetensors"))
 
 
@@ -189,10 +189,10 @@ def test_what_cannot_be_had_is_one_sentence(server: type[Hub], monkeypatch: pyte
         ("someone/locked", r"someone/locked asks for permission: accept its terms on .* page of the hub, and set HF_"),
     ):
         with pytest.raises(FileNotFoundError, match=f"^the model {said}"):
-            hub.snapshot(name)
+            fetching.snapshot(name)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
     with pytest.raises(FileNotFoundError, match=r"nor in the hub's cache, and the hub cannot be reached; give a fo"):
-        hub.snapshot("someone/tiny")
+        fetching.snapshot("someone/tiny")
 
 
 def test_a_plan_needs_only_the_config_of_a_model(server: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,4 +245,4 @@ def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     names = ("Qwen/Qwen3-8B", "mine/base", "checkpoints/Qwen3-8B", "/a/b", "a/b/c", "base", "../base", "a/b.c")
-    assert [name for name in names if hub.is_name(name)] == ["Qwen/Qwen3-8B", "a/b.c"]
+    assert [name for name in names if fetching.is_name(name)] == ["Qwen/Qwen3-8B", "a/b.c"]

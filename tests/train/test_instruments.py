@@ -14,11 +14,8 @@ import pytest
 from scope_jax.errors import UserError
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
-from scope_jax.run import watchdog
-from scope_jax.run.compiling import programs
-from scope_jax.run.performance import trained_flops
-from scope_jax.run.phases import Phases
-from scope_jax.run.profiling import Traced
+from scope_jax.run import performance
+from scope_jax.run.performance import Phases, Traced, programs, trained_flops
 from scope_jax.sharding.chips import CHIPS, chip_of
 from tests.learner.conftest import TINY
 
@@ -45,7 +42,7 @@ def wait_for(path: Path, text: str) -> None:
 
 def test_the_watchdog_names_process_and_phase_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     phases, ticks = Phases(), [0]
-    dog = watchdog.Watchdog(phases, lambda: ticks[0], 0.2, "report", tmp_path)
+    dog = performance.Watchdog(phases, lambda: ticks[0], 0.2, "report", tmp_path)
     stacks = tmp_path / "stacks-0.txt"
     with phases.phase("learn", 1):  # makes progress
         for _ in range(20):
@@ -66,7 +63,7 @@ def test_the_watchdog_names_process_and_phase_once(tmp_path: Path, capfd: pytest
 def test_the_watchdog_does_not_count_the_time_in_which_the_process_was_stopped(tmp_path: Path, monkeypatch) -> None:
     phases, ahead, real = Phases(), [0.0], time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
-    dog = watchdog.Watchdog(phases, lambda: 0, 2.0, "report", tmp_path)
+    dog = performance.Watchdog(phases, lambda: 0, 2.0, "report", tmp_path)
     with phases.phase("play", 7):
         time.sleep(0.7)
         ahead[0] = 3600.0  # the clock goes on while nothing runs
@@ -80,7 +77,7 @@ def test_the_watchdog_can_end_the_process(folder: str, said: str, tmp_path: Path
     """Also if the stacks cannot be written."""
     phases, codes = Phases(), []
     monkeypatch.setattr(os, "_exit", codes.append)
-    dog = watchdog.Watchdog(phases, lambda: 0, 0.1, "exit", tmp_path / folder)
+    dog = performance.Watchdog(phases, lambda: 0, 0.1, "exit", tmp_path / folder)
     with phases.phase("checkpoint", 2):
         limit = time.monotonic() + 30
         while not codes:

@@ -20,11 +20,11 @@ from scope_jax import cli
 from scope_jax.games import load_card, parse_config
 from scope_jax.learner.state import TrainState
 from scope_jax.models.seal import SEAL, fault
-from scope_jax.run.checkpoint import Checkpoints, steps
-from scope_jax.run.fetching import fetched
+from scope_jax.run.checkpoint import steps
+from scope_jax.run.checkpoint_writer import Checkpoints
+from scope_jax.run.fetching import Store, fetch, fetched
 from scope_jax.run.metrics import RunError, RunLog
 from scope_jax.run.mirror import Mirror, run_folder
-from scope_jax.run.objects import Store, fetch
 from tests.train import runs
 from tests.train.buckets import Buckets
 

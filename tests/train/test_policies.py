@@ -18,8 +18,8 @@ from scope_jax.models import weights
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.assemble import Trainer, assemble
-from scope_jax.run.checkpoint import Checkpoints
-from scope_jax.run.residence import (
+from scope_jax.run.checkpoint_writer import Checkpoints
+from scope_jax.run.sampler import (
     ACCELERATOR,
     HOST,
     Sampler,

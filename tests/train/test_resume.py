@@ -18,7 +18,7 @@ from scope_jax.games import GAMES, load_card
 from scope_jax.models.seal import fault, seal
 from scope_jax.play import judge_client
 from scope_jax.report.progress import Progress
-from scope_jax.run import checkpoint, stopping
+from scope_jax.run import checkpoint_writer, start, stopping
 from tests.train import runs
 
 SMALL = (
@@ -140,7 +140,7 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
             signal.raise_signal(signal.SIGTERM)
         return [], memory, {}
 
-    class Signalled(checkpoint.Checkpoints):
+    class Signalled(checkpoint_writer.Checkpoints):
         def save(self, *args: Any) -> None:
             if "saves" in end and args[0] == 1:
                 signal.raise_signal(signal.SIGINT)
@@ -151,8 +151,8 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
         seal(folder)
 
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
-    monkeypatch.setattr(checkpoint, "seal", slowly)
-    monkeypatch.setattr(train, "Checkpoints", Signalled)
+    monkeypatch.setattr(checkpoint_writer, "seal", slowly)
+    monkeypatch.setattr(start, "Checkpoints", Signalled)
     error = "error" in end
     with (
         Progress(Console()) as progress,

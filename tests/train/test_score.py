@@ -24,7 +24,7 @@ import signal
 import zlib
 from collections import Counter
 from scope_jax.learner.learner import Learner
-from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.games import score
 from scope_jax.games.score import roles, rules
 from scope_jax.games.score.state import Assessment, Rubric

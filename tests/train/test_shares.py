@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scope_jax.config.tables import SamplingSection
+from scope_jax.games import load_card
+from scope_jax.play.tools import Agent, Rollout
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
+from scope_jax.run.world import StepTools, World
 from scope_jax.sharding import distributed
+from scope_jax.text.messages import Messages
 
 
 def test_the_costliest_come_first_and_go_where_there_is_least() -> None:
@@ -123,3 +129,57 @@ def test_the_first_process_works_before_the_others(three: Threads) -> None:
     order: list[int] = []
     assert three.all(lambda: one_first(lambda: order.append(distributed.index()) or distributed.index())) == [0, 1, 2]
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
+
+
+class _Engine:
+    """A sampler whose engine asks the responder of each request once, in the thread that plays."""
+
+    def use(self, policy: str) -> _Engine:
+        return self
+
+    def named(self, policy: str) -> None:
+        return None
+
+    def run(self, requests: Any) -> Any:
+        return [Completion((), (), "eos", request.respond(())) for request in requests]
+
+    def count(self, completions: Any) -> None: ...
+
+
+def _world(asked: list[tuple[str, ...]]) -> World:
+    """One with what a search takes part in; `asked` gets the queries of each search."""
+    cfg = load_card("ssp/atlas")
+    joiner = SimpleNamespace(prompt=lambda messages: [1], responder=lambda respond, messages: respond)
+
+    def search(queries: Any) -> list[str]:
+        asked.append(tuple(queries))
+        return [f"found {query}" for query in queries]
+
+    parts = {"cfg": cfg, "joiner": joiner, "tokenizer": SimpleNamespace(eos_ids=()), "sampler": _Engine()}
+    world = object.__new__(World)
+    for name, part in (parts | {"search": search}).items():
+        object.__setattr__(world, name, part)
+    return world
+
+
+def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the main thread: the other processes, which have no such episode, would not answer."""
+    monkeypatch.setattr(distributed, "count", lambda: 3)
+    monkeypatch.setattr(distributed, "index", lambda: 0)
+    monkeypatch.setattr(distributed, "gather", lambda payload: pytest.fail("the others were asked"))
+    asked: list[tuple[str, ...]] = []
+    world = _world(asked)
+    tools = StepTools(world, 0)
+    agent = Agent("actor", SamplingSection(), respond=lambda turns: tools.search(["Oslo"])[0])
+    found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
+    assert [[completion.text for completion in samples] for samples in found] == [["found Oslo"]]
+    assert asked == [("Oslo",)]
+
+
+def test_a_search_of_the_game_is_made_by_all_processes_together_in_whichever_thread(three: Threads) -> None:
+    asked: list[tuple[str, ...]] = []
+    world = _world(asked)
+    queries = ["a", "b", "c"]
+    found = three.all(lambda: StepTools(world, 0).search(queries))
+    assert found == [["found a", "found b", "found c"]] * 3
+    assert sorted(asked) == [("a",), ("b",), ("c",)], "each asks for its share"

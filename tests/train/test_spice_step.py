@@ -15,7 +15,7 @@ import pytest
 from scope_jax.games import load_card
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.assemble import assemble
-from scope_jax.run.residence import Sampler
+from scope_jax.run.sampler import Sampler
 from scope_jax.train import learn
 from tests.train import spice_card
 

@@ -15,8 +15,8 @@ from scope_jax.config import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card, ssp
 from scope_jax.report.progress import Progress
-from scope_jax.run.watched_names import check_names
-from scope_jax.run.watching import Watch, watched
+from scope_jax.run.assemble import check_names
+from scope_jax.run.watch import End, Watch, watch_of
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -29,7 +29,7 @@ IDLE = {"loss": 0.0, "sequences": 8.0, "idle_sequences": 8.0}
 
 
 def watch(text: str, records: list[dict[str, Any]]) -> Watch:
-    return watched(load_card(CARD, [f"train.watch={text}"]), records)
+    return watch_of(load_card(CARD, [f"train.watch={text}"]), records)
 
 
 def counts(text: str, values: list[Any]) -> list[int]:
@@ -62,6 +62,17 @@ def test_the_first_evaluation_ends_no_run_but_its_metric_names_are_valid() -> No
     found = watch(rules, [first])
     assert found.counts == (0,) and "eval/q/accuracy" in found.seen
     assert found.after({"time/play": 1.0, "eval/q/accuracy": 0.1}).reason is not None
+
+
+def test_an_end_knows_why_a_run_ends() -> None:
+    going = End(watch('[{metric="a", below=0.5, steps=2}]', [{"a": 0.1}]), complete=False)
+    assert not going and not going.over
+    asked = going.after(False, {"a": 1.0}, 15)
+    assert asked and not asked.over and asked.signal == 15, "the process ends, not the run"
+    assert going.after(True, {"a": 1.0}).over and going.after(True, {"a": 1.0}).watch.reason is None
+    ruled = going.after(False, {"a": 0.2})
+    assert ruled and ruled.over and "a was below 0.5" in (ruled.watch.reason or "")
+    assert not going.after(False, {"b": 0.2}), "a step without the metric ends nothing"
 
 
 def test_a_rule_has_one_bound() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import Comparison
 from scope_jax.rollouts.types import Completion, Row, SamplingParams, Turn
-from scope_jax.run import wire
+from scope_jax.run import processes
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()) | st.binary()
 KEYS = st.text() | st.integers() | st.tuples(st.text(), st.integers())
@@ -38,7 +38,7 @@ def types(value: Any) -> Any:
 
 @given(VALUES)
 def test_a_value_arrives_as_it_was(value: Any) -> None:
-    found = wire.decoded(wire.encoded(value))
+    found = processes.decoded(processes.encoded(value))
     assert found == value and types(found) == types(value)
 
 
@@ -60,17 +60,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_completions_replies_comparisons_and_arrays_arrive() -> None:
-    arrays = tuple(np.ones((2, 0, 3), dtype) for dtype in wire.DTYPES.values())
+    arrays = tuple(np.ones((2, 0, 3), dtype) for dtype in processes.DTYPES.values())
     scalars = (np.float32(0.1), np.int64(-3), np.bool_(True), np.array(1.5, jnp.bfloat16)[()])
     comparison = Comparison("1/2", ("0.5", r"\frac12"))
     sent = (completion(), Reply("yes", cut="length"), comparison, *arrays, *scalars, Path("a/b"), np.arange(4)[::2])
-    found = wire.decoded(wire.encoded(sent))
+    found = processes.decoded(processes.encoded(sent))
     assert same(sent, found)
     assert found[0].turns[0].ids.flags.writeable  # as what this process sampled itself
     big = np.array([1, 256], ">i4")
-    assert wire.decoded(wire.encoded(big)).tolist() == [1, 256]
-    assert wire.decoded(wire.encoded(jnp.ones(2))).tolist() == [1, 1]
-    assert wire.decoded(wire.encoded({comparison: "equal"})) == {comparison: "equal"}
+    assert processes.decoded(processes.encoded(big)).tolist() == [1, 256]
+    assert processes.decoded(processes.encoded(jnp.ones(2))).tolist() == [1, 1]
+    assert processes.decoded(processes.encoded({comparison: "equal"})) == {comparison: "equal"}
 
 
 class Runs:
@@ -95,23 +95,23 @@ class Runs:
 )
 def test_anything_else_is_an_error_where_it_is_sent(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent to another process"):
-        wire.encoded(value)
+        processes.encoded(value)
 
 
 # What each tries to have made of it, beside plain damage.
 HOSTILE = [
     pickle.dumps(Runs()),
-    wire.encoded((completion(), 1))[:-4],
+    processes.encoded((completion(), 1))[:-4],
     b"",
     b"\xc1",
-    msgpack.packb(msgpack.ExtType(wire.RECORD, msgpack.packb(["Runs"]))),
-    msgpack.packb(msgpack.ExtType(wire.RECORD, msgpack.packb(["os.mkdir", "ran"]))),
-    msgpack.packb(msgpack.ExtType(wire.RECORD, msgpack.packb(["Reply"]))),
-    msgpack.packb(msgpack.ExtType(wire.RECORD, msgpack.packb([{"Reply": 1}, "ran"]))),
-    msgpack.packb(msgpack.ExtType(wire.ARRAY, msgpack.packb(["object", [1], b"\0" * 8]))),
-    msgpack.packb(msgpack.ExtType(wire.ARRAY, msgpack.packb(["float32", [9], b"\0" * 8]))),
+    msgpack.packb(msgpack.ExtType(processes.RECORD, msgpack.packb(["Runs"]))),
+    msgpack.packb(msgpack.ExtType(processes.RECORD, msgpack.packb(["os.mkdir", "ran"]))),
+    msgpack.packb(msgpack.ExtType(processes.RECORD, msgpack.packb(["Reply"]))),
+    msgpack.packb(msgpack.ExtType(processes.RECORD, msgpack.packb([{"Reply": 1}, "ran"]))),
+    msgpack.packb(msgpack.ExtType(processes.ARRAY, msgpack.packb(["object", [1], b"\0" * 8]))),
+    msgpack.packb(msgpack.ExtType(processes.ARRAY, msgpack.packb(["float32", [9], b"\0" * 8]))),
     msgpack.packb(msgpack.ExtType(99, pickle.dumps(Runs()))),
-    msgpack.packb(msgpack.ExtType(wire.INTEGER, b"__import__('os')")),
+    msgpack.packb(msgpack.ExtType(processes.INTEGER, b"__import__('os')")),
     b"\x91" * 100_000,
     b"\xdd\xff\xff\xff\xff",
 ]
@@ -121,7 +121,7 @@ HOSTILE = [
 def test_bytes_that_were_not_encoded_are_refused_and_nothing_runs(message: bytes, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="message of another process cannot be read"):
-        wire.decoded(message)
+        processes.decoded(message)
     assert not list(tmp_path.iterdir())
 
 
@@ -129,5 +129,5 @@ def test_completions_of_a_step_are_packed_in_a_moment() -> None:
     """1,024 completions of 2,048 tokens; about as long as with pickle, bound generously."""
     sent = [completion(2048)] * 1024
     began = time.process_time()
-    assert len(wire.decoded(wire.encoded(sent))) == 1024
+    assert len(processes.decoded(processes.encoded(sent))) == 1024
     assert time.process_time() - began < 5

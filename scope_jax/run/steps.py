@@ -1,0 +1,227 @@
+"""The steps of a run, each of which is played, learned from and published.
+
+With `train.one_step_off_policy` a step is played before the update of the step before is made:
+
+    step s        plays with the weights after update s − 2, while update s − 1 is computed
+    checkpoint s  holds the weights after update s, and what step s + 1 has played: nothing is sampled again on a resume
+
+What is played with which weights depends on the number of the step alone: the first step of a run, the first one of a
+game's stage (`Game.waits`) and, if a run that had ended is made longer, its next step are played with the weights after
+all updates before them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
+from scope_jax.play.game import Memory
+from scope_jax.run.assemble import Trainer
+from scope_jax.run.checkpoint_writer import Checkpoints
+from scope_jax.run.performance import Instruments, heartbeat
+from scope_jax.run.sampler import States
+from scope_jax.run.watch import End, idle_roles, idle_updates
+
+T = TypeVar("T")
+
+
+class Played(NamedTuple):
+    """A step of a game before its update."""
+
+    episodes: list[Episode]
+    """Without advantages."""
+    memory: Memory
+    """The game's, after the step."""
+    metrics: Metrics
+    """The game's own."""
+
+
+@dataclass
+class Position:
+    """Where a run is: what its next step follows from."""
+
+    done: int
+    """Steps that are done; while one is running, its number."""
+    states: States
+    """What is trained, by policy."""
+    memory: Memory
+    """The game's, after the step that was played last."""
+    baselines: Mapping[str, float]
+    """Moving baselines by "policy/role"."""
+    ahead: Played | None
+    """The next step, if it is played already."""
+
+
+class Steps:
+    """The steps of a run from a position on. As a context manager it ends the instruments and waits for a checkpoint
+    that is being written, also after an error."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        position: Position,
+        checkpoints: Checkpoints,
+        instruments: Instruments,
+        say: Callable[[str], None],
+        resumed: bool,
+    ) -> None:
+        self.trainer, self.world, self.cfg = trainer, trainer.world, trainer.world.cfg
+        self.instruments = instruments
+        self.resumed = resumed  # an earlier process of this run had done the steps before
+        self.iteration = ""  # the name of the game's iteration that the step completed, if it is to be kept
+        self._at, self._checkpoints, self._say = position, checkpoints, say
+        self._first = position.done + 1
+        self.world.sampler.publish(position.states)
+
+    @property
+    def done(self) -> int:
+        """How many steps are done; while one is running, its number."""
+        return self._at.done
+
+    @property
+    def states(self) -> States:
+        return self._at.states
+
+    @property
+    def baselines(self) -> Mapping[str, float]:
+        return self._at.baselines
+
+    @property
+    def complete(self) -> bool:
+        """True if the card or the game takes no further step."""
+        return self.world.finished(self._at.memory, self._at.done)
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.instruments.stop()
+        self._checkpoints.wait()
+
+    # ------------------------------------------------------------------------------------------------------- one step
+    @contextmanager
+    def next(self) -> Iterator[Played]:
+        """The next step as it is played; in the block it is learned from, and the weights are published."""
+        at, game = self._at, self.world.game
+        at.done += 1
+        before = game.iterations_done(self.cfg, at.memory)
+        self.world.verdicts.begin(at.done)
+        with self.instruments.step(at.done), self._alive(f"step {at.done}"):
+            with self.instruments.phase("play"):
+                played = self._play(at.done - 1) if at.ahead is None else at.ahead
+            at.memory, at.ahead = played.memory, None
+            yield played
+        kept = self.cfg.train.keep_iterations and game.iterations_done(self.cfg, at.memory) > before
+        self.iteration = f"iteration-{before + 1}" if kept else ""
+
+    def update(self, learn: Callable[[], T]) -> T:
+        """The result of `learn`, which updates the states; meanwhile the next step is played, if that is asked for.
+
+        Then the update is made in a thread of its own, and this one plays with the engine's copy of the weights before
+        it. No two threads launch programs on the same devices: the learner's are not the engine's. An update, which
+        takes the buffers of the states, waits until those of the last checkpoint are copied.
+        """
+        at, game, sampler = self._at, self.world.game, self.world.sampler
+        if not self.cfg.train.one_step_off_policy or self.complete or game.waits(self.cfg, at.memory):
+            with self.instruments.phase("checkpoint"):
+                self._checkpoints.copied()
+            with self.instruments.phase("learn"):
+                sampler.rest()
+                return learn()
+
+        def update() -> T:
+            with self.instruments.beside("checkpoint"):
+                self._checkpoints.copied()
+            with self.instruments.beside("learn"):
+                return learn()
+
+        with ThreadPoolExecutor(1, "learner") as thread:
+            with self.instruments.phase("play"):
+                sampler.use(game.policies(self.cfg)[0])  # copied before the update frees what it is copied from
+                learning = thread.submit(update)
+                at.ahead = self._play(at.done, lacking=1)
+            with self.instruments.phase("wait"):
+                return learning.result()
+
+    def _play(self, step: int, lacking: int = 0) -> Played:
+        """The step after `step` steps, with the weights that are published. lacking: updates before it that these
+        lack."""
+        episodes, memory, metrics = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
+        staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
+        return Played(episodes, memory, metrics | staleness)
+
+    def publish(self, states: States, baselines: Mapping[str, float]) -> None:
+        """Takes over what an update has made: the engine samples with these weights from now on."""
+        self._at.states, self._at.baselines = states, baselines
+        self.world.sampler.publish(states)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """An evaluation of the current weights."""
+        with self.instruments.phase("evaluate"), self._alive("evaluating"):
+            yield
+
+    def save(self) -> None:
+        """Starts writing a checkpoint; one that ends an iteration that is to be kept has its name."""
+        at = self._at
+        with self.instruments.phase("checkpoint"):
+            carried = {"game": at.memory, "baselines": at.baselines}
+            carried |= {} if at.ahead is None else {"ahead": packed(at.ahead)}
+            self._checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
+
+    def remarks(self, episodes: list[Episode], metrics: Metrics, end: End) -> list[str]:
+        """What the user is told about the step: who learned nothing, and after the first, rules without a metric."""
+        sentences = [*idle_roles(episodes), *idle_updates(metrics)]
+        missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
+        return sentences + ([missing] if missing else [])
+
+    def _alive(self, what: str) -> AbstractContextManager[None]:
+        """Says now and then that a step or an evaluation goes on."""
+        return heartbeat(self._say, what, lambda: f"{self.world.local.progress[1]} dispatches in this call")
+
+
+# ------------------------------------------------------------------------------------------------------ in checkpoints
+def packed(played: Played) -> str:
+    """The step as text (JSON, compressed, in base64) from which `unpacked` makes the same step, bit for bit."""
+    plain = {**played._asdict(), "episodes": [_of_episode(episode) for episode in played.episodes]}
+    return base64.b64encode(zlib.compress(json.dumps(plain, default=_plain).encode(), level=1)).decode()
+
+
+def unpacked(text: str) -> Played:
+    plain = json.loads(zlib.decompress(base64.b64decode(text)))
+    return Played(**plain | {"episodes": [_to_episode(episode) for episode in plain["episodes"]]})
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not have: arrays by dtype and bytes, their scalars as numbers."""
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+    return dict(value) if isinstance(value, Mapping) else value.item()
+
+
+def _array(plain: list[str] | None) -> Any:
+    return None if plain is None else np.frombuffer(base64.b64decode(plain[1]), plain[0])
+
+
+def _of_episode(episode: Episode) -> dict[str, Any]:
+    plain = {field.name: getattr(episode, field.name) for field in fields(episode)}
+    datums = [vars(datum) for datum in episode.datums]
+    judgements = [vars(one) | {"replies": [vars(reply) for reply in one.replies]} for one in episode.judgements]
+    return plain | {"datums": datums, "judgements": judgements}
+
+
+def _to_episode(plain: dict[str, Any]) -> Episode:
+    datums = tuple(Datum(**{name: _array(value) for name, value in datum.items()}) for datum in plain["datums"])
+    judgements = tuple(
+        Judgement(**one | {"replies": tuple(Reply(**reply) for reply in one["replies"])}) for one in plain["judgements"]
+    )
+    return Episode(**plain | {"datums": datums, "judgements": judgements})
