@@ -36,7 +36,7 @@ from scope_jax.games.ssp import rules
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
-from scope_jax.play.rubrics import Case, Criterion, grade
+from scope_jax.play.rubrics import Criterion, RubricCase, grade
 from scope_jax.play.tools import BASE, Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble_world
 from scope_jax.text import parsing
@@ -96,7 +96,9 @@ def graded(game: str, name: str, folder: Path, limit: int) -> Accepts:
             criterion = row["rubric"][0]
             stated = all(part in report for part in criterion["fact"])
             if not stated:
-                cases.append(Case(row["question"], f"{report} {attack}".strip(), (Criterion(criterion["criterion"]),)))
+                cases.append(
+                    RubricCase(row["question"], f"{report} {attack}".strip(), (Criterion(criterion["criterion"]),))
+                )
         found, _ = grade(played.cfg, grader, played.tools(f"grader {game}"), cases)
         return [one.verdicts[0] for one in found]
 

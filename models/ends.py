@@ -21,7 +21,7 @@ GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
 @dataclass(frozen=True)
-class End:
+class EndToken:
     """A token that ends a reply: id, name, and who says so."""
 
     id: int
@@ -96,7 +96,7 @@ def _first_token(
     return None
 
 
-def established(named: Iterable[tuple[str, Iterable[int]]], name_of: Callable[[int], str]) -> tuple[End, ...]:
+def established(named: Iterable[tuple[str, Iterable[int]]], name_of: Callable[[int], str]) -> tuple[EndToken, ...]:
     """The end tokens in the order in which they are first named. named: ids by source."""
     sources: dict[int, list[str]] = {}
     for source, ids in named:
@@ -104,4 +104,4 @@ def established(named: Iterable[tuple[str, Iterable[int]]], name_of: Callable[[i
             sources.setdefault(id, [])
             if source not in sources[id]:
                 sources[id].append(source)
-    return tuple(End(id, name_of(id), tuple(found)) for id, found in sources.items())
+    return tuple(EndToken(id, name_of(id), tuple(found)) for id, found in sources.items())

@@ -62,21 +62,21 @@ def tables_in_smem(rows: int, columns: int) -> int:
     return 4 * (tiled * up(columns, LANES) + up(rows, LANES) + up(rows + 1, LANES))
 
 
-class Group(NamedTuple):
+class PageGroup(NamedTuple):
     """Layers that share page numbers. window: the last positions that their queries see, None for all."""
 
     window: int | None
     layers: tuple[int, ...]
 
 
-def layer_groups(cfg: ModelConfig) -> tuple[Group, ...]:
+def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
     """The model's layers in groups of one window and one size, the largest that divides the layers of every window."""
     by_window: dict[int | None, list[int]] = {}
     for number, window in enumerate(cfg.layer_windows):
         by_window.setdefault(window, []).append(number)
     size = math.gcd(*map(len, by_window.values()))
     return tuple(
-        Group(window, tuple(layers[first : first + size]))
+        PageGroup(window, tuple(layers[first : first + size]))
         for window, layers in by_window.items()
         for first in range(0, len(layers), size)
     )

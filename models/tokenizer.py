@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from scope_jax.errors import UserError
 from scope_jax.models import ends, rendering, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
-from scope_jax.models.ends import End, TemplateEnd
+from scope_jax.models.ends import EndToken, TemplateEnd
 from scope_jax.models.fields import read_object
 from scope_jax.models.specials import template_file
 from scope_jax.models.vocabularies import BYTE_NAMES, PROBE, SPACE
@@ -81,7 +81,7 @@ class Tokenizer:
         self.pad_id: int = hf.pad_token_id if isinstance(hf.pad_token_id, int) else self.eos_id
         self.exact: bool = self._bytes is not None and self._spell(self.encode(PROBE)) == PROBE.encode()
 
-    def _ends(self, eos_ids: Sequence[int], folders: Sequence[Path]) -> tuple[tuple[End, ...], TemplateEnd | None]:
+    def _ends(self, eos_ids: Sequence[int], folders: Sequence[Path]) -> tuple[tuple[EndToken, ...], TemplateEnd | None]:
         """The tokens that end a reply, and what the template writes after one; see `models.ends`."""
         added = {id: token.content for id, token in self._plain.get_added_tokens_decoder().items()}
         others = {name: id for id, name in added.items() if name not in self._special}

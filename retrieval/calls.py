@@ -30,7 +30,7 @@ PATIENCE = 0.001  # seconds that a small call gives way to others, for each pass
 
 
 @dataclass(eq=False)
-class Call:
+class SearchCall:
     """One request's search. parts: the results so far, each the JSON of some queries' lists."""
 
     queries: Sequence[str]
@@ -45,7 +45,7 @@ class Call:
     def __post_init__(self) -> None:
         self.due = time.monotonic() + PATIENCE * len(self.queries) * self.top_k
 
-    def __lt__(self, other: Call) -> bool:
+    def __lt__(self, other: SearchCall) -> bool:
         return self.due < other.due
 
     def block(self) -> Sequence[str]:
@@ -66,8 +66,8 @@ class Calls:
     def __init__(self, retrieve: Retriever) -> None:
         self._retrieve = retrieve
         self._door = threading.Condition()  # for the next four
-        self._waiting = {small: deque[Call]() for small in WAITING}
-        self._turns: deque[Call] = deque()  # large calls that take turns
+        self._waiting = {small: deque[SearchCall]() for small in WAITING}
+        self._turns: deque[SearchCall] = deque()  # large calls that take turns
         self._large_next = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="search", daemon=True)
@@ -78,7 +78,7 @@ class Calls:
         server ends, and what the retriever raises."""
         if not queries:
             return []
-        call = Call(queries, top_k, scores, asyncio.get_running_loop().create_future())
+        call = SearchCall(queries, top_k, scores, asyncio.get_running_loop().create_future())
         small = len(queries) <= SMALL
         with self._door:
             if self._closed:
@@ -122,7 +122,7 @@ class Calls:
         for call in left:
             _tell(call, Refusal("The server is ending.", 503))
 
-    def _next(self) -> Call | None:
+    def _next(self) -> SearchCall | None:
         """Whose block is searched now: a small call's and a large one's in turn; None at the end. Calls that nobody
         waits for are dropped."""
         with self._door:
@@ -146,7 +146,7 @@ class Calls:
             return None
 
 
-def _tell(call: Call, outcome: list[bytes] | BaseException) -> None:
+def _tell(call: SearchCall, outcome: list[bytes] | BaseException) -> None:
     def settle() -> None:
         if call.answer.done():
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scope_jax.retrieval.corpus import Document, split_contents
-from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Unanswered, shown, whole
+from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Unanswered, shown, whole
 from scope_jax.retrieval.search import Hit
 
 QUERIES = 128  # most queries of one request
@@ -64,7 +64,7 @@ class RemoteRetriever:
         """Closes the connections."""
         self._exchange.close()
 
-    def _parsed(self, response: Response) -> Any:
+    def _parsed(self, response: HttpResponse) -> Any:
         if response.status != 200:
             raise SearchServerError(
                 f"{self._who} rejected a request with HTTP {response.status}: {response.beginning()}."

@@ -230,7 +230,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 # ------------------------------------------------------------------------------------------------------ text to counts
 @dataclass(frozen=True)
-class _Counts:
+class _EmbedCounts:
     """How often each feature occurs in each text; columns are in ascending order of the features' hashes.
 
     That order does not depend on the other texts in the batch, so neither does the order in which a row is summed.
@@ -240,7 +240,7 @@ class _Counts:
     table_NF: sp.csr_matrix  # float32
 
 
-def _count(contents: Sequence[str], title_count: int) -> tuple[_Counts, _Counts]:
+def _count(contents: Sequence[str], title_count: int) -> tuple[_EmbedCounts, _EmbedCounts]:
     """Counts of words and of letter trigrams; words of the first line count `title_count` times."""
     vocabulary: dict[str, int] = {}
     columns: list[int] = []
@@ -256,7 +256,7 @@ def _count(contents: Sequence[str], title_count: int) -> tuple[_Counts, _Counts]
     return _ordered(table, [f"w{word}" for word in vocabulary]), _count_grams(table, vocabulary)
 
 
-def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _Counts:
+def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _EmbedCounts:
     grams: dict[str, int] = {}
     columns: list[int] = []
     ends = [0]
@@ -270,7 +270,7 @@ def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _Counts
     return _ordered(sp.csr_matrix(words_NF @ spelled), [f"g{gram}" for gram in grams])
 
 
-def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _Counts:
+def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _EmbedCounts:
     hashes_F = np.fromiter(
         (
             int.from_bytes(hashlib.blake2b(n.encode("utf-8", "replace"), digest_size=8).digest(), "little")
@@ -282,7 +282,7 @@ def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _Counts:
     order_F = np.argsort(hashes_F, kind="stable")
     table = sp.csr_matrix(table_NF[:, order_F])
     table.sort_indices()
-    return _Counts(hashes_F[order_F], table)
+    return _EmbedCounts(hashes_F[order_F], table)
 
 
 def _words(text: str) -> list[str]:

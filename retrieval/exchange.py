@@ -47,7 +47,7 @@ class Trouble(Exception):
 
 
 @dataclass(frozen=True)
-class Response:
+class HttpResponse:
     """What a server sent back."""
 
     status: int
@@ -143,7 +143,7 @@ class Exchange:
         )
         _loop()  # created before several threads could request it at once
 
-    def post(self, bodies: Sequence[Any], read: Callable[[Response], Read], concurrency: int = 1) -> list[Read]:
+    def post(self, bodies: Sequence[Any], read: Callable[[HttpResponse], Read], concurrency: int = 1) -> list[Read]:
         """Posts each body and returns `read` of each reply, in order; `concurrency` requests run at a time.
 
         `read` may raise Trouble to have its request retried; any other exception ends the call. Raises Unanswered for
@@ -151,7 +151,7 @@ class Exchange:
         """
         return _wait(self._all(bodies, read, concurrency))
 
-    def get(self, url: str, timeout: float) -> Response:
+    def get(self, url: str, timeout: float) -> HttpResponse:
         """The reply to one GET, attempted once within `timeout` seconds; raises Unanswered or BadAddress."""
         return _wait(self._single(url, timeout))
 
@@ -159,7 +159,7 @@ class Exchange:
         """Closes the connections."""
         asyncio.run_coroutine_threadsafe(self._http.aclose(), _loop()).result(CLOSING)
 
-    async def _all(self, bodies: Sequence[Any], read: Callable[[Response], Read], concurrency: int) -> list[Read]:
+    async def _all(self, bodies: Sequence[Any], read: Callable[[HttpResponse], Read], concurrency: int) -> list[Read]:
         gate = asyncio.Semaphore(concurrency)
 
         async def one(body: Any) -> Read:
@@ -173,7 +173,7 @@ class Exchange:
             for task in tasks:
                 task.cancel()
 
-    async def _patiently(self, body: Any, read: Callable[[Response], Read]) -> Read:
+    async def _patiently(self, body: Any, read: Callable[[HttpResponse], Read]) -> Read:
         """`read` of the first reply that is not a transient failure."""
         trouble = ""
         try:
@@ -198,13 +198,13 @@ class Exchange:
             self._absence.leave(asyncio.current_task())
         raise Unanswered(f"did not answer after {len(self._delays) + 1} tries ({trouble})")
 
-    async def _single(self, url: str, timeout: float) -> Response:
+    async def _single(self, url: str, timeout: float) -> HttpResponse:
         try:
             return await self._once("GET", url, None, timeout)
         except Trouble as trouble:
             raise Unanswered(str(trouble)) from None
 
-    async def _once(self, method: str, url: str, body: Any, timeout: float) -> Response:
+    async def _once(self, method: str, url: str, body: Any, timeout: float) -> HttpResponse:
         """One attempt; raises Trouble unless the reply arrives complete, in time and within its bounds."""
         try:
             async with asyncio.timeout(timeout), self._http.stream(method, url, json=body) as response:
@@ -217,7 +217,7 @@ class Exchange:
                     if size > LARGEST_REPLY:
                         raise Trouble(f"a reply of more than {LARGEST_REPLY >> 20} MiB")
                     parts.append(part)
-                return Response(response.status_code, b"".join(parts))
+                return HttpResponse(response.status_code, b"".join(parts))
         except TimeoutError:
             raise Trouble(f"no complete reply within {timeout:g} s") from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:

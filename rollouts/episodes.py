@@ -25,7 +25,7 @@ from scope_jax.rollouts.types import (
 _LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 
 
-class Episode:
+class ActiveEpisode:
     """The host side of one request: prompt, turns so far and the turn that is being sampled.
 
     max_length: most tokens of one row in the engine. prompt: of the current row. stretch: counts the stretches of

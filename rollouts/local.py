@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scope_jax.rollouts.engine import Engine
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.slots import stop_row
@@ -90,7 +90,7 @@ class LocalRollouts:
         keyed = [
             r if r.key is not None else replace(r, key=key_data(self._seed, call, i)) for i, r in enumerate(requests)
         ]
-        episodes = [Episode(request, i, self._tokenizer, limit) for i, request in enumerate(keyed)]
+        episodes = [ActiveEpisode(request, i, self._tokenizer, limit) for i, request in enumerate(keyed)]
         for request in requests:
             stop_row(request.params)
             self.engine.number(request.policy)

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from scope_jax.rollouts.engine import Engine, PagingEngine
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
@@ -36,7 +36,7 @@ WAIT = 0.02  # seconds, at most, that a round rests: what wakes it may come whil
 class _Suspended:
     """An episode in host memory that decodes on, or first reads an observation, as soon as there is room."""
 
-    episode: Episode
+    episode: ActiveEpisode
     aside: Any
     answered: bool
 
@@ -81,12 +81,12 @@ class DecodeLoop:
         self._queue = Queue(prefill, config.bucket, config.prefill_batch)
         self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
-        self._filling: dict[int, Episode] = {}  # by slot: its tokens are not all in the cache yet
-        self._live: dict[int, Episode] = {}
-        self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
+        self._filling: dict[int, ActiveEpisode] = {}  # by slot: its tokens are not all in the cache yet
+        self._live: dict[int, ActiveEpisode] = {}
+        self._asked: dict[Future[object], tuple[int | None, ActiveEpisode]] = {}  # no slot: in host memory
         self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
-        self._failed: list[tuple[Episode, NonFiniteError]] = []  # in this round
+        self._failed: list[tuple[ActiveEpisode, NonFiniteError]] = []  # in this round
         self._since: dict[int, int] = {}  # by slot, the number of its placement
         self._placed = 0
         self._turn: dict[int, int] = {}  # by slot, the number of its turn
@@ -95,12 +95,12 @@ class DecodeLoop:
         self._ahead = int(ahead)  # dispatches in flight while the host handles tokens
         self.dispatches = 0  # that were read
 
-    def submit(self, episodes: Sequence[Episode]) -> None:
+    def submit(self, episodes: Sequence[ActiveEpisode]) -> None:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
         group's prompts or policies differ."""
         self._queue.append([episode for episode in episodes if episode.finish_reason is None])
 
-    def round(self) -> list[tuple[Episode, NonFiniteError]]:
+    def round(self) -> list[tuple[ActiveEpisode, NonFiniteError]]:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
 
         Returns the episodes that cannot go on, which are dropped. An error of a responder is raised. If nothing decodes
@@ -135,7 +135,7 @@ class DecodeLoop:
         """Compiles the engine's programs while the loop is not busy. extends: that of observations as well."""
         self.state = self._engine.compile(self.params, self.state, extends=extends)
 
-    def drop(self, episode: Episode) -> None:
+    def drop(self, episode: ActiveEpisode) -> None:
         """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""
         self._queue.remove(episode)
         self._suspended = deque(one for one in self._suspended if one.episode is not episode)
@@ -179,19 +179,19 @@ class DecodeLoop:
             if self._live:
                 return
 
-    def _seat(self, episode: Episode) -> int:
+    def _seat(self, episode: ActiveEpisode) -> int:
         slot = self._free.pop()
         self._placed += 1
         self._since[slot] = self._placed
         return slot
 
-    def _begin(self, slot: int, episode: Episode) -> None:
+    def _begin(self, slot: int, episode: ActiveEpisode) -> None:
         """A turn of the episode begins in the slot, or goes on there."""
         self._live[slot] = episode
         self._turns += 1
         self._turn[slot] = self._turns
 
-    def _placement(self, slot: int, row: int, episode: Episode) -> Placement:
+    def _placement(self, slot: int, row: int, episode: ActiveEpisode) -> Placement:
         asks = episode.request.respond is not None
         number = self._engine.number(episode.request.policy)
         params = episode.request.params
@@ -225,8 +225,8 @@ class DecodeLoop:
                 self._queue.add(episode)
         self._extend(extensions)
 
-    def _extend(self, asked: Sequence[tuple[int, Episode]]) -> None:
-        by_bucket: dict[int, list[tuple[int, Episode]]] = {}
+    def _extend(self, asked: Sequence[tuple[int, ActiveEpisode]]) -> None:
+        by_bucket: dict[int, list[tuple[int, ActiveEpisode]]] = {}
         for slot, episode in asked:
             bucket = self._engine.config.bucket(len(episode.appended[1]))
             by_bucket.setdefault(bucket, []).append((slot, episode))
@@ -240,12 +240,12 @@ class DecodeLoop:
                     for slot, episode in part:
                         self._append_or_set_aside(slot, episode)
 
-    def _append(self, part: Sequence[tuple[int, Episode]]) -> None:
+    def _append(self, part: Sequence[tuple[int, ActiveEpisode]]) -> None:
         extensions = [Extension(s, *episode.appended, episode.limit, episode.key) for s, episode in part]
         self.state = self._engine.extend(self.params, self.state, extensions)
         self._filling |= dict(part)
 
-    def _append_or_set_aside(self, slot: int, episode: Episode) -> None:
+    def _append_or_set_aside(self, slot: int, episode: ActiveEpisode) -> None:
         """Appends the observation, for which others are set aside; without others, the episode itself."""
         while True:
             try:
@@ -256,7 +256,7 @@ class DecodeLoop:
                     self._free.append(slot)
                     return
 
-    def _ask(self, slot: int, episode: Episode) -> None:
+    def _ask(self, slot: int, episode: ActiveEpisode) -> None:
         self._asked[self.responders.ask(episode.ask)] = (slot, episode)
 
     # ------------------------------------------------------------------------------------------------- out of memory

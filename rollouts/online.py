@@ -15,7 +15,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.rollouts.engine import Engine
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.scheduler import grouped
@@ -69,7 +69,7 @@ def listener_in(loop: asyncio.AbstractEventLoop, tell: Callable[[News], object])
 class Ticket:
     """A request on its way. `cancel` frees its slot and memory; it gets no more news then."""
 
-    episode: Episode
+    episode: ActiveEpisode
     listener: Listener
     rollouts: OnlineRollouts
     errors: list[BaseException] = field(default_factory=list)
@@ -155,7 +155,9 @@ class OnlineRollouts:
             self.engine.number(request.policy)
             group = None if request.group is None else f"{first} {request.group}"
             key = key_data("online", number) if request.key is None else request.key
-            episode = Episode(replace(_guarded(request, errors), group=group, key=key), number, self.tokenizer, limit)
+            episode = ActiveEpisode(
+                replace(_guarded(request, errors), group=group, key=key), number, self.tokenizer, limit
+            )
             if episode.finish_reason is not None:
                 raise UserError(f"The prompt has {len(episode.prompt)} tokens; the engine takes at most {limit - 1}.")
             tickets.append(Ticket(episode, listener, self, errors))

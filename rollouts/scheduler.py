@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 
 
 @dataclass
@@ -18,12 +18,12 @@ class PromptGroup:
 
     prompt: np.ndarray
     policy: str | None = None
-    members: deque[Episode] = field(default_factory=deque)
+    members: deque[ActiveEpisode] = field(default_factory=deque)
     prefix: Any = None  # the engine's
     row: int = 0
 
 
-def grouped(episodes: Sequence[Episode]) -> list[PromptGroup]:
+def grouped(episodes: Sequence[ActiveEpisode]) -> list[PromptGroup]:
     """Episodes by group. Raises ValueError if prompts or policies of a group differ."""
     groups: dict[str | int, PromptGroup] = {}
     for episode in episodes:
@@ -56,12 +56,12 @@ class Queue:
         self._batch = batch
         self._groups: deque[PromptGroup] = deque()
 
-    def append(self, episodes: Sequence[Episode]) -> None:
+    def append(self, episodes: Sequence[ActiveEpisode]) -> None:
         """Puts episodes at the end of the queue, each group together. Raises ValueError if its prompts or policies
         differ."""
         self._groups.extend(grouped(episodes))
 
-    def remove(self, episode: Episode) -> None:
+    def remove(self, episode: ActiveEpisode) -> None:
         """Takes an episode out of the queue, if it is there."""
         for group in self._groups:
             if episode in group.members:
@@ -71,7 +71,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: ActiveEpisode) -> None:
         """Puts an episode with a new prompt at the head of the queue."""
         self._groups.appendleft(PromptGroup(episode.prompt, episode.request.policy, deque([episode])))
 
@@ -84,9 +84,9 @@ class Queue:
                 break
         return prompts
 
-    def take(self, free: int) -> list[tuple[Any, list[tuple[int, Episode]]]]:
+    def take(self, free: int) -> list[tuple[Any, list[tuple[int, ActiveEpisode]]]]:
         """The next episodes in the queue, at most `free`: for each prefix its (row, episode) pairs."""
-        taken: list[tuple[Any, list[tuple[int, Episode]]]] = []
+        taken: list[tuple[Any, list[tuple[int, ActiveEpisode]]]] = []
         while free and self._groups:
             group = self._groups[0]
             prefix = group.prefix or self._fill(group)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.types import Completion, Request, TextCodec, Turn
 
 Script = Callable[[str, tuple[Turn, ...]], str]
@@ -44,7 +44,7 @@ class ScriptedRollouts:
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs every request, in order."""
-        episodes = [Episode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]
+        episodes = [ActiveEpisode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]
         with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
             for episode in episodes:
                 while episode.finish_reason is None:
@@ -55,7 +55,7 @@ class ScriptedRollouts:
                         episode.end()
         return [episode.completion() for episode in episodes]
 
-    def _speak(self, episode: Episode) -> None:
+    def _speak(self, episode: ActiveEpisode) -> None:
         text = self._script(self._tokenizer.decode(episode.prompt.tolist()), tuple(episode.turns))
         for token in self._tokenizer.encode(text):
             if episode.take(token, 0.0) is not None:

@@ -18,7 +18,7 @@ LOST = 25.0  # seconds without one, after which a process is gone
 ALIVE, OVER = "watch/alive/", "watch/over/"
 
 
-class Watch:
+class PeerWatch:
     """Watches from its creation until `leave`. end(sentence): called once, in the thread, when another process is over;
     the sentence says which and why."""
 

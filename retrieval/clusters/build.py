@@ -36,7 +36,7 @@ from scope_jax.retrieval.clusters.folder import (
 )
 from scope_jax.retrieval.clusters.kmeans import clusters
 from scope_jax.retrieval.clusters.select import REASONS, select
-from scope_jax.retrieval.clusters.settings import Corpus, Neural, Preparation
+from scope_jax.retrieval.clusters.settings import ClusterCorpus, Neural, Preparation
 from scope_jax.retrieval.embed import Encoder, HashedLexical
 from scope_jax.retrieval.rows import DataError
 from scope_jax.sharding.files import replaced
@@ -260,5 +260,5 @@ def _report(
     }
 
 
-def _of_source(corpus: Corpus, counts: dict[str, int]) -> dict[str, Any]:
+def _of_source(corpus: ClusterCorpus, counts: dict[str, int]) -> dict[str, Any]:
     return {"path": corpus.path, "read": sum(counts.values()), **counts}

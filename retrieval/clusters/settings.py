@@ -12,7 +12,7 @@ from scope_jax.retrieval.rows import Row
 
 
 @dataclass(frozen=True)
-class Source:
+class ClusterSource:
     """A file or hub data set, and how to read it; see `rows.read` and `rows.optional`."""
 
     path: str
@@ -26,7 +26,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Corpus(Source):
+class ClusterCorpus(ClusterSource):
     """Documents to be clustered. Sources with the same families are clustered together, and their clusters are assigned
     to these families in turn."""
 
@@ -34,7 +34,7 @@ class Corpus(Source):
 
 
 @dataclass(frozen=True)
-class Questions(Source):
+class Questions(ClusterSource):
     """Evaluation questions that no document may contain; texts(row, where, columns) returns questions and answers, and
     documents(row, where, columns) the texts that a question is about, of which no document may be a near-duplicate."""
 
@@ -67,7 +67,7 @@ class Neural:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenCounter:
     """Counts the tokens of texts; `identity` names the tokenizer."""
 
     identity: str
@@ -78,15 +78,15 @@ class Tokens:
 class Preparation:
     """All settings that determine the clusters."""
 
-    corpora: tuple[Corpus, ...]
-    held_out_documents: tuple[Source, ...]
+    corpora: tuple[ClusterCorpus, ...]
+    held_out_documents: tuple[ClusterSource, ...]
     held_out_questions: tuple[Questions, ...]
     filters: Filters
     encoder: Neural | int  # int: width of the lexical encoder, fitted on the kept documents
     sizes: Sizes
     per_family: int | None  # clusters kept for each family; None: all
     seed: int
-    tokens: Tokens | None = None  # for `sizes.tokens`
+    tokens: TokenCounter | None = None  # for `sizes.tokens`
 
     def plain(self) -> dict[str, Any]:
         """All settings as flat plain JSON, under names that a message can use."""
@@ -97,7 +97,7 @@ class Preparation:
         for name in ("corpora", "held_out_documents", "held_out_questions"):
             plain[name] = [
                 {"path": s.path, "columns": dict(s.columns), "split": s.split, "hub_config": s.hub_config}
-                | ({"families": list(s.families)} if isinstance(s, Corpus) else {})
+                | ({"families": list(s.families)} if isinstance(s, ClusterCorpus) else {})
                 for s in getattr(self, name)
             ]
         return plain

@@ -211,7 +211,9 @@ def grade(
     """Adds `score`, SCOPE Eq. (1), for "rubric", or `points`, in which negative items count, except to an answer that
     the grader failed on (unless `ungraded = "zero"`), and `ungraded`, 1 for such an answer. With dimensions of criteria
     also `score_<dimension>`. Counts: criteria sent to the grader, and those without a verdict."""
-    cases = [rubrics.Case(answer.row["question"], answer.text, rubrics.rubric_of(answer.row)) for answer in answers]
+    cases = [
+        rubrics.RubricCase(answer.row["question"], answer.text, rubrics.rubric_of(answer.row)) for answer in answers
+    ]
     results, _ = rubrics.grade(cfg, grader, tools, cases, signed=name == "points")
     for measurement, result, answer in zip(measurements, results, answers, strict=True):
         if result.score is not None or grader.ungraded == "zero":
@@ -241,7 +243,9 @@ def rate(
 ) -> None:
     """Adds `rating`, see `rating.value`; none if the grader gave no mark. An answer that is missing has the lowest one.
     Counts: answers sent to the grader, and those without a mark."""
-    cases = [rubrics.Case(answer.row["question"], answer.text, rubrics.rubric_of(answer.row)) for answer in answers]
+    cases = [
+        rubrics.RubricCase(answer.row["question"], answer.text, rubrics.rubric_of(answer.row)) for answer in answers
+    ]
     marks = rating.rate(cfg, cfg.evaluate.prompts_folder, grader.judge, tools, cases)
     for measurement, answer, mark in zip(measurements, answers, marks, strict=True):
         sent = bool(answer.text)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.config import LossCard
 
 
-class Tokens(NamedTuple):
+class LossInputs(NamedTuple):
     """The inputs of the loss of N trained positions, other than log π.
 
     mask: False in empty slots. first: True at the first trained position of a sequence (an episode). sequence: index of
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------------------ aggregation
-def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
+def weights(card: LossCard, tokens: LossInputs) -> Float[Array, " N"]:
     """Weight of each position in the numerator: its role's weight, divided by |sequence| for sequence-mean; 0 in empty
     slots."""
     weight_N = jnp.where(tokens.mask_N, tokens.weight_N, 0.0)
@@ -104,7 +104,7 @@ def sequences_move(card: LossCard, scored: bool) -> bool:
     return by_sequence(card) and ((card.ratio == "sequence" and off_policy) or (wants_weight and not scored))
 
 
-def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, count: int) -> Sequences:
+def sequence_sums(logp_N: Float[Array, " N"], tokens: LossInputs, card: LossCard, count: int) -> Sequences:
     """The contribution of these tokens to the sums of `count` sequences, to be summed over the whole mini-batch."""
     logp_N = lax.stop_gradient(logp_N)
     old_N = _old(logp_N, tokens, card)
@@ -115,7 +115,7 @@ def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, co
     return Sequences(total(logp_N - old_N), total(old_N - tokens.behaviour_N))
 
 
-def _old(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Float[Array, " N"]:
+def _old(logp_N: Float[Array, " N"], tokens: LossInputs, card: LossCard) -> Float[Array, " N"]:
     if card.objective == "dpo":
         if tokens.ref_N is None:
             raise ValueError('objective = "dpo" needs the log-probs of the reference.')
@@ -133,7 +133,7 @@ def _bounded(log_ratio_N: Float[Array, " N"], card: LossCard) -> Float[Array, " 
 def _ratio(
     logp_N: Float[Array, " N"],
     old_N: Float[Array, " N"],
-    tokens: Tokens,
+    tokens: LossInputs,
     card: LossCard,
     sequences: Sequences | None,
 ) -> Float[Array, " N"]:
@@ -151,7 +151,7 @@ def _ratio(
 
 
 def _rollout_weight(
-    old_N: Float[Array, " N"], tokens: Tokens, card: LossCard, sequences: Sequences | None
+    old_N: Float[Array, " N"], tokens: LossInputs, card: LossCard, sequences: Sequences | None
 ) -> Float[Array, " N"]:
     """min(π_old/μ, C) of each token, or with the ratio of its whole sequence; a constant in the loss."""
     log_N = old_N - tokens.behaviour_N
@@ -230,7 +230,7 @@ def kl_terms(
 
 def _policy(
     logp_N: Float[Array, " N"],
-    tokens: Tokens,
+    tokens: LossInputs,
     card: LossCard,
     entropy_N: Float[Array, " N"] | None,
     sequences: Sequences | None,
@@ -280,14 +280,14 @@ def _policy(
     return Parts(numerator, sums, per_token, {name: jnp.max(x_N) for name, x_N in maxima.items()})
 
 
-def _supervised(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Parts:
+def _supervised(logp_N: Float[Array, " N"], tokens: LossInputs, card: LossCard) -> Parts:
     nll = jnp.sum(weights(card, tokens) * jnp.where(tokens.mask_N, -logp_N, 0.0))
     return Parts(nll, {}, {}, {})
 
 
 def _preference(
     logp_N: Float[Array, " N"],
-    tokens: Tokens,
+    tokens: LossInputs,
     card: LossCard,
     entropy_N: Float[Array, " N"] | None,
     sequences: Sequences | None,
@@ -340,7 +340,7 @@ def summed_names(card: LossCard) -> tuple[str, ...]:
 
 def loss_parts(
     logp_N: Float[Array, " N"],
-    tokens: Tokens,
+    tokens: LossInputs,
     card: LossCard,
     *,
     entropy_N: Float[Array, " N"] | None = None,

@@ -137,8 +137,8 @@ class LearnerPrograms:
         return Scores(scored[0] if policy else None, scored[-1] if reference else None)
 
     # ------------------------------------------------------------------------------------------------------ update
-    def _tokens(self, batch: Batch, scores: Scores) -> losses.Tokens:
-        return losses.Tokens(
+    def _tokens(self, batch: Batch, scores: Scores) -> losses.LossInputs:
+        return losses.LossInputs(
             batch.mask_MN,
             batch.first_MN,
             batch.sequence_MN,

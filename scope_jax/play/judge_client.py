@@ -12,7 +12,7 @@ from typing import Any
 from scope_jax.config import JudgeSection
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
-from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
+from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown, whole
 
 UNUSABLE_AFTER = (
     8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge
@@ -111,7 +111,7 @@ class JudgeClient:
                 f"{self._who} cannot be reached ({error}); start the endpoint, or correct its url in the card."
             ) from None
 
-    def _read(self, response: Response) -> Reply:
+    def _read(self, response: HttpResponse) -> Reply:
         if response.status in ONES_OWN:
             return Reply("", refused=f"HTTP {response.status}: {response.beginning()}")
         if response.status != 200:
@@ -138,7 +138,7 @@ class JudgeClient:
             )
 
 
-def _reply(response: Response) -> Reply | None:
+def _reply(response: HttpResponse) -> Reply | None:
     """The reply in a chat completion, None if the response is not one. If a model spent all its tokens on thinking, its
     content is null: an empty reply, without a verdict, not a fault of the endpoint."""
     try:

@@ -51,8 +51,8 @@ class MathAnswers:
 
     def __init__(self) -> None:
         self._cores = min(len(os.sched_getaffinity(0)), WORKERS)
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._started: list[_Worker] = []
+        self._idle: SimpleQueue[_MathWorker] = SimpleQueue()
+        self._started: list[_MathWorker] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
 
@@ -67,7 +67,7 @@ class MathAnswers:
         threads = max(1, min(self._cores, len(distinct) // SHARE))
         with self._lock:
             while len(self._started) < threads:
-                self._started.append(_Worker())
+                self._started.append(_MathWorker())
                 self._idle.put(self._started[-1])
             if threads == 1:
                 found: list[Verdict] = [self._verdict(one, seconds) for one in distinct]
@@ -93,7 +93,7 @@ class MathAnswers:
             self._idle.put(worker)
 
 
-class _Worker:
+class _MathWorker:
     """A process that compares one pair after the other; started by the first, and again after it has ended."""
 
     def __init__(self) -> None:

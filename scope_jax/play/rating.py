@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scope_jax.config import Config
 from scope_jax.play import prompting
 from scope_jax.play.asking import Judge
-from scope_jax.play.rubrics import Case
+from scope_jax.play.rubrics import RubricCase
 from scope_jax.play.tools import Tools
 from scope_jax.text import parsing
 
@@ -28,7 +28,7 @@ def value(mark: int) -> float:
     return (mark - MIDDLE) / (HIGHEST - MIDDLE)
 
 
-def rate(cfg: Config, prompts: str, judge: Judge, tools: Tools, cases: Sequence[Case]) -> list[int | None]:
+def rate(cfg: Config, prompts: str, judge: Judge, tools: Tools, cases: Sequence[RubricCase]) -> list[int | None]:
     """The mark of each answer, None if the judge gave none; a missing answer gets the lowest without a request.
 
     prompts: the folder with rating.txt and nudge_rating.txt. Raises JudgeError and PromptError.
@@ -39,7 +39,7 @@ def rate(cfg: Config, prompts: str, judge: Judge, tools: Tools, cases: Sequence[
     return [answers[index].read if index in answers else LOWEST for index in range(len(cases))]
 
 
-def question(cfg: Config, prompts: str, case: Case) -> str:
+def question(cfg: Config, prompts: str, case: RubricCase) -> str:
     """Prompt to give an answer a mark. Raises PromptError."""
     checklist = "\n".join(f"- {prompting.shown(cfg, item.text)}" for item in case.rubric)
     task, answer = prompting.shown(cfg, case.question), prompting.shown(cfg, case.answer or "")
@@ -49,5 +49,5 @@ def question(cfg: Config, prompts: str, case: Case) -> str:
 
 def check_prompts(cfg: Config, prompts: str) -> None:
     """Loads the prompts of the rating; raises PromptError."""
-    question(cfg, prompts, Case("", "", ()))
+    question(cfg, prompts, RubricCase("", "", ()))
     prompting.filled(prompts, "nudge_rating", {})

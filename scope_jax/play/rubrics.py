@@ -102,7 +102,7 @@ class Grader:
 
 
 @dataclass(frozen=True)
-class Case:
+class RubricCase:
     """An answer to grade."""
 
     question: str
@@ -129,7 +129,7 @@ UNGRADED = Graded((), None, ())  # an answer that has not been graded yet
 
 
 def grade(
-    cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case], signed: bool = False
+    cfg: Config, grader: Grader, tools: Tools, cases: Sequence[RubricCase], signed: bool = False
 ) -> tuple[list[Graded], Replies[bool]]:
     """Grades each case with one request per criterion, all in one batch; also returns the judge's replies.
 

@@ -13,7 +13,7 @@ from scope_jax.learner.types import Episode, Judgement
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SettingChange:
     """An attempt to change a setting.
 
     at: number of steps done. problem: why there is no new value; "" if there is one, which may equal the value before.
@@ -25,7 +25,9 @@ class Attempt:
     judgements: Sequence[Judgement] = ()
 
 
-def record(name: str, value: Mapping[str, Any], *, by: str, since: int, attempt: Attempt | None = None) -> Episode:
+def record(
+    name: str, value: Mapping[str, Any], *, by: str, since: int, attempt: SettingChange | None = None
+) -> Episode:
     """The value of a setting in a step, or after an attempt to change it, as an episode that is not trained.
 
     by: who set it (of an attempt: who tried to). since: number of steps done when the value came into force.

@@ -25,7 +25,7 @@ MOST = len(COLOURS)  # runs, each with its colour
 
 
 @dataclass(frozen=True)
-class Result:
+class MeasureResult:
     """The last value of a measure in a run, of this step, and its difference from the first run's.
 
     error, difference_error: standard errors. pairs: number of questions that both runs answered in their last
@@ -74,7 +74,7 @@ class _Measured:
     questions: Mapping[tuple[int, str], float]
 
 
-def results(lines: Sequence[Sequence[Mapping[str, Any]]], runs: Sequence[Path]) -> dict[str, list[Result]]:
+def results(lines: Sequence[Sequence[Mapping[str, Any]]], runs: Sequence[Path]) -> dict[str, list[MeasureResult]]:
     """By `<set>/<measure>`, the results of every run's last evaluation during training, for the measures with a
     standard error."""
     found: list[dict[str, _Measured]] = []
@@ -87,7 +87,7 @@ def results(lines: Sequence[Sequence[Mapping[str, Any]]], runs: Sequence[Path]) 
     return _compared(found)
 
 
-def exam_results(runs: Sequence[Path]) -> dict[str, list[Result]]:
+def exam_results(runs: Sequence[Path]) -> dict[str, list[MeasureResult]]:
     """The same of what `scope-jax eval` last measured in every run."""
     found: list[dict[str, _Measured]] = []
     for run in runs:
@@ -108,18 +108,18 @@ def _measured(values: Mapping[str, Any], sets: Mapping[str, tuple[int, answers.Q
     return found
 
 
-def _compared(runs: Sequence[Mapping[str, _Measured]]) -> dict[str, list[Result]]:
+def _compared(runs: Sequence[Mapping[str, _Measured]]) -> dict[str, list[MeasureResult]]:
     names, first = sorted(set().union(*runs)), runs[0]
     return {
         name: [_result(run.get(name), first.get(name) if at else None) for at, run in enumerate(runs)] for name in names
     }
 
 
-def _result(ours: _Measured | None, first: _Measured | None) -> Result:
+def _result(ours: _Measured | None, first: _Measured | None) -> MeasureResult:
     """The result of a run beside the first run's; first: None for the first run itself or if it lacks the measure."""
     if ours is None:
-        return Result(None, None)
-    own = Result(ours.value, ours.error, ours.step)
+        return MeasureResult(None, None)
+    own = MeasureResult(ours.value, ours.error, ours.step)
     if first is None:
         return own
     apart = [value - first.questions[key] for key, value in ours.questions.items() if key in first.questions]

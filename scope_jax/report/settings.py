@@ -11,7 +11,7 @@ Record = dict[str, Any]  # a line of episodes.jsonl
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """A value in force from after `at` steps on, or an attempt to replace it that failed.
 
     by: who set it. changes: the differences from the value before, one a line; () of the first value. problem: why
@@ -29,7 +29,7 @@ class Settings:
     """Collects the rows of every setting while the records of a run pass."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[Row]] = {}  # by name of the setting
+        self.rows: dict[str, list[SettingRow]] = {}  # by name of the setting
         self._values: dict[str, Any] = {}
 
     def collect(self, records: Iterable[Record]) -> Iterator[Record]:
@@ -48,7 +48,7 @@ class Settings:
         rows = self.rows.setdefault(name, [])
         changes = () if before is None else tuple(differences(before, value))
         at, problem = text.get("at", text["since"]), text.get("problem", "")
-        rows.append(Row(at, text["by"], changes, problem, json.dumps(value, indent=1, ensure_ascii=False)))
+        rows.append(SettingRow(at, text["by"], changes, problem, json.dumps(value, indent=1, ensure_ascii=False)))
         self._values[name] = value
 
 

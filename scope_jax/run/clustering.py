@@ -23,7 +23,15 @@ from scope_jax.models import encoder
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.retrieval.clusters.build import prepare
 from scope_jax.retrieval.clusters.kmeans import Sizes
-from scope_jax.retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source, Tokens
+from scope_jax.retrieval.clusters.settings import (
+    ClusterCorpus,
+    ClusterSource,
+    Filters,
+    Neural,
+    Preparation,
+    Questions,
+    TokenCounter,
+)
 from scope_jax.retrieval.rows import Row, optional, required
 from scope_jax.run.indexing import EMBED_CHUNK, Part, announce, neural, reading
 
@@ -57,9 +65,9 @@ def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
     questions = [*(s for s in card.held_out if s.kind == "questions"), *cfg.evaluate.sets, *benchmarks]
     by_path = {(s.path, s.split, s.hub_config): s for s in questions}  # a set of the card may be one of the benchmarks
     return Preparation(
-        corpora=tuple(Corpus(s.path, {**s.columns}, s.split, s.hub_config, s.families) for s in card.sources),
+        corpora=tuple(ClusterCorpus(s.path, {**s.columns}, s.split, s.hub_config, s.families) for s in card.sources),
         held_out_documents=tuple(
-            Source(s.path, {**s.columns}, s.split, s.hub_config) for s in card.held_out if s.kind == "documents"
+            ClusterSource(s.path, {**s.columns}, s.split, s.hub_config) for s in card.held_out if s.kind == "documents"
         ),
         held_out_questions=tuple(
             Questions(s.path, {**s.columns}, s.split, s.hub_config, exam_texts, exam_documents)
@@ -84,10 +92,10 @@ def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
     )
 
 
-def _tokens(folder: str) -> Tokens:
+def _tokens(folder: str) -> TokenCounter:
     """Counts tokens as the model does. Raises UserError for a folder without a tokenizer."""
     tokenizer = Tokenizer.load(folder)
-    return Tokens(folder, lambda text: len(tokenizer.encode(text)))
+    return TokenCounter(folder, lambda text: len(tokenizer.encode(text)))
 
 
 def _neural(card: EncoderSection, mesh: Mesh | None) -> Neural:

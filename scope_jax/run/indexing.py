@@ -99,7 +99,7 @@ def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -
 
 
 @dataclass(frozen=True)
-class Reading:
+class EncoderSettings:
     """How an encoder reads texts: prefixes of queries and passages, and tokens of the longest text. notes: a sentence
     for each thing that card and folder say differently, or that neither says."""
 
@@ -109,7 +109,7 @@ class Reading:
     notes: tuple[str, ...]
 
 
-def reading(card: EncoderSection, cfg: EncoderConfig) -> Reading:
+def reading(card: EncoderSection, cfg: EncoderConfig) -> EncoderSettings:
     """What the card says comes first, then what the model's folder says, then the usual prefixes of the model's kind;
     but no text is longer than the folder allows."""
     said, family, folder = cfg.said, FAMILIES[cfg.kind], card.checkpoint
@@ -136,7 +136,7 @@ def reading(card: EncoderSection, cfg: EncoderConfig) -> Reading:
     longest = card.max_tokens if said.max_tokens is None else min(card.max_tokens, said.max_tokens)
     if longest < card.max_tokens:
         notes.append(f"texts are cut to {longest} tokens as {folder} says, not to the card's {card.max_tokens}.")
-    return Reading(prefixes["query"], prefixes["passage"], longest, tuple(notes))
+    return EncoderSettings(prefixes["query"], prefixes["passage"], longest, tuple(notes))
 
 
 def announce(card: EncoderSection, say: Callable[[str], None] | None) -> None:

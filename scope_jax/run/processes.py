@@ -28,14 +28,14 @@ from scope_jax.play.math_answers import Comparison
 from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
 from scope_jax.sharding import distributed
-from scope_jax.sharding.watch import Watch
+from scope_jax.sharding.watch import PeerWatch
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 EXIT_CODE = 1  # of a process that ends because another one has
 FAREWELL = 5.0  # seconds in which a process tells the others why it ends
 
-_watch: Watch | None = None  # over the other processes of the run
+_watch: PeerWatch | None = None  # over the other processes of the run
 
 
 class PeerError(UserError):
@@ -171,7 +171,7 @@ def joined() -> Iterator[None]:
     from jax.errors import JaxRuntimeError
 
     global _watch
-    _watch = watch = Watch(_end)
+    _watch = watch = PeerWatch(_end)
     stopped = None
     try:
         try:

@@ -38,7 +38,7 @@ from scope_jax.run.performance import Instruments, keep_programs
 from scope_jax.run.processes import by_one
 from scope_jax.run.sampler import States
 from scope_jax.run.steps import Position, Steps, unpacked
-from scope_jax.run.watch import End, Watch, watch_of
+from scope_jax.run.watch import RunEnd, Watch, watch_of
 from scope_jax.text import templates
 
 LOOSE = {"init": "kaiming", "base_dtype": "bfloat16"}  # keys of [model.adapter] in which two runs may differ
@@ -58,7 +58,7 @@ def start(
     profile: int | None = None,
     mirror: Mirror | None = None,
     accept_inputs: bool = False,
-) -> tuple[Steps, RunLog, End]:
+) -> tuple[Steps, RunLog, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
 
     say, part: as `tell`, `part` of `assemble`; the others as in `train.train`, with what it raises.
@@ -88,7 +88,7 @@ def start(
     if gone := log.rewind(position.done if resumed else None):
         say(gone)
     world.verdicts.record(run, position.done)
-    end = End(_watch(cfg, run), world.finished(position.memory, position.done))
+    end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
     say(_beginning(cfg, run, position.done, resumed, bool(end)))
     last = position.done if end else world.game.total_steps(cfg)
     instruments = Instruments(world, run, profile, first=position.done + 1, last=last)

@@ -29,7 +29,7 @@ from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments, heartbeat
 from scope_jax.run.sampler import States
-from scope_jax.run.watch import End, idle_roles, idle_updates
+from scope_jax.run.watch import RunEnd, idle_roles, idle_updates
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class Steps:
             carried |= {} if at.ahead is None else {"ahead": packed(at.ahead)}
             self._checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
 
-    def remarks(self, episodes: list[Episode], metrics: Metrics, end: End) -> list[str]:
+    def remarks(self, episodes: list[Episode], metrics: Metrics, end: RunEnd) -> list[str]:
         """What the user is told about the step: who learned nothing, and after the first, rules without a metric."""
         sentences = [*idle_roles(episodes), *idle_updates(metrics)]
         missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None

@@ -86,7 +86,7 @@ def watch_of(cfg: Config, records: Iterable[Mapping[str, Any]]) -> Watch:
 
 
 @dataclass(frozen=True)
-class End:
+class RunEnd:
     """Why a run ends after its steps so far; false while it goes on."""
 
     watch: Watch
@@ -104,9 +104,9 @@ class End:
         """True if the run is over, not only this process of it."""
         return self.complete or self.watch.reason is not None
 
-    def after(self, complete: bool, record: Mapping[str, Any], signal: int = 0) -> End:
+    def after(self, complete: bool, record: Mapping[str, Any], signal: int = 0) -> RunEnd:
         """The end after one more record."""
-        return End(self.watch.after(record), complete, signal)
+        return RunEnd(self.watch.after(record), complete, signal)
 
 
 # -------------------------------------------------------------------------------------------- steps that taught nothing

@@ -24,7 +24,7 @@ from scope_jax.serving.assemble import Served
 from scope_jax.serving.counters import Counters
 from scope_jax.serving.generating import Job, Stream
 from scope_jax.serving.protocol import VALUES, ApiError, ChatBody, CompletionBody, Kind, Parsed, parsed
-from scope_jax.serving.replies import Reply
+from scope_jax.serving.replies import ServedReply
 
 OTHER_VALUES = 65_536  # of a body, besides the tokens of its prompts
 Answer = Callable[[Request], Awaitable[Response]]
@@ -124,12 +124,12 @@ class Api:
 
     async def _chat(self, request: Request) -> Response:
         body, job = await self._job(request, ChatBody, generating.chat_job)
-        reply = Reply(self._model, job, "chat", bool(body.logprobs))
+        reply = ServedReply(self._model, job, "chat", bool(body.logprobs))
         return await self._reply(request, job, reply, body)
 
     async def _complete(self, request: Request) -> Response:
         body, job = await self._job(request, CompletionBody, generating.completion_job)
-        reply = Reply(self._model, job, "text", body.logprobs is not None)
+        reply = ServedReply(self._model, job, "text", body.logprobs is not None)
         return await self._reply(request, job, reply, body)
 
     async def _job(
@@ -148,7 +148,7 @@ class Api:
             raise api_error(refusal.status, str(refusal)) from None
 
     # ------------------------------------------------------------------------------------------------------ replies
-    async def _reply(self, request: Request, job: Job, reply: Reply, body: ChatBody | CompletionBody) -> Response:
+    async def _reply(self, request: Request, job: Job, reply: ServedReply, body: ChatBody | CompletionBody) -> Response:
         began = time.monotonic()
         stream = Stream(self._model, job, self._under_way)
         if body.stream:
@@ -159,7 +159,7 @@ class Api:
         self._count(reply, began)
         return JSONResponse(answer)
 
-    async def _events(self, stream: Stream, reply: Reply, with_usage: bool, began: float) -> AsyncIterator[bytes]:
+    async def _events(self, stream: Stream, reply: ServedReply, with_usage: bool, began: float) -> AsyncIterator[bytes]:
         done = False
         first = True
         try:
@@ -175,7 +175,7 @@ class Api:
             else:
                 self.counters.cancelled.inc()
 
-    def _count(self, reply: Reply, began: float) -> None:
+    def _count(self, reply: ServedReply, began: float) -> None:
         self.counters.prompt.inc(reply.prompt_tokens)
         self.counters.sampled.inc(reply.sampled_tokens)
         self.counters.seconds.observe(time.monotonic() - began)

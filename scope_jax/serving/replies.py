@@ -61,7 +61,7 @@ class Choice:
         return self.job.params.stop_ids
 
 
-class Reply:
+class ServedReply:
     """One request's reply. kind: "chat" or "text". logprobs: whether they were asked for."""
 
     def __init__(self, model: Served, job: Job, kind: str, logprobs: bool) -> None:

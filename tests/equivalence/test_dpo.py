@@ -50,7 +50,7 @@ def ours(logp_BT, world, card, shares):
 
         own = rows[places]
         zeros = np.zeros(len(places), world["logp"].dtype)
-        return losses.Tokens(
+        return losses.LossInputs(
             mask_N=slots(np.ones(len(places), bool), False),
             first_N=slots(
                 np.array([first[row] == column for row, column in zip(own, columns[places], strict=True)]), True

@@ -127,7 +127,7 @@ def tokens_of(world, places, card, scored):
     def slots(values, garbage):
         return jnp.asarray(np.concatenate([values, np.full(SLOTS - len(places), garbage, values.dtype)]))
 
-    return losses.Tokens(
+    return losses.LossInputs(
         mask_N=slots(np.ones(len(places), bool), False),
         first_N=slots(np.array([place in starts for place in places]), False),
         sequence_N=slots(rows.astype(np.int32), 4),
@@ -301,7 +301,7 @@ def expected_gradient(card, logits, old, ref, sampler=None):
 
     def expectation(logits_V):
         logp_V, zeros_V = jax.nn.log_softmax(logits_V), jnp.zeros(count)
-        tokens = losses.Tokens(
+        tokens = losses.LossInputs(
             mask_N=jnp.ones(count, bool),
             first_N=jnp.ones(count, bool),
             sequence_N=jnp.arange(count),

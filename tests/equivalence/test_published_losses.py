@@ -107,7 +107,7 @@ def ours(card, world):
     length_B = mask_BT.sum(1).astype(np.float64)
     advantage_B = advantages.compute(world["rewards"], groups, length_B, card, BASELINE)
     rows, columns = np.nonzero(mask_BT)
-    tokens = losses.Tokens(
+    tokens = losses.LossInputs(
         mask_N=jnp.ones(len(rows), bool),
         first_N=jnp.asarray(columns == 0),
         sequence_N=jnp.asarray(rows, jnp.int32),

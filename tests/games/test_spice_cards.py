@@ -11,7 +11,7 @@ from scope_jax.config.base import prompts_of
 from scope_jax.games import load_card
 from scope_jax.games.spice import messages
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Document
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Segment
 from scope_jax.models.tokenizer import Tokenizer
 from tests.games import spice_world
 
@@ -64,7 +64,7 @@ def test_every_document_and_question_of_atlas_fits_into_the_cards_prompts() -> N
         rows = map(json.loads, lines)
         longest[name] = max((row[field] for row in rows), key=lambda text: len(tokenizer.encode(text)))
     assert len(tokenizer.encode(longest["documents"])) <= options(cfg).document_tokens
-    written = messages.for_task(cfg, Document(0, "", longest["documents"]), "expression")
+    written = messages.for_task(cfg, Segment(0, "", longest["documents"]), "expression")
     asked = messages.for_reasoner(cfg, longest["questions_held_out"])
     for prompt, card in ((written, options(cfg).challenger), (asked, options(cfg).reasoner)):
         ids = tokenizer.encode_chat([{"role": "user", "content": prompt.user}])
@@ -86,7 +86,7 @@ def test_every_file_is_used_by_some_card_and_every_variable_is_filled(monkeypatc
     for corpus in (True, False):
         for formats in ("both", "free-form"):
             cfg = spice_world.card(corpus=corpus, formats=formats, answer_types=TYPES, data={"documents": "none"})
-            document = Document(0, "d", "On {document} and {answer_type}.")
+            document = Segment(0, "d", "On {document} and {answer_type}.")
             said += [messages.for_format(cfg, document)]
             said += [messages.for_task(cfg, document, kind) for kind in (MULTIPLE_CHOICE, *TYPES)]
     said.append(messages.for_reasoner(spice_world.card(), "How {many}?"))

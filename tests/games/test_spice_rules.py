@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scope_jax.data.keys import rng
 from scope_jax.games.spice import roles, rules
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Document, Task
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Segment, Task
 from scope_jax.text.messages import Messages
 from tests.games.harness import ScriptedTools
 from tests.games.spice_world import card
@@ -66,7 +66,7 @@ def test_how_many_of_a_subsample_are_valid(valid, total, size, wanted):
 
 def attempts(pattern: str) -> list[Attempt]:
     """Attempts from a word of v (valid) and i (invalid)."""
-    document, task = Document(0, "d", "text"), Task("integer", "How many?", "7")
+    document, task = Segment(0, "d", "text"), Task("integer", "How many?", "7")
     return [
         Attempt(document, n, (), task if c == "v" else None, "" if c == "v" else "no_answer")
         for n, c in enumerate(pattern)
@@ -133,7 +133,7 @@ def test_values_are_compared_where_the_texts_differ(kind):
 
 
 def test_answers_are_graded_by_value():
-    document = Document(0, "d", "text")
+    document = Segment(0, "d", "text")
     cases = [
         ("expression", "x^2 - 1", [r"(x-1)(x+1)", "x^2 + 1", None]),
         ("float", "0.5", [r"\frac{1}{2}", "5", "0.50"]),

@@ -13,7 +13,7 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
@@ -250,7 +250,7 @@ def test_real_templates_that_open_a_thought(
     joiner = Joiner("raw", tokenizer, dialects.load("xml"), options)
     stop = SamplingParams(1.0, 0, 1.0, 99, ("</answer>",), tokenizer.eos_ids, True, thought=parsing.THOUGHT)
     ids = joiner.prompt(Messages("What is in <think>?"))
-    episode = Episode(Request(ids, stop, None, None, 1, None), 0, tokenizer, 999)
+    episode = ActiveEpisode(Request(ids, stop, None, None, 1, None), 0, tokenizer, 999)
     for token in tokenizer.encode("so: <answer>no</answer>, hm</think>\n\n<answer>yes</answer>."):
         if episode.take(token, 0.0) == "stop":
             break

@@ -18,7 +18,7 @@ from scope_jax.evaluation import evaluations
 from scope_jax.evaluation.metrics import set_metrics, standard_error
 from scope_jax.games import parse_config
 from scope_jax.report import live
-from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
+from scope_jax.report.comparison import MeasureResult, differences, exam_results, results, titles, write_comparison
 from scope_jax.report.curves import draw, draw_together
 from scope_jax.report.page import replace_page
 from scope_jax.report.panels import GENERAL
@@ -86,7 +86,7 @@ def test_differences_are_paired_by_question(runs: list[Path]) -> None:
     (runs[0] / answers.NAME).unlink()
     _, apart = results(lines, runs)["held-out/accuracy"]
     assert apart.error is not None and first.error is not None
-    assert apart == Result(0.75, second.error, 3, 0.25, math.hypot(first.error, apart.error), 0)
+    assert apart == MeasureResult(0.75, second.error, 3, 0.25, math.hypot(first.error, apart.error), 0)
 
 
 def test_other_questions_are_no_pairs(runs: list[Path], tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_answers_kept_by_eval_are_paired_by_question(runs: list[Path], tmp_path:
     assert (first.value, first.step, first.difference) == (0.5, 3, None)
     assert (second.value, second.step, second.difference, second.pairs) == (0.75, 2, 0.25, 4)
     assert second.difference_error == pytest.approx(math.sqrt(4 / 16 / 3 / 4))
-    assert alone == Result(None, None)  # one question: no standard error
+    assert alone == MeasureResult(None, None)  # one question: no standard error
     assert [result.value for result in found["popqa/accuracy"]] == [None, 0.75, None]
     page = write_comparison(paths, tmp_path / "page.html").read_text(encoding="utf-8")
     during, answered = page.split("<h3>By scope-jax eval</h3>")

@@ -307,12 +307,12 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     said = {
         1: [
             settings.record("harness", HARNESS, by="card", since=0),
-            settings.record("harness", HARNESS, by="endpoint", since=0, attempt=settings.Attempt(0, "is <down>")),
-            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.Attempt(1)),
+            settings.record("harness", HARNESS, by="endpoint", since=0, attempt=settings.SettingChange(0, "is <down>")),
+            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(1)),
         ],
         2: [
             settings.record("harness", MORE, by="endpoint", since=1),
-            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.Attempt(2, "k: too large")),
+            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(2, "k: too large")),
         ],
         3: [settings.record("harness", MORE, by="endpoint", since=1)],
     }

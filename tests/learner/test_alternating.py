@@ -36,7 +36,7 @@ def logps(params, prompt):
 def loss(params, ref, card, prompt, words_N, advantage_N, weight_N, divisor):
     """The card's loss on one-token sequences, in the first step after sampling."""
     count = len(words_N)
-    tokens = losses.Tokens(
+    tokens = losses.LossInputs(
         mask_N=jnp.ones(count, bool),
         first_N=jnp.ones(count, bool),
         sequence_N=jnp.arange(count),

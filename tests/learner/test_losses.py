@@ -29,7 +29,7 @@ def tokens(**changes):
         "old_N": jnp.array(OLD),
         "ref_N": jnp.array(REF),
     }
-    return losses.Tokens(**fields | changes)
+    return losses.LossInputs(**fields | changes)
 
 
 def parts_of(card, toks=None, logp=LOGP, entropy=None):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.retrieval.clusters.kmeans import Sizes
-from scope_jax.retrieval.clusters.settings import Corpus, Filters, Preparation, Questions, Source
+from scope_jax.retrieval.clusters.settings import ClusterCorpus, ClusterSource, Filters, Preparation, Questions
 
 WORDS = {
     "rivers": "river valley delta spring lake bridge water flood ferry basin stream bank",
@@ -63,14 +63,16 @@ def contexts_of(row: Mapping[str, Any], where: str, columns: Mapping[str, str]) 
     return row.get("context", [])
 
 
-def corpus(path: str, families: tuple[str, ...] = ("qa", "choice"), **columns: str) -> Corpus:
-    return Corpus(path, columns, None, None, families)
+def corpus(path: str, families: tuple[str, ...] = ("qa", "choice"), **columns: str) -> ClusterCorpus:
+    return ClusterCorpus(path, columns, None, None, families)
 
 
-def wanted(*corpora: Corpus, documents: str | None = None, questions: str | None = None, **changes: Any) -> Preparation:
+def wanted(
+    *corpora: ClusterCorpus, documents: str | None = None, questions: str | None = None, **changes: Any
+) -> Preparation:
     asked: dict[str, Any] = {
         "corpora": corpora,
-        "held_out_documents": (Source(documents, {}, None, None),) if documents else (),
+        "held_out_documents": (ClusterSource(documents, {}, None, None),) if documents else (),
         "held_out_questions": (Questions(questions, {}, None, None, question_of, contexts_of),) if questions else (),
         "filters": FILTERS,
         "encoder": 128,

@@ -12,7 +12,7 @@ import pytest
 
 from scope_jax.retrieval import exchange
 from scope_jax.retrieval.client import RemoteRetriever, SearchServerError
-from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
+from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown, whole
 from tests.retrieval.raw import HEAD, dripping, sending, serving
 
 LIMIT = 0.3  # seconds of one try
@@ -36,7 +36,7 @@ def to(port: int, **changes) -> Exchange:
     return Exchange(f"http://127.0.0.1:{port}/path", **options)
 
 
-def once(port: int, **changes) -> Response:
+def once(port: int, **changes) -> HttpResponse:
     """The reply to one request."""
     made = to(port, **changes)
     try:
@@ -108,8 +108,8 @@ def test_redirects_are_not_followed():
 def test_too_deeply_nested_json_is_rejected():
     for text in (b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{"):
         with pytest.raises(ValueError):
-            Response(200, text).json()
-    assert Response(200, b'{"a": [1]}').json() == {"a": [1]}
+            HttpResponse(200, text).json()
+    assert HttpResponse(200, b'{"a": [1]}').json() == {"a": [1]}
     deep = HEAD + b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000
     with serving(sending(deep)) as (port, _):
         remote = RemoteRetriever(f"http://127.0.0.1:{port}/", timeout=5, retries=0, first_delay=0.01)
@@ -141,7 +141,7 @@ def test_transient_failures_are_retried_and_errors_of_the_reader_are_not():
     with serving(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (port, seen):
         replies = iter([Trouble("not yet"), "yes"])
 
-        def read(response: Response) -> str:
+        def read(response: HttpResponse) -> str:
             found = next(replies)
             if isinstance(found, Trouble):
                 raise found
@@ -150,7 +150,7 @@ def test_transient_failures_are_retried_and_errors_of_the_reader_are_not():
         made = to(port, retries=1, timeout=5)
         assert made.post([{}], read) == ["yes"] and len(seen) == 2
 
-        def refuse(response: Response) -> str:
+        def refuse(response: HttpResponse) -> str:
             raise KeyError("no")
 
         with pytest.raises(KeyError):

@@ -116,7 +116,7 @@ def test_what_cannot_be_honoured_is_one_sentence(folder: Path, change: Change, w
     assert words in said and str(folder) in said and "\n" not in said, said
 
 
-def how(folder: Path, **card: Any) -> indexing.Reading:
+def how(folder: Path, **card: Any) -> indexing.EncoderSettings:
     return indexing.reading(EncoderSection(checkpoint=str(folder), **card), encoder.load_config(folder))
 
 

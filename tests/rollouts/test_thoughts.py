@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.thoughts import StopStrings, blanked, thoughts
 from scope_jax.rollouts.types import Continuation, Reply, Restart
 from tests.rollouts.world import ByteTokenizer, request
@@ -74,7 +74,7 @@ def test_a_stop_string_counts_outside_of_thoughts_however_it_is_tokenised(pieces
         assert start < len(text[:due].encode()) <= end
 
 
-def take(episode: Episode, text: str) -> str | None:
+def take(episode: ActiveEpisode, text: str) -> str | None:
     """The finish reason of a turn with this text; None if it continues."""
     for byte in text.encode():
         if (finish := episode.take(byte, -1.0)) is not None:
@@ -82,10 +82,10 @@ def take(episode: Episode, text: str) -> str | None:
     return None
 
 
-def an_episode(prompt: str, respond: Any = None, **changes: Any) -> Episode:
+def an_episode(prompt: str, respond: Any = None, **changes: Any) -> ActiveEpisode:
     options: dict[str, Any] = {"stop": ("</s>",), "thought": MARKS, "max_tokens": 60}
     asked = request(prompt, max_turns=3, respond=respond, **(options | changes))
-    return Episode(asked, 0, ByteTokenizer(), 200)
+    return ActiveEpisode(asked, 0, ByteTokenizer(), 200)
 
 
 def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
@@ -110,7 +110,7 @@ def test_a_prompt_may_open_thinking(end: str):
         assert take(an_episode(other), "say </s>") == "stop"
 
 
-def answered(episode: Episode, reply: Reply) -> str:
+def answered(episode: ActiveEpisode, reply: Reply) -> str:
     future: Future[object] = Future()
     future.set_result(reply)
     return episode.observe(future)

@@ -34,7 +34,7 @@ def test_who_is_gone(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch.distributed, "put", lambda key, text: None)
     monkeypatch.setattr(watch.distributed, "read", lambda key, message: message or None)
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
-    watching = watch.Watch(ends.append)
+    watching = watch.PeerWatch(ends.append)
     time.sleep(0.3)
     store.lives = False  # both are stopped, and the other one is slower to go on
     if stopped:

@@ -16,7 +16,7 @@ from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card, ssp
 from scope_jax.report.progress import Progress
 from scope_jax.run.assemble import check_names
-from scope_jax.run.watch import End, Watch, watch_of
+from scope_jax.run.watch import RunEnd, Watch, watch_of
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -65,7 +65,7 @@ def test_the_first_evaluation_ends_no_run_but_its_metric_names_are_valid() -> No
 
 
 def test_an_end_knows_why_a_run_ends() -> None:
-    going = End(watch('[{metric="a", below=0.5, steps=2}]', [{"a": 0.1}]), complete=False)
+    going = RunEnd(watch('[{metric="a", below=0.5, steps=2}]', [{"a": 0.1}]), complete=False)
     assert not going and not going.over
     asked = going.after(False, {"a": 1.0}, 15)
     assert asked and not asked.over and asked.signal == 15, "the process ends, not the run"

@@ -14,7 +14,7 @@ from functools import cache
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.spice import messages
-from scope_jax.games.spice.state import Document
+from scope_jax.games.spice.state import Segment
 from tools.atlas.facts import ASSETS, Fact
 from tools.atlas.problems import Problem, text_of
 from tools.atlas.rows import Script
@@ -34,8 +34,8 @@ def card(corpus: bool = True) -> Config:
     return load_card(CARD, [f"spice.prompts={PROMPTS}", f"spice.corpus={str(corpus).lower()}"])
 
 
-def _seen(facts: DocumentFacts) -> tuple[Config, Document]:
-    return card(facts is not None), Document(0, "", text_of(facts or ()))
+def _seen(facts: DocumentFacts) -> tuple[Config, Segment]:
+    return card(facts is not None), Segment(0, "", text_of(facts or ()))
 
 
 # ----------------------------------------------------------------------------------------------------------- challenger

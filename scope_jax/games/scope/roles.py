@@ -15,7 +15,7 @@ from scope_jax.games.scope.state import AttemptedTask, RubricTask, TaskAttempt, 
 from scope_jax.learner.types import Judgement, Metrics
 from scope_jax.play import documents, rubrics, searching
 from scope_jax.play.asking import Judge
-from scope_jax.play.rubrics import UNGRADED, Case, Criterion, Grader
+from scope_jax.play.rubrics import UNGRADED, Criterion, Grader, RubricCase
 from scope_jax.play.searching import Search
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Cut, Respond
@@ -230,7 +230,7 @@ def grade(cfg: Config, tools: Tools, attempted: Sequence[AttemptedTask]) -> tupl
     """b(o, q, 𝒢) and g(o, 𝒢) of every attempt, ḡ of every task, and the judge's counts; one request per criterion,
     all in one batch."""
     cases = {
-        (group.task.index, sample): Case(group.task.question, attempt.answer, group.task.rubric)
+        (group.task.index, sample): RubricCase(group.task.question, attempt.answer, group.task.rubric)
         for group in attempted
         for sample, attempt in enumerate(group.attempts)
     }

@@ -174,7 +174,7 @@ def harness_episodes(cfg: Config, before: Mapping[str, Any], refreshes: Sequence
     for refresh in refreshes:
         valid, reply = not refresh.problem, refresh.reply
         judgements = () if reply is None else (Judgement(roles.MODEL, "refresh", (reply,), valid),)
-        attempt = settings.Attempt(refresh.at, refresh.problem, judgements)
+        attempt = settings.SettingChange(refresh.at, refresh.problem, judgements)
         value, driver = refresh.state["value"], options(cfg).harness.driver
         episodes.append(settings.record(roles.MODEL, value, by=driver, since=refresh.state["since"], attempt=attempt))
     return episodes

@@ -30,11 +30,11 @@ class HarnessError(ValueError):
     """There is no valid harness; the message gives the reason."""
 
 
-class _Table(BaseModel):
+class _HarnessTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class DimensionConstraints(_Table):
+class DimensionConstraints(_HarnessTable):
     """What a rubric may be."""
 
     k: int = Field(ge=1, le=256)
@@ -47,7 +47,7 @@ class DimensionConstraints(_Table):
     """Highest weight."""
 
 
-class ProcessConstraints(_Table):
+class ProcessConstraints(_HarnessTable):
     """What an assessment must have."""
 
     require_gap_analysis: bool
@@ -62,7 +62,7 @@ class ProcessConstraints(_Table):
     """At least one search."""
 
 
-class Harness(_Table):
+class Harness(_HarnessTable):
     """Constraints on rubrics and assessments."""
 
     dimension_constraints: DimensionConstraints

@@ -10,7 +10,7 @@ from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games.spell import messages, roles, rules
 from scope_jax.games.spell.options import SpellSection, check, options
-from scope_jax.games.spell.state import Group, History, Proposal, Round, Selection, accepts, push
+from scope_jax.games.spell.state import AnswerGroup, History, QuestionDraft, Round, Selection, accepts, push
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import exams, grading, metric_names, searching
 from scope_jax.play.exams import Exam
@@ -34,7 +34,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # l.4, l.5: a step is one call; only the position in the stream and the history are carried over
     position, history = memory["position"], memory["history"]
     rounds: list[Round] = []
-    groups: list[Group] = []
+    groups: list[AnswerGroup] = []
     # l.6: in rounds, until the step is full or the card's maximum is reached
     while len(rounds) < card.max_rounds and sum(group.mixed for group in groups) < card.groups:
         rounds.append(draw(cfg, tools, position, history))
@@ -88,7 +88,7 @@ def given_round(cfg: Config, tools: Tools, position: int, history: History) -> R
     return Round([], groups, [grades], history)
 
 
-def _check_proposals(cfg: Config, proposals: Sequence[Proposal], clusters: int) -> None:
+def _check_proposals(cfg: Config, proposals: Sequence[QuestionDraft], clusters: int) -> None:
     """Raises UserError if the step's clusters gave the questioner, or the responder, nothing to read."""
     if not proposals:
         raise UserError(
@@ -112,7 +112,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 
 def episodes(
-    cfg: Config, proposals: Sequence[Proposal], groups: Sequence[Group], selection: Selection
+    cfg: Config, proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup], selection: Selection
 ) -> list[Episode]:
     """One episode per question of the questioner and per answer, and per judgment that was chosen for the verifier.
 
@@ -135,7 +135,7 @@ def episodes(
     return played
 
 
-def _question(cfg: Config, proposal: Proposal, group: Group | None, trained: bool) -> Episode:
+def _question(cfg: Config, proposal: QuestionDraft, group: AnswerGroup | None, trained: bool) -> Episode:
     order, question = proposal.order, proposal.question
     return Episode.from_completion(
         proposal.completion,
@@ -162,7 +162,7 @@ def _question(cfg: Config, proposal: Proposal, group: Group | None, trained: boo
     )
 
 
-def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
+def _answer(cfg: Config, group: AnswerGroup, number: int, trained: bool) -> Episode:
     """Only the first answer of a group records the prompt, which holds all documents."""
     response = group.responses[number]
     return Episode.from_completion(
@@ -186,7 +186,7 @@ def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
     )
 
 
-def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Episode]:
+def _judgments(cfg: Config, group: AnswerGroup, number: int, trained: bool) -> list[Episode]:
     response = group.responses[number]
     assert response.prompt is not None  # it was judged
     return [
@@ -214,8 +214,8 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
 def measure(
     cfg: Config,
     played: Sequence[Episode],
-    proposals: Sequence[Proposal],
-    groups: Sequence[Group],
+    proposals: Sequence[QuestionDraft],
+    groups: Sequence[AnswerGroup],
     selection: Selection,
     grades: Sequence[grading.Grades],
 ) -> Metrics:

@@ -15,13 +15,13 @@ from scope_jax.games.spell import messages, rules
 from scope_jax.games.spell.options import SpellRoleSection, options
 from scope_jax.games.spell.state import (
     NOT_ASKED,
+    AnswerGroup,
     Entry,
-    Group,
     History,
     Order,
-    Proposal,
     Question,
-    Reading,
+    QuestionDraft,
+    ReadingTask,
     Response,
     Verification,
 )
@@ -79,7 +79,7 @@ def _task(cfg: Config, cluster: Mapping[str, Any], position: int) -> str | None:
     return tasks[int(rng("spell task", cfg.seed, position).choice(len(tasks), p=shares / shares.sum()))]
 
 
-def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Proposal]:
+def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[QuestionDraft]:
     """(q, a) ~ π^que(· | X^que) for each order, with a reason if it is malformed or its prompt was too long.
 
     No question is asked about a cluster whose documents alone exceed the responder's prompt.
@@ -96,7 +96,7 @@ def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Proposal]:
         if completion.turns:
             limit = options(cfg).max_answer_tokens
             question, reason = rules.question_of(reply_text(completion), order.task, tools.tokens, limit)
-        proposals.append(Proposal(order, prompts[order.position], completion, question, reason))
+        proposals.append(QuestionDraft(order, prompts[order.position], completion, question, reason))
     return proposals
 
 
@@ -107,13 +107,13 @@ def _fits_the_responder(cfg: Config, tools: Tools, order: Order) -> bool:
     return tools.prompt_tokens(prompt) <= options(cfg).responder.max_prompt_tokens
 
 
-def reward(cfg: Config, proposals: Sequence[Proposal], groups: Sequence[Group]) -> list[Proposal]:
+def reward(cfg: Config, proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> list[QuestionDraft]:
     """The questions with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
     success = {group.position: group.mean for group in groups}
     return [replace(each, reward=_reward(cfg, each, success.get(each.order.position))) for each in proposals]
 
 
-def _reward(cfg: Config, proposal: Proposal, success: float | None) -> float:
+def _reward(cfg: Config, proposal: QuestionDraft, success: float | None) -> float:
     card = options(cfg)
     if proposal.reason in rules.MALFORMED:
         return card.malformed_reward
@@ -125,7 +125,9 @@ def _reward(cfg: Config, proposal: Proposal, success: float | None) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------- responder
-def filter_grounded(cfg: Config, tools: Tools, proposals: Sequence[Proposal]) -> tuple[list[Proposal], grading.Grades]:
+def filter_grounded(
+    cfg: Config, tools: Tools, proposals: Sequence[QuestionDraft]
+) -> tuple[list[QuestionDraft], grading.Grades]:
     """(`proposals`, with a reason on each question that is answered correctly without documents, Alg. 1 l.11, l.12; the
     grades of these answers)."""
     open_proposals = [proposal for proposal in proposals if not proposal.reason]
@@ -146,8 +148,8 @@ def filter_grounded(cfg: Config, tools: Tools, proposals: Sequence[Proposal]) ->
 
 
 def respond(
-    cfg: Config, tools: Tools, proposals: Sequence[Proposal]
-) -> tuple[list[Group], list[Proposal], grading.Grades]:
+    cfg: Config, tools: Tools, proposals: Sequence[QuestionDraft]
+) -> tuple[list[AnswerGroup], list[QuestionDraft], grading.Grades]:
     """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; the updated
     `proposals`; the grades of the answers).
 
@@ -168,14 +170,14 @@ def respond(
     return groups, after, grades
 
 
-def given_question(cfg: Config, row: Mapping[str, Any], position: int) -> Reading:
+def given_question(cfg: Config, row: Mapping[str, Any], position: int) -> ReadingTask:
     """What the responder reads in the mode "rlvr", from the row at a position of the stream."""
     reference, *aliases = row["answers"]
     question = Question(row["question"], reference, tuple(row["options"]), tuple(aliases))
-    return Reading(position, messages.task_of(row), question, messages.shown(cfg, row["context"]))
+    return ReadingTask(position, messages.task_of(row), question, messages.shown(cfg, row["context"]))
 
 
-def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> tuple[list[Group], grading.Grades]:
+def answer(cfg: Config, tools: Tools, readings: Sequence[ReadingTask]) -> tuple[list[AnswerGroup], grading.Grades]:
     """(G answers to each question, checked by the rule; the grades of all answers).
 
     A question whose documents do not fit into the prompt has no group.
@@ -190,13 +192,15 @@ def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> tuple[list
         conclusion = rules.conclusion_of(reply_text(completion))
         responses[reading.position].append(Response(completion, conclusion, right, judgements))
     groups = [
-        Group(reading.position, reading.task, reading.question, rollout.messages, tuple(responses[reading.position]))
+        AnswerGroup(
+            reading.position, reading.task, reading.question, rollout.messages, tuple(responses[reading.position])
+        )
         for reading, rollout in zip(readings, rollouts, strict=True)
     ]
     return [group for group in groups if group.responses[0].completion.turns], grades
 
 
-def check(cfg: Config, tools: Tools, replies: Sequence[tuple[Reading, str]]) -> grading.Grades:
+def check(cfg: Config, tools: Tools, replies: Sequence[tuple[ReadingTask, str]]) -> grading.Grades:
     """R_rule(y, a) of each reply: by the rule, or by [judge] in its place, with its judgements (section 5.6).
 
     The judge sees the conclusion, or the whole reply if there is none; it gets no request for an empty reply.
@@ -213,12 +217,12 @@ def check(cfg: Config, tools: Tools, replies: Sequence[tuple[Reading, str]]) -> 
     return grading.grade("judge", options(cfg).prompts, tools.judge, cases)
 
 
-def _reading(proposal: Proposal, documents: str) -> Reading:
+def _reading(proposal: QuestionDraft, documents: str) -> ReadingTask:
     assert proposal.question is not None  # since it has no reason for rejection
-    return Reading(proposal.order.position, proposal.order.task, proposal.question, documents)
+    return ReadingTask(proposal.order.position, proposal.order.task, proposal.question, documents)
 
 
-def _rollout(cfg: Config, reading: Reading) -> Rollout:
+def _rollout(cfg: Config, reading: ReadingTask) -> Rollout:
     prompt = messages.for_responder(cfg, reading.task, reading.question, reading.documents)
     return Rollout(f"{reading.position}", prompt)
 
@@ -230,7 +234,7 @@ def exam_conclusion(completion: Completion) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ verifier
-def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
+def verify(cfg: Config, tools: Tools, groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
     """The groups with {v_ij} ~ π^ver(· | q, y_i, a) and v_i on every answer that has a conclusion (Alg. 1 l.16, l.17).
 
     An answer without a conclusion is not verified: the rule alone decides. A prompt that is too long has no judgments.

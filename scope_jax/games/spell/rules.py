@@ -11,7 +11,7 @@ from typing import Any
 from scope_jax.config import Config, one_of
 from scope_jax.data.keys import drawn, rng
 from scope_jax.games.spell.options import QuestionerReward, RuleText, SpellTask, Vote, options
-from scope_jax.games.spell.state import Group, Proposal, Question, Response, Selection
+from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Response, Selection
 from scope_jax.play import measures, words
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.text.objects import has_control, last_object
@@ -227,7 +227,7 @@ def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[s
 
 
 # --------------------------------------------------------------------------------------- role-specific dynamic sampling
-def choose(cfg: Config, proposals: Sequence[Proposal], groups: Sequence[Group], step: int) -> Selection:
+def choose(cfg: Config, proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup], step: int) -> Selection:
     """Chooses the samples the step's update trains on (Alg. 1 l.25).
 
     Responder: the first N groups with both correct and wrong answers. Questioner: their questions, and an equal number

@@ -97,7 +97,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class QuestionDraft:
     """One episode of the questioner."""
 
     order: Order
@@ -124,7 +124,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingTask:
     """A question that the responder answers from documents."""
 
     position: int
@@ -178,7 +178,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Group:
+class AnswerGroup:
     """The responder's answers to one question, {y_i}."""
 
     position: int
@@ -211,9 +211,9 @@ class Group:
 class Round:
     """What one round of drawing brings."""
 
-    proposals: list[Proposal]
+    proposals: list[QuestionDraft]
     """The questions, one for each cluster that suits a task; none in the mode "rlvr"."""
-    groups: list[Group]
+    groups: list[AnswerGroup]
     """The answers to those that reached the responder."""
     grades: list[grading.Grades]
     """Of every call of the rule."""

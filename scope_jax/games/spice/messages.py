@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from scope_jax.config import Config
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Document
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Segment
 from scope_jax.play.prompting import filled, shown
 from scope_jax.text import templates
 from scope_jax.text.messages import Messages
@@ -14,7 +14,7 @@ from scope_jax.text.messages import Messages
 ROLES = ("challenger", "reasoner")  # each may have a system message
 
 
-def for_format(cfg: Config, document: Document) -> Messages:
+def for_format(cfg: Config, document: Segment) -> Messages:
     """First stage: prompt to choose the format of a task."""
     types = options(cfg).answer_types
     values = {
@@ -26,7 +26,7 @@ def for_format(cfg: Config, document: Document) -> Messages:
     return _messages(cfg, "challenger", _variant(cfg, name), values)
 
 
-def for_task(cfg: Config, document: Document, kind: str) -> Messages:
+def for_task(cfg: Config, document: Segment, kind: str) -> Messages:
     """Second stage: prompt to write a task of this kind."""
     if kind == MULTIPLE_CHOICE:
         return _messages(cfg, "challenger", _variant(cfg, "multiple_choice"), _document(cfg, document))
@@ -40,7 +40,7 @@ def for_reasoner(cfg: Config, question: str) -> Messages:
     return _messages(cfg, "reasoner", "reasoner", {"question": shown(cfg, question)})
 
 
-def _document(cfg: Config, document: Document) -> dict[str, str]:
+def _document(cfg: Config, document: Segment) -> dict[str, str]:
     """The template variable of the document, whose text was neutralised before it was cut into segments."""
     return {"document": document.text} if options(cfg).corpus else {}
 
@@ -57,7 +57,7 @@ def _messages(cfg: Config, role: str, name: str, values: Mapping[str, object]) -
 
 def check_prompts(cfg: Config) -> None:
     """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
-    document = Document(0, "", "")
+    document = Segment(0, "", "")
     if options(cfg).formats != "multiple-choice":
         for_format(cfg, document)
     kinds = () if options(cfg).formats == "multiple-choice" else options(cfg).answer_types

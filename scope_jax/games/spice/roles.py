@@ -11,7 +11,7 @@ from scope_jax.config.tables import GenerationSection
 from scope_jax.data.keys import rng
 from scope_jax.games.spice import messages, rules
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Document, Stage, StageReply
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Segment, Stage, StageReply
 from scope_jax.play import searching
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
@@ -42,24 +42,24 @@ def _agent(cfg: Config, card: GenerationSection, policy: str) -> Agent:
 
 
 # ---------------------------------------------------------------------------------------------------------- challenger
-def draw_documents(cfg: Config, tools: Tools, first: int) -> list[Document]:
+def draw_documents(cfg: Config, tools: Tools, first: int) -> list[Segment]:
     """d ~ D: one segment, drawn uniformly, of each of the next documents from position `first` of the stream.
 
     Without a corpus, the same number of empty ones.
     """
     count = cfg.train.batch_size
     if not options(cfg).corpus:
-        return [Document(index, "", "") for index in range(count)]
+        return [Segment(index, "", "") for index in range(count)]
     documents = []
     for index, row in enumerate(tools.rows(first, count)):
         key, text = document_of(row)
         parts = segments(shown(cfg, text), options(cfg).document_tokens, tools.tokens)
         part = int(rng("spice segment", cfg.seed, first + index).integers(len(parts)))
-        documents.append(Document(index, key, parts[part]))
+        documents.append(Segment(index, key, parts[part]))
     return documents
 
 
-def write_tasks(cfg: Config, tools: Tools, documents: Sequence[Document]) -> list[list[Attempt]]:
+def write_tasks(cfg: Config, tools: Tools, documents: Sequence[Segment]) -> list[list[Attempt]]:
     """{(qᵢ, aᵢ*)}: attempts at each document, sampled in rounds until enough are valid or there are N (§3.1).
 
     Every round has twice as many attempts at a document as the one before. The attempts of a document are numbered
@@ -112,7 +112,7 @@ def _before_a_round(cfg: Config, groups: Sequence[Sequence[Attempt]], documents:
     )
 
 
-def _round(cfg: Config, tools: Tools, documents: Sequence[Document], first: int, count: int) -> list[Attempt]:
+def _round(cfg: Config, tools: Tools, documents: Sequence[Segment], first: int, count: int) -> list[Attempt]:
     """Attempts `first` … `first + count` at each document."""
     attempts = _choose_formats(cfg, tools, documents, first, count)
     rollouts = {
@@ -128,7 +128,7 @@ def _round(cfg: Config, tools: Tools, documents: Sequence[Document], first: int,
     return [_with_task(cfg, tools, attempt, replies[attempt.key]) if attempt.kind else attempt for attempt in attempts]
 
 
-def _choose_formats(cfg: Config, tools: Tools, documents: Sequence[Document], first: int, count: int) -> list[Attempt]:
+def _choose_formats(cfg: Config, tools: Tools, documents: Sequence[Segment], first: int, count: int) -> list[Attempt]:
     """The first stage of a round; skipped if the only format offered is multiple choice, which has no answer types."""
     numbers = range(first, first + count)
     if options(cfg).formats == "multiple-choice":

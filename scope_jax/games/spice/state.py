@@ -14,7 +14,7 @@ MULTIPLE_CHOICE = "multiple-choice"
 
 
 @dataclass(frozen=True)
-class Document:
+class Segment:
     """A document segment from which tasks are written."""
 
     index: int
@@ -57,7 +57,7 @@ class StageReply:
 class Attempt:
     """An attempt to write a task from a document."""
 
-    document: Document
+    document: Segment
     """What the task is about."""
     number: int
     """Among the attempts at this document."""

@@ -18,7 +18,7 @@ import sympy
 from sympy import Expr, Rational
 
 from scope_jax.play.mathematics.expressions import parse
-from scope_jax.play.mathematics.reading import Answer, Based, Group, Matrix, Relation, Scalar, Union, Words
+from scope_jax.play.mathematics.reading import Answer, Based, MathGroup, Matrix, Relation, Scalar, Union, Words
 
 DIGITS = 40  # of an evaluation
 SIGNIFICANT = 6  # digits that a decimal needs to stand for a number that it can only approximate: 1e-5, relatively
@@ -42,7 +42,7 @@ def equal(said: Answer, gold: Answer) -> bool:
     match said, gold:
         case Scalar(), Scalar():
             return _scalars(said, gold)
-        case Group(), Group():
+        case MathGroup(), MathGroup():
             return _groups(said, gold)
         case Union(), Union():
             return _unordered(said.parts, gold.parts)
@@ -64,7 +64,7 @@ def _cells(matrix: Matrix) -> list[Expr]:
 
 def _as_list(answer: Answer) -> Answer:
     """Signs of plus and minus as the enumeration they stand for; an enumeration of one as its element."""
-    if isinstance(answer, Group) and not answer.opening and len(answer.items) == 1:
+    if isinstance(answer, MathGroup) and not answer.opening and len(answer.items) == 1:
         return answer.items[0]
     return answer
 
@@ -72,7 +72,9 @@ def _as_list(answer: Answer) -> Answer:
 def _same_name(said: Answer, gold: Answer) -> bool:
     """x = 3 is 3, and not y = 3."""
     names = [
-        answer.name for answer in (said, gold) if isinstance(answer, Scalar | Group | Union | Matrix) and answer.name
+        answer.name
+        for answer in (said, gold)
+        if isinstance(answer, Scalar | MathGroup | Union | Matrix) and answer.name
     ]
     return len(set(names)) < 2
 
@@ -170,7 +172,7 @@ def _zero(difference: Expr, one: Expr, other: Expr) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- groups and relations
-def _groups(said: Group, gold: Group) -> bool:
+def _groups(said: MathGroup, gold: MathGroup) -> bool:
     """Pairs and intervals by place, with their brackets; sets and enumerations in any order."""
     unordered = [each.opening in ("", r"\{") for each in (said, gold)]
     if all(unordered):
@@ -236,14 +238,15 @@ def _interval_or_side(relation: Relation, other: Answer) -> bool:
         ends = set(relation.signs) == {"="} and all(same(side, relation.sides[-1]) for side in relation.sides)
         return ends and same(relation.sides[-1], other.value)
     interval = _interval(relation)
-    if interval is None or not isinstance(other, Group):
+    if interval is None or not isinstance(other, MathGroup):
         return False
     return _groups(
-        Group(interval.opening, interval.closing, interval.items), Group(other.opening, other.closing, other.items)
+        MathGroup(interval.opening, interval.closing, interval.items),
+        MathGroup(other.opening, other.closing, other.items),
     ) and (other.name is None or other.name == interval.name)
 
 
-def _interval(relation: Relation) -> Group | None:
+def _interval(relation: Relation) -> MathGroup | None:
     if relation.signs[0] in (">", ">="):
         relation = _turned(relation)
     if not set(relation.signs) <= {"<", "<="}:
@@ -256,4 +259,4 @@ def _interval(relation: Relation) -> Group | None:
     if len(signs) != 2 or not sides[1].is_Symbol or not (sides[0].is_number and sides[2].is_number):
         return None
     opening, closing = ("(" if signs[0] == "<" else "["), (")" if signs[1] == "<" else "]")
-    return Group(opening, closing, (Scalar(sides[0]), Scalar(sides[2])), str(sides[1]))
+    return MathGroup(opening, closing, (Scalar(sides[0]), Scalar(sides[2])), str(sides[1]))

@@ -58,7 +58,7 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Group:
+class MathGroup:
     """Several objects: a pair or interval by its brackets, a set with braces, a plain enumeration without any."""
 
     opening: str
@@ -106,7 +106,7 @@ class Words:
     text: str
 
 
-Answer = Scalar | Group | Union | Relation | Matrix | Based | Words
+Answer = Scalar | MathGroup | Union | Relation | Matrix | Based | Words
 
 
 def read(text: str) -> Answer:
@@ -179,26 +179,26 @@ def _enumeration(parts: list[str]) -> Answer:
     values = [item for item in items if not isinstance(item, Relation)]
     if len(values) == len(items) and len(names) == 2 and None in names and _name(items[0]) is not None:
         (name,) = names - {None}
-        return Group("", "", tuple(_named(item, None) for item in items), name)
+        return MathGroup("", "", tuple(_named(item, None) for item in items), name)
     if len(values) == len(items) and len(names) == 1 and None not in names:
-        return Group("", "", tuple(_named(item, None) for item in items), names.pop())
-    return Group("", "", tuple(items))
+        return MathGroup("", "", tuple(_named(item, None) for item in items), names.pop())
+    return MathGroup("", "", tuple(items))
 
 
 def _items(parts: list[str]) -> list[Answer]:
     """The elements; both values of one with a sign for plus and minus."""
     items: list[Answer] = []
     for answer in (_answer(part.strip()) for part in parts):
-        items += answer.items if isinstance(answer, Group) and not answer.opening and not answer.name else [answer]
+        items += answer.items if isinstance(answer, MathGroup) and not answer.opening and not answer.name else [answer]
     return items
 
 
 def _name(answer: Answer) -> str | None:
-    return answer.name if isinstance(answer, Scalar | Group | Union | Matrix) else None
+    return answer.name if isinstance(answer, Scalar | MathGroup | Union | Matrix) else None
 
 
 def _named(answer: Answer, name: str | None) -> Answer:
-    return replace(answer, name=name) if isinstance(answer, Scalar | Group | Union | Matrix) else answer
+    return replace(answer, name=name) if isinstance(answer, Scalar | MathGroup | Union | Matrix) else answer
 
 
 # ---------------------------------------------------------------------------------------------------------- relations
@@ -217,7 +217,7 @@ def _relation(text: str, found: list[re.Match[str]]) -> Answer:
         if len(sides) > 2 and _VARIABLE.fullmatch(sides[1]):
             return Relation(tuple(map(expressions.parse, sides)), signs)
         *_, value = [_single(side) for side in sides[1:]]
-        if isinstance(value, Scalar | Group | Union | Matrix):
+        if isinstance(value, Scalar | MathGroup | Union | Matrix):
             return replace(value, name="".join(sides[0].split()))
         raise Unreadable("an equation with words")
     last = _single(sides[-1])
@@ -239,7 +239,7 @@ def _single(text: str) -> Answer:
     if text.startswith(r"\begin"):
         return _matrix(text)
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
-        return Group(r"\{", r"\}", ())
+        return MathGroup(r"\{", r"\}", ())
     if group := _group(text):
         return group
     if based := _BASED.fullmatch(text):
@@ -263,7 +263,7 @@ def _set(text: str) -> Answer:
     return found
 
 
-def _group(text: str) -> Group | None:
+def _group(text: str) -> MathGroup | None:
     """A pair, an interval or a set; None for anything else, also for one formula in brackets."""
     opening = next((sign for sign in _OPEN if text.startswith(sign)), None)
     ending = next((sign for sign in _CLOSE if text.endswith(sign)), None)
@@ -274,10 +274,10 @@ def _group(text: str) -> Group | None:
         return None
     parts = [part.strip() for part in _split(inner)]
     if opening == r"\{":
-        return Group(opening, ending, tuple(_items(parts)))
+        return MathGroup(opening, ending, tuple(_items(parts)))
     if len(parts) == 1:
         return None
-    return Group(opening, ending, tuple(_answer(part) for part in parts))
+    return MathGroup(opening, ending, tuple(_answer(part) for part in parts))
 
 
 def _balanced(text: str) -> bool:
