@@ -19,8 +19,10 @@ def identical_pairs(texts: Sequence[str]) -> float:
     return sum(n * (n - 1) for n in counts.values()) / (len(texts) * (len(texts) - 1))
 
 
-def collapse_metrics(groups: Sequence[Sequence[str]], length: Callable[[str], int] = len) -> dict[str, float]:
-    """{"identical_pairs", "mean_length"} of a step's groups, each the texts that answer one prompt.
+def collapse_metrics(
+    role: str, groups: Sequence[Sequence[str]], length: Callable[[str], int] = len
+) -> dict[str, float]:
+    """{"<role>/identical_pairs", "<role>/mean_length"} of a step's groups, each the texts that answer one prompt.
 
     identical_pairs: mean over the groups of at least two texts. mean_length: over all texts, in characters, or what
     `length` counts (`Tools.tokens`: tokens). A mean over nothing is left out. The third sign, the entropy of the
@@ -28,7 +30,7 @@ def collapse_metrics(groups: Sequence[Sequence[str]], length: Callable[[str], in
     """
     return means(
         {
-            "identical_pairs": [identical_pairs(texts) for texts in groups if len(texts) > 1],
-            "mean_length": [float(length(text)) for texts in groups for text in texts],
+            f"{role}/identical_pairs": [identical_pairs(texts) for texts in groups if len(texts) > 1],
+            f"{role}/mean_length": [float(length(text)) for texts in groups for text in texts],
         }
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from scope_jax.config import Config, JudgeSection, Section
+from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.play.exams import Exam
 from scope_jax.play.tools import Tools
@@ -60,8 +62,6 @@ class Game:
     """Also the name of its table in the card."""
     options: type[Section]
     """That table."""
-    source: Callable[[Config], Source | None]
-    """The source of the data rows; None for a card that needs none."""
     play: Play
     """One step, on rows and completions from the tools: its episodes, a new memory, metrics.
 
@@ -74,6 +74,8 @@ class Game:
     """Prompts, parser and measures of its exams."""
     data: tuple[str, ...] = ()
     """The keys of [data] that it reads, the file of its rows first."""
+    source: Callable[[Config], Source | None] | None = None
+    """The source of the data rows, or of none, if that is not the file of the first key of `data`."""
     check: Callable[[Config], None] = lambda cfg: None
     """Raises ValueError, one sentence, for a card whose tables do not go together."""
     policies: Callable[[Config], tuple[str, ...]] = lambda cfg: (ACTOR,)
@@ -112,6 +114,19 @@ class Game:
     """The names of all metrics that a step may have, so that [[train.watch]] can be checked; None: any."""
     starter: Starter = Starter()
     """What `scope-jax new` writes."""
+
+    def __post_init__(self) -> None:
+        if self.source is None and (not self.data or self.data[0] not in get_args(Kind)):
+            raise UserError(f"the game {self.name} needs a `source`, or a kind of rows at the head of `data`.")
+
+    def rows(self, cfg: Config) -> Source | None:
+        """The source of the data rows; None for a card that needs none. Raises UserError if the card has no file."""
+        if self.source is not None:
+            return self.source(cfg)
+        kind = cast(Kind, self.data[0])
+        if (path := getattr(cfg.data, kind)) is None:
+            raise UserError(f"data.{kind} is missing; {self.name} needs a file of {kind}.")
+        return Source(path, kind, cfg.data)
 
     def iterations_done(self, cfg: Config, memory: Memory) -> int:
         """Number of completed iterations, 0 in a game without iterations."""

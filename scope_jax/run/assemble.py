@@ -149,7 +149,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     check_names(cfg, game)
     game.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
-    source = game.source(cfg)
+    source = game.rows(cfg)
     rows = () if source is None else sources.load(source)
     judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)

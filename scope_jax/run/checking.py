@@ -184,7 +184,7 @@ def _prompts(cfg: Config) -> str:
 def _first_prompts(cfg: Config, joiner: Joiner) -> str:
     """Those of the first step; "" if it samples none, or a judge decides what is sampled."""
     game = game_of(cfg)
-    source = game.source(cfg)
+    source = game.rows(cfg)
     tools = RenderingTools(cfg, joiner, () if source is None else sources.load(source))
     rendered = first_prompts(tools, lambda tools: game.play(cfg, tools, game.start(cfg), 0))
     return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
@@ -206,7 +206,7 @@ def _described(rendered: Rendered) -> str:
 
 
 def _data(cfg: Config) -> str:
-    source = game_of(cfg).source(cfg)
+    source = game_of(cfg).rows(cfg)
     return "" if source is None else f"{len(sources.load(source))} {source.kind} in {source.path}"
 
 

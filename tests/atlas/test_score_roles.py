@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from scope_jax.data.sources import load
 from scope_jax.games import load_card, score
 from scope_jax.games.score import meta_harness, rules
-from scope_jax.games.score.game import source
 from scope_jax.games.score.options import options
 from scope_jax.games.score.state import Constraints, Rubric
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import measures
 from scope_jax.play.rubrics import score_of
+from scope_jax.retrieval.rows import Row
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext
 from tools.atlas import score_scripts
@@ -42,6 +43,12 @@ def tokens() -> Tokenizer:
 def demos(world: World, show_one: Show) -> SCOREDemonstrations:
     """Demonstrations of train names alone; the search is as in SCORE's card."""
     return SCOREDemonstrations(world, show_one, "train", seed=3)
+
+
+def queries_of_the_card() -> Sequence[Row]:
+    source = score.GAME.rows(load_card(score_scripts.CARD))
+    assert source is not None
+    return load(source)
 
 
 def _habit(**share: object) -> Habits:
@@ -211,7 +218,7 @@ class Players:
 
 
 def test_a_step_is_played_in_the_demonstrations_words(world: World, demos: SCOREDemonstrations) -> None:
-    rows = list(load(source(load_card(score_scripts.CARD))))[:2]
+    rows = list(queries_of_the_card())[:2]
     names = {name for row in rows for _, name in ASKED.findall(row["question"])}
     limits = [f"score.{role}.{key}=10000" for role in ("solver", "evaluator") for key in LENGTHS]
     changes = [f"score.prompts={score_scripts.PROMPTS}", "score.solver.samples=2", "train.batch_size=2", *limits]
@@ -236,7 +243,7 @@ def test_the_exam_asks_about_held_out_names_and_self_play_about_none(world: Worl
         asked = ASKED.findall(row["question"])
         assert {name for _, name in asked} <= world.held_out and len({name for _, name in asked}) == 2
         assert [item["fact"] for item in row["rubric"]] == [[f"the {a} of {n}:", true[a, n]] for a, n in asked]
-    trained = list(load(source(load_card(score_scripts.CARD))))
+    trained = list(queries_of_the_card())
     assert len({row["question"] for row in trained}) == SET_SIZES["train"]
     assert not world.held_out & set(re.findall(r"\w+", json.dumps(trained)))
 

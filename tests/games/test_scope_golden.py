@@ -84,7 +84,7 @@ def test_the_module_has_the_shape_of_a_game():
         (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
         for u in game.updates(cfg)
     )
-    source = game.source(cfg)
+    source = game.rows(cfg)
     assert game.total_steps(cfg) is None and source is not None and source.kind == "documents"
     assert game.exam(cfg).measures == ("rubric", "exact") and game.searches
 

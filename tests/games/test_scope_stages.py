@@ -139,7 +139,7 @@ def test_with_curated_prompts_only_the_solver_is_trained():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.GAME.start(cfg)
     assert scope.GAME.policies(cfg) == ("solver",) and [u.name for u in scope.GAME.updates(cfg)] == ["solver"]
-    source = scope.GAME.source(cfg)
+    source = scope.GAME.rows(cfg)
     assert scope.GAME.total_steps(cfg) == 4 and source is not None and source.kind == "tasks"
     rows = [{"question": f"Task {n}", "rubric": [criterion("Names alpha.")]} for n in range(3)]
     taken = []

@@ -33,7 +33,7 @@ def test_the_module_has_the_shape_of_a_game():
     ]
     assert (update.card.advantage, update.card.aggregation, update.card.kl) == ("group-zscore", "token-mean", "none")
     assert not game.searches and not game.uses_base(cfg) and game.judges(cfg) == {}
-    source = game.source(cfg)
+    source = game.rows(cfg)
     assert source is not None and source.kind == "clusters" and game.total_steps(cfg) == 1
 
 

@@ -273,7 +273,7 @@ def test_one_role_is_trained_by_the_rule():
     cfg = card(questions="none", **RLVR)
     (update,) = spell.GAME.updates(cfg)
     assert [share.role for share in update.roles] == ["responder"] and update.card.advantage == "group-zscore"
-    source = spell.GAME.source(cfg)
+    source = spell.GAME.rows(cfg)
     assert source is not None and source.kind == "readings"
 
 

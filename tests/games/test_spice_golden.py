@@ -44,7 +44,7 @@ def test_the_module_has_the_shape_of_a_game():
     assert game.policies(cfg) == ("actor",) and game.start(cfg) == {"drawn": 0}
     assert not game.searches and not game.uses_base(cfg) and game.judges(cfg) == {}
     assert game.total_steps(cfg) == 1 and not game.finished(cfg, {"drawn": 9}, 7) and game.iterations_done(cfg, {}) == 0
-    source = game.source(cfg)
+    source = game.rows(cfg)
     assert source is not None and source.kind == "documents"
     (update,) = game.updates(cfg)
     assert (update.policy, [share.role for share in update.roles]) == ("actor", ["challenger", "reasoner"])

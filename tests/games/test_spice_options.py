@@ -246,7 +246,7 @@ def test_what_an_external_challenger_would_not_read_is_refused(more: dict[str, A
 
 def test_without_a_corpus_no_documents_are_read():
     cfg = card(corpus=False, data={"documents": None})
-    assert spice.GAME.source(cfg) is None
+    assert spice.GAME.rows(cfg) is None
     _, metrics, tools = played(cfg)
     assert tools.taken == [] and metrics["challenger/valid"] == 1.0
     assert len(tools.prompts) > 9

@@ -21,10 +21,12 @@ def test_share_of_identical_pairs(texts: list[str], share: float) -> None:
 
 def test_means_over_groups_and_texts() -> None:
     groups = [["ab cd", "ab cd"], ["a", "b", "a"], ["alone"], []]
-    found = collapse_metrics(groups)
-    assert found == {"identical_pairs": pytest.approx((1 + 1 / 3) / 2), "mean_length": pytest.approx(18 / 6)}
-    assert collapse_metrics(groups, lambda text: len(text.split()))["mean_length"] == pytest.approx(8 / 6)
-    assert collapse_metrics([["alone"]]) == {"mean_length": 5.0} and collapse_metrics([]) == {}
+    found = collapse_metrics("solver", groups)
+    assert found["solver/identical_pairs"] == pytest.approx((1 + 1 / 3) / 2)
+    assert found["solver/mean_length"] == pytest.approx(18 / 6) and len(found) == 2
+    words = collapse_metrics("solver", groups, lambda text: len(text.split()))
+    assert words["solver/mean_length"] == pytest.approx(8 / 6)
+    assert collapse_metrics("a", [["alone"]]) == {"a/mean_length": 5.0} and collapse_metrics("a", []) == {}
 
 
 def test_one_text_makes_no_pair() -> None:

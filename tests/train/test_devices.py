@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.flags import fake_devices
-from tests.own_game.test_own_game import prepare
 from tests.train import runs
 from tests.train import test_processes as several
+from tests.user_game.test_user_game import prepare
 
 COMMON = (
     "train.save_every=1",
@@ -40,7 +40,7 @@ SCOPE = (
 TRAIN = """
 import sys
 from pathlib import Path
-from tests.own_game.test_own_game import run
+from tests.user_game.test_user_game import run
 run(Path(sys.argv[1]), *sys.argv[2:])
 """
 

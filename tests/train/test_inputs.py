@@ -43,7 +43,7 @@ class Options(Section):
     tasks: dict[str, str]
 
 game = ssp.GAME
-GAME = Game("arena", Options, game.source, game.play, game.updates, game.exam, data=("answers",), searches=True)
+GAME = Game("arena", Options, game.play, game.updates, game.exam, data=("answers",), searches=True)
 """
 
 

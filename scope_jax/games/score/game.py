@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config, JudgeSection
-from scope_jax.data.sources import Source
 from scope_jax.games.score import messages, meta_harness, roles, rules, state
 from scope_jax.games.score.meta_harness import Harness
 from scope_jax.games.score.options import ScoreSection, check, options
@@ -215,7 +214,7 @@ def measure(
         | {metric: statistics[name] for metric, name in STATISTICS.items() if statistics[name] is not None}
         | shares("rejected/", [report.reason for report in reports], rules.REPORT_REASONS)
         | shares("rejected/rubric_", [draft.reason for draft in drafts], rules.RUBRIC_REASONS)
-        | {f"solver/{name}": value for name, value in collapse_metrics(texts).items()}
+        | collapse_metrics("solver", texts)
     )
 
 
@@ -281,12 +280,6 @@ def judges(cfg: Config) -> dict[str, JudgeSection]:
     return {roles.MODEL: card.endpoint} if card.driver == "endpoint" and card.endpoint is not None else {}
 
 
-def source(cfg: Config) -> Source:
-    """User questions."""
-    assert cfg.data.queries is not None  # Config has checked it
-    return Source(cfg.data.queries, "queries", cfg.data)
-
-
 def system_messages(cfg: Config) -> tuple[Path, ...]:
     """System message files of the roles that have one."""
     return templates.system_files(options(cfg).prompts, messages.ROLES)
@@ -310,7 +303,6 @@ def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
 GAME = Game(
     name="score",
     options=ScoreSection,
-    source=source,
     play=play,
     updates=updates,
     exam=exam,

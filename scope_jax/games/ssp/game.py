@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scope_jax.config import Config, GradingRule, JudgeSection, Measure
-from scope_jax.data.sources import Source
 from scope_jax.games.ssp import messages, roles, rules, state
 from scope_jax.games.ssp.options import SSPSection, check, options
 from scope_jax.games.ssp.state import Proposal, Solved
@@ -221,12 +220,6 @@ def judges(cfg: Config) -> dict[str, JudgeSection]:
     return {"judge": cfg.judge} if cfg.judge is not None and used else {}
 
 
-def source(cfg: Config) -> Source:
-    """Ground-truth answers."""
-    assert cfg.data.answers is not None  # Config has checked it
-    return Source(cfg.data.answers, "answers", cfg.data)
-
-
 def system_messages(cfg: Config) -> tuple[Path, ...]:
     """System message files of the roles that search."""
     return templates.system_files(options(cfg).prompts, messages.SEARCHING)
@@ -235,7 +228,6 @@ def system_messages(cfg: Config) -> tuple[Path, ...]:
 GAME = Game(
     name="ssp",
     options=SSPSection,
-    source=source,
     play=play,
     updates=updates,
     exam=exam,

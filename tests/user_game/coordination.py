@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from scope_jax.config import Config, LossCard, Section
-from scope_jax.data.sources import Source
 from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, Memory
@@ -33,11 +32,6 @@ class Options(Section):
     """Guesses at each caller's letter."""
     loss: LossCard
     """The loss of callers and guessers."""
-
-
-def source(cfg: Config) -> Source:
-    """The "answers" of a row are the letters of a list."""
-    return Source(cfg.data.answers or "", "answers", cfg.data)
 
 
 def start(cfg: Config) -> Memory:
@@ -93,4 +87,4 @@ def exam(cfg: Config) -> Exam:
     return Exam("actor", lambda row, tokens: message(row), lambda said: said.text, ("exact-match",))
 
 
-GAME = Game("coordination", Options, source, play, updates, exam, data=("answers",), start=start)
+GAME = Game("coordination", Options, play, updates, exam, data=("answers",), start=start)
