@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.evaluation.evaluate import card_sets, evaluate_sets, evaluation, tools_of
+from scope_jax.evaluation.evaluate import card_of, card_sets, evaluate_sets, evaluation, tools_of
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.play.exams import Answer
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -28,7 +27,10 @@ def replay(
     searcher's run. base and tell: as for `evaluation`. Returns {"searcher", "writer", "base", "metrics"}; metrics are
     named `replay/<set>/<measure>`.
     """
-    with evaluation([searcher, writer], card, base, overrides, _sets_of, tell) as ready:
+    cfg = card_of(searcher, card, overrides)
+    if cfg is not None and cfg.system != "scope":
+        raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
+    with evaluation([searcher, writer], card, base, overrides, card_sets, tell) as ready:
         tools = tools_of(ready.world, "replay")
         ready.load([ready.model], base=False)
         searched = {one.name: one.answers(tools(one.name)) for one in ready.sets}
@@ -42,12 +44,6 @@ def replay(
         )
     grader = str(ready.base.folder) if ready.base else None
     return {"searcher": str(searcher), "writer": str(writer), "base": grader, "metrics": metrics}
-
-
-def _sets_of(cfg: Config) -> list[ExamSet]:
-    if cfg.system != "scope":
-        raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
-    return card_sets(cfg)
 
 
 def before_last_turn(completion: Completion) -> tuple[int, ...]:

@@ -255,7 +255,7 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
         in_row_N = np.repeat(*map(np.array, zip(*sizes, strict=True)))
         assert not slope_N[~in_row_N].any()
         now_MN, old_MN, ref_MN = (laid_out(batch, logprob_N[in_row_N]) for logprob_N in logprobs)
-        tokens = jax.tree.map(jnp.ravel, learner._tokens(batch, scores := Scores(old_MN, ref_MN)))
+        tokens = jax.tree.map(jnp.ravel, learner.jitted._tokens(batch, scores := Scores(old_MN, ref_MN)))
         counts = tokens.mask_N.sum() + batch.padding_tokens, tokens.first_N.sum() + batch.padding_sequences
         ours, ours_N = by_logprob(now_MN.ravel(), tokens, counts, update.card)
         assert abs(float(ours) - loss) <= TOLERANCE * size

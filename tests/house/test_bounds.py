@@ -55,7 +55,7 @@ FOUND = [
     # accepted, and without any effect
     ("spice.corpus=false", "is the table of another game"),
     ("data.queries=queries.jsonl", "SSP does not read it"),
-    ("ssp.solver.loss.rollout_weight=sequence", "no weight without rollout_cap"),
+    ("ssp.solver.loss.rollout_weight=sequence", "has no effect without rollout_cap"),
     ("ssp.solver.sampling.temperature=0", "all the same"),
     ("optimizer.total_steps=100", "the end of a cosine"),
     ("train.stall_action=exit", "needs stall_timeout"),

@@ -247,7 +247,7 @@ def test_a_tokenizer_of_the_folders_own_code_is_refused(
 ) -> None:
     folder = custom(tmp_path, reports, named, place, kind)
     with pytest.raises(
-        ValueError, match="no fast tokenizer of transformers, and code of a folder is never run"
+        ValueError, match="not a fast tokenizer of transformers, and code of a folder is never run"
     ) as said:
         Tokenizer.load(folder)
     assert "\n" not in str(said.value)

@@ -14,10 +14,10 @@ NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_field_defaults", "_make"}  # 
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "object"}  # `mock.patch.object`
 # What other libraries give under no other name: where it is read.
 OF_LIBRARIES = {
-    "os._exit": "run/processes.py run/stopping.py run/watchdog.py sharding/coordinator.py benchmarks/peers/worker.py",
+    "os._exit": "run/processes.py run/stopping.py run/performance.py sharding/coordinator.py peers/worker.py",
     "jax._src": "sharding/coordinator.py sharding/distributed.py",
     "ClusterEnv._cluster_types": "sharding/distributed.py",
-    "orbax.checkpoint._src": "run/copying.py",
+    "orbax.checkpoint._src": "run/checkpoint_writer.py",
     "typer._click": "cli/program.py",
     "._fingerprint": "retrieval/corpus.py retrieval/clusters/folder.py",
     "config._compile_all_devices": "benchmarks/peers/plain_torch.py",

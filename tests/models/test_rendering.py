@@ -106,8 +106,9 @@ def test_what_the_worker_takes(monkeypatch) -> None:
 
 def test_a_worker_that_dies_is_replaced() -> None:
     assert render("{{ 1 }}", ASK, None, True, {}) == "1"
-    os.kill(rendering._worker.running().pid, signal.SIGKILL)
-    rendering._worker.running().wait()
+    worker = rendering._worker.running()
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
     assert render("{{ 2 }}", ASK, None, True, {}) == "2"
 
 

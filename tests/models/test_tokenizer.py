@@ -168,7 +168,7 @@ def test_errors_are_clear(tmp_path, byte_level):
     with pytest.raises(ValueError, match=r"The chat template .*latin\.jinja is not UTF-8"):
         Tokenizer.load(folder, chat_template=tmp_path / "latin.jinja")
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="no readable tokenizer"):
+    with pytest.raises(ValueError, match="not a readable tokenizer"):
         Tokenizer.load(folder)
 
 
