@@ -7,8 +7,8 @@ The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloa
 groups of as many chips as there are kv heads (or `--tensor`), row shards over the rest, whole experts over all. Nothing
 is executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates
 in place, the largest copy in it, kernels, seconds to compile, and the estimate of `scope-jax plan` for one token of
-every request, all at full length (docs/plans.md): on TPUs the kernels' reads of the cache and of weights at 80 % of the
-memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
+every request, all at full length (docs/launch.md): on TPUs the kernels' reads of the cache and of weights at 80 % of
+the memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
 time to read weights and cache once. Prints one JSON line.
 """
 

@@ -1,4 +1,4 @@
-"""Does the comparison of mathematical answers accept right forms and reject near misses? A table of docs/evaluation.md.
+"""Does the comparison of mathematical answers accept right forms and reject near misses? Figures of docs/evaluation.md.
 
     PYTHONPATH=. python -m benchmarks.math_pairs DATA               DATA: a folder with math500.jsonl, gsm8k.jsonl, …
     ... --against math-verify                                       the same pairs for Math-Verify itself

@@ -1,7 +1,7 @@
 """CPU time of every parser of policy, judge or document text, by the length of the text.
 
     python benchmarks/parsers.py                                one line of JSON: seconds by parser and length
-    python benchmarks/parsers.py --table                        the same as a table (docs/evaluation.md)
+    python benchmarks/parsers.py --table                        the same as a table
     python benchmarks/parsers.py --sizes 65536 --limit 1        fails if one text takes longer
     python benchmarks/parsers.py --only "SCORE rubric"          of some parsers
 

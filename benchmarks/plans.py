@@ -1,4 +1,4 @@
-"""The table of docs/plans.md: what each card needs on its hardware, by `scope-jax plan`.
+"""The table of docs/launch.md: what each card needs on its hardware, by `scope-jax plan`.
 
     python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2]
 
@@ -56,7 +56,7 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
 )
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
-PAGE = ROOT / "docs" / "plans.md"
+PAGE = ROOT / "docs" / "launch.md"
 BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
 
 

@@ -47,7 +47,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and conventions of one decoder; docs/models.md lists them by family.
+    """Shape and conventions of one decoder.
 
     architecture: our name of the family. ffn_width: of the feed-forward layer, or of one expert. rope: rotary positions
     of full-attention layers; sliding_rope: of sliding-window layers (None: the same). qk_norm: RMSNorm of queries and

@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 
-    Limits are in the card's [serve] table. SIGTERM lets replies under way finish (docs/serving.md).
+    Limits are in the card's [serve] table. SIGTERM lets replies under way finish (docs/operations.md#serving).
     """
     _check(target)
     key = _key(api_key_env, host)

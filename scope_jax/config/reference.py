@@ -130,7 +130,7 @@ def page(card: type[Section], games: Mapping[str, type[Section]], exam: type[Sec
 EXAMS = "Those in `configs/exams` have the keys of `[[evaluate.sets]]` except `name`, which is the file's, and:"
 HEAD = """# Keys of a card
 
-A key without a default (—) is required; "none" means that it is not set. [Configuration](configuration.md) says how
+A key without a default (—) is required; "none" means that it is not set. [Operations](operations.md#cards) says how
 cards are read. `scope-jax keys TABLE` prints this in a terminal, and `scope-jax keys --game FILE` the keys of a game of
 your own. This page is the output of `scope-jax keys --markdown`.
 """

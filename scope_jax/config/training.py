@@ -43,9 +43,9 @@ class TrainSection(Section):
     """SCOPE: at the end of each iteration, evaluate and keep the checkpoint, as `checkpoints/45-iteration-1`."""
     origin: LocalPath | None = None
     """`RUN`, `RUN@45` or `RUN@iteration-1`: start from the state of another run (`scope-jax train CARD --from`;
-    docs/configuration.md#starting-from-another-run)."""
+    docs/operations.md#starting-from-another-run)."""
     watch: tuple[WatchRule, ...] = Field(default=(), strict=False)
-    """Rules that end a run early (docs/configuration.md#stopping-early)."""
+    """Rules that end a run early (docs/operations.md#stopping-early)."""
     one_step_off_policy: bool = False
     """Play a step with the weights before the last update, while that one is computed
     (docs/rollouts.md#one-step-off-policy); needs `rollout.devices`, and `rollout_cap` or `old_logprobs = "rollout"` in

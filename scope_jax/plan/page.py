@@ -1,4 +1,4 @@
-"""A plan as text for people, and the table of docs/plans.md."""
+"""A plan as text for people, and the table of docs/launch.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Token ids are those that the folder's own files define, whatever class or option they name, or it is refused.
 
-The reference is the tokenizers library with tokenizer.json as it is. docs/models.md has the table of these cases.
+The reference is the tokenizers library with tokenizer.json as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from scope_jax.models.texts import TextTokenizer
 from scope_jax.models.tokenizer import Tokenizer
 
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 END, START = "<|endoftext|>", "<|im_start|>"
 TEXTS = (
     *(
@@ -260,13 +259,6 @@ TOKENS: dict[str, tuple[Callable[[int, str, int], list[Files]], str]] = {
 }
 
 
-def _table() -> dict[str, tuple[int, str]]:
-    """kind -> (number of cases, verdict), as docs/models.md has them."""
-    counts = {kind: (len(PIPELINES) * len(cases()), verdict) for kind, (cases, verdict) in KINDS.items()}
-    counts |= {kind: (len(PIPELINES) * len(cases(0, "a", 0)), verdict) for kind, (cases, verdict) in TOKENS.items()}
-    return counts | {"vocab.json and merges.txt alone": (len(PAIRS), "the class's, or refused")}
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_pipeline_counts(folders, tmp_path, kind, name):
@@ -385,11 +377,3 @@ def test_olmo_divides_digits_from_the_left(shared_data, tmp_path, cls):
 def test_llama_2_with_the_class_of_another_model(folders):
     ids = Tokenizer.load(folders["single digits"])
     assert [ids.decode([id]) for id in ids.encode("2023")] == ["2", "0", "2", "3"]
-
-
-# -------------------------------------------------------------------------------------------------------------- docs
-def test_the_docs_have_the_table():
-    text = DOCS.read_text(encoding="utf-8")
-    table = text[text.index("| what another file says |") :].partition("\n\n")[0]  # tests of ends have another
-    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([^|]+) \|$", table, re.M)
-    assert {kind: (int(count), verdict) for kind, count, verdict in rows} == _table()

@@ -1,7 +1,4 @@
-"""No tensor is left out unread because a config calls it redundant: it has the values that are used, or is refused.
-
-docs/models.md has the table of these cases.
-"""
+"""No tensor is left out unread because a config calls it redundant: it has the values that are used, or is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ from scope_jax.models.weights import WeightsError, load_hf, recast_hf, save_hf, 
 from scope_jax.sharding.spec import init_params
 from tests.retrieval import tiny_encoders
 
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, np.ndarray]
 Change = Callable[[Tensors], Any]
@@ -299,13 +295,3 @@ def test_a_tied_model_that_stores_its_head_alone_is_transformers(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert np.array_equal(model.model.embed_tokens.weight.detach().numpy(), params["embed"]["table_VD"])
     assert to_hf(replace(cfg, tie_embeddings=True))["tie_word_embeddings"] is True
-
-
-def test_the_docs_have_the_table():
-    want = {kind: [len(GOOD.get(kind, ())), len(found)] for kind, found in BAD.items()}
-    encoders = [case[-1] for case in (*BERT, *QWEN3)]
-    want["a tensor in two files"] = [1, 1]
-    want["beside an encoder's weights"] = [encoders.count(None), len(encoders) - encoders.count(None)]
-    text = DOCS.read_text(encoding="utf-8").partition("## Tensors stored besides")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| (\d+) \|$", text, re.M)
-    assert {kind: [int(read), int(refused)] for kind, read, refused in rows} == want

@@ -1,4 +1,4 @@
-"""Texts that contain an answer as whole words, and texts that do not; docs/evaluation.md has a table of them."""
+"""Texts that contain an answer as whole words, and texts that do not, by kind."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def objects(folder: Path) -> Tried:
     assert not outside and len(said) == 2 * len(urls), (outside, len(said))
     assert all(sentence and "\n" not in sentence for sentence in said), said
     assert not [path for path in spool.rglob("*") if path.is_file() and path.name != "config.toml" and _stranger(path)]
-    return Tried(len(said), f"names of objects, refused in one sentence each; files written outside: {len(outside)}")
+    return Tried(len(said), f"names of objects, refused in one message each; files written outside: {len(outside)}")
 
 
 def _sent(name: str) -> bool:
@@ -134,7 +134,7 @@ def strangers(folder: Path) -> Tried:
 
 def small_files(folder: Path) -> Tried:
     tested(folder, "models/test_hostile.py")
-    return Tried(len(CASES), "small files that claim much: one sentence each, within 2 s and 1 GiB")
+    return Tried(len(CASES), "small files that claim much: one message each, within 2 s and 1 GiB")
 
 
 def attacks() -> dict[str, Callable[[Path], Tried]]:

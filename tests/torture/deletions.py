@@ -1,6 +1,6 @@
 """Files that somebody removes or edits under a run while it trains. Rows as in `faults`: the folder holds `whole`.
 
-Either the run goes on and is whole, or it ends with one sentence and the same command goes on.
+Either the run goes on and is whole, or it ends with one message and the same command goes on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class World:
 
 
 def sentence(said: list[str]) -> str:
-    """The last line, which must be one sentence to the user, and the only one."""
+    """The last line, which must be one message to the user, and the only one."""
     assert said[-1].startswith("scope-jax: ") and said[-1].endswith((".", ")")), said
     assert sum(line.startswith("scope-jax: ") for line in said) == 1, said
     return said[-1]
@@ -162,10 +162,10 @@ def deletions() -> dict[str, Callable[[Path], Tried]]:
     return {
         "files that a run has read are removed while it trains": partial(_all, goes_on, "it goes on, the same bits"),
         "parts of a run are removed while it trains": partial(
-            _all, ends, "one sentence; the same command goes on, the same bits"
+            _all, ends, "one message; the same command goes on, the same bits"
         ),
         "records of a run are removed or cut while it trains": partial(
-            _all, lines, "one sentence; with the file put back the same bits, without it the next life says so"
+            _all, lines, "one message; with the file put back the same bits, without it the next life says so"
         ),
         "inputs.json is removed": lambda folder: _all({"inputs": inputs}, "the next life says so", folder),
         "files that a run reads are edited while it trains": partial(

@@ -68,7 +68,7 @@ def full_disk(folder: Path) -> str:
         left = runs.saved(place / "run")
         subprocess.run(["mount", "-o", "remount,size=1g", place], check=True)
         compared(folder, place / "run")
-    return f"one sentence, checkpoints kept: {len(left)}; with more space the same command goes on, the same bits"
+    return f"one message, checkpoints kept: {len(left)}; with more space the same command goes on, the same bits"
 
 
 # ----------------------------------------------------------------------------------------------------- read-only folder
@@ -85,7 +85,7 @@ def read_only_disk(folder: Path) -> Tried:
         ended(folder, place / "other", before="Read-only file system")
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)
         compared(folder, run)
-    return Tried(2, "one sentence; once it can be written the same command goes on, the same bits")
+    return Tried(2, "one message; once it can be written the same command goes on, the same bits")
 
 
 def _without_privileges() -> None:
@@ -107,7 +107,7 @@ def forbidden_folder(folder: Path) -> str:
     last = life.end(2)[-1]
     assert "Permission denied" in last and str(theirs) in last, last
     assert not list(theirs.iterdir())
-    return "one sentence, nothing is written"
+    return "one message, nothing is written"
 
 
 # -------------------------------------------------------------------------------------------------------- two processes
@@ -128,7 +128,7 @@ def two_processes(folder: Path) -> Tried:
     life.end()
     assert refused
     runs.same(folder / "whole", run)
-    return Tried(refused, "second processes refused with one sentence each; the first is not disturbed")
+    return Tried(refused, "second processes refused with one message each; the first is not disturbed")
 
 
 def at_once(folder: Path) -> Tried:
@@ -239,7 +239,7 @@ def every_checkpoint(folder: Path) -> str:
         files = [path for path in runs.saved_at(run, step).rglob("*") if path.is_file()]
         _flip(max(files, key=lambda path: path.stat().st_size), Random(step))
     ended(folder, run, before="every checkpoint in")
-    return "one sentence: no silent beginning from the start"
+    return "one message: no silent beginning from the start"
 
 
 def faults(damages: int, seed: int) -> dict[str, Callable[[Path], Tried | str]]:

@@ -71,7 +71,7 @@ def passing(kind: Callable[[], Any], seed: int, folder: Path) -> Tried:
 
 
 def lasting(kind: Callable[[], Any], seed: int, folder: Path) -> Tried:
-    """A fault that does not pass ends the run with one sentence; with an honest server it goes on to the same bits."""
+    """A fault that does not pass ends the run with one message; with an honest server it goes on to the same bits."""
     run = kind()
     with servers.serving(run.honest) as (port, _):
         lives.Life(run.words(folder, folder / "whole", port), folder / "whole.log").end()
@@ -82,7 +82,7 @@ def lasting(kind: Callable[[], Any], seed: int, folder: Path) -> Tried:
     with servers.serving(run.honest, port=port):
         lives.Life(run.words(folder, folder / "run", port), folder / "run.log").end()
     runs.same(folder / "whole", folder / "run")
-    return Tried(len(run.lasting), "one sentence each; with an honest server the run goes on, the same bits")
+    return Tried(len(run.lasting), "one message each; with an honest server the run goes on, the same bits")
 
 
 # ----------------------------------------------------------------------------------------------------------- documents

@@ -92,7 +92,7 @@ def full(command: Command, folder: Path) -> Tried:
                 if command is not _report:  # its pictures are files of their own, each whole
                     assert found == before
                 (place / FILLER).unlink()
-    return Tried(tries, "one sentence each, an earlier output stays, none is left half; with more space it succeeds")
+    return Tried(tries, "one message each, an earlier output stays, none is left half; with more space it succeeds")
 
 
 def _refused(words: list[str], folder: Path) -> None:

@@ -98,7 +98,7 @@ def for_good(folder: Path) -> Tried:
         again = test_processes.spec("spice/atlas.toml", run, 2, *SPICE)
         test_processes.do(folder, again)
         runs.same(whole, run)
-    said_by = f"after {LOST:g} s the other ends with one sentence, and the stopped one when it wakes"
+    said_by = f"after {LOST:g} s the other ends with one message, and the stopped one when it wakes"
     return Tried(2, f"{said_by}; the same command goes on, the same bits")
 
 

@@ -150,7 +150,7 @@ def store(scheme: str, seed: int, folder: Path) -> Tried:
     which = ", ".join(f"{name}: {done[name]}" for name in PASSING)
     return Tried(
         done.total(),
-        f"{which}; also over a kill and another machine the same bits; nothing but 503s: one sentence, then the "
+        f"{which}; also over a kill and another machine the same bits; nothing but 503s: one message, then the "
         "same bits",
     )
 
