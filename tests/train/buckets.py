@@ -55,6 +55,8 @@ class Buckets(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
+    wbufsize = -1
     server: Buckets
 
     def log_message(self, format: str, *args: object) -> None:
