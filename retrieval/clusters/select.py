@@ -24,7 +24,7 @@ import numpy as np
 
 from scope_jax.retrieval.clusters.duplicates import NearDuplicates
 from scope_jax.retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, Kept, State, Tell
-from scope_jax.retrieval.clusters.settings import ClusterSource, Filters, Preparation
+from scope_jax.retrieval.clusters.settings import CorpusSource, Filters, Preparation
 from scope_jax.retrieval.clusters.words import HeldOutPhrases, is_prose
 from scope_jax.retrieval.corpus import DOCUMENT, passage
 from scope_jax.retrieval.rows import DataError, Row, check_columns, kind_of, optional, read, required
@@ -71,8 +71,8 @@ def select(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: 
     folder.save(state)
 
 
-def _rows(sources: tuple[ClusterSource, ...]) -> Iterator[tuple[int, str, Row]]:
-    def of(place: int, source: ClusterSource) -> Iterator[tuple[int, str, Row]]:
+def _rows(sources: tuple[CorpusSource, ...]) -> Iterator[tuple[int, str, Row]]:
+    def of(place: int, source: CorpusSource) -> Iterator[tuple[int, str, Row]]:
         check_columns(source.path, source.columns, FIELDS)
         for where, row in read(source.path, source.split, source.hub_config):
             yield place, where, row
@@ -108,7 +108,7 @@ class Sieve:
         self._near.add(signature_W)
         self._names.append(name)
 
-    def judge(self, source: ClusterSource, where: str, row: Row, number: int) -> tuple[Document, np.ndarray] | Drop:
+    def judge(self, source: CorpusSource, where: str, row: Row, number: int) -> tuple[Document, np.ndarray] | Drop:
         """The document and its MinHash values, or why it is dropped."""
         drop = _by_score(source, where, row, self._filters) or _by_length(source, where, row, self._filters)
         if drop:
@@ -129,7 +129,7 @@ class Sieve:
         return Drop(reason, f"{similarity:.2f} like {self._names[place]}")
 
 
-def _by_score(source: ClusterSource, where: str, row: Row, filters: Filters) -> Drop | None:
+def _by_score(source: CorpusSource, where: str, row: Row, filters: Filters) -> Drop | None:
     if QUALITY not in source.columns:
         return None
     column, score = required(row, where, QUALITY, (), source.columns)
@@ -138,7 +138,7 @@ def _by_score(source: ClusterSource, where: str, row: Row, filters: Filters) -> 
     return None if score >= filters.min_quality else Drop("low_quality", f"a score of {score:.12g}")
 
 
-def _by_length(source: ClusterSource, where: str, row: Row, filters: Filters) -> Drop | None:
+def _by_length(source: CorpusSource, where: str, row: Row, filters: Filters) -> Drop | None:
     _, text = optional(row, where, "text", DOCUMENT["text"], source.columns)
     size = len(text.strip()) if isinstance(text, str) else filters.min_characters  # other types fail later
     if size < filters.min_characters:
@@ -146,7 +146,7 @@ def _by_length(source: ClusterSource, where: str, row: Row, filters: Filters) ->
     return Drop("too_long", f"{size} characters") if size > filters.max_characters else None
 
 
-def _document(row: Row, where: str, source: ClusterSource, number: int) -> Document:
+def _document(row: Row, where: str, source: CorpusSource, number: int) -> Document:
     return passage(row, where, source.columns, number)
 
 

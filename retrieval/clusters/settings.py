@@ -12,7 +12,7 @@ from scope_jax.retrieval.rows import Row
 
 
 @dataclass(frozen=True)
-class ClusterSource:
+class CorpusSource:
     """A file or hub data set, and how to read it; see `rows.read` and `rows.optional`."""
 
     path: str
@@ -26,7 +26,7 @@ class ClusterSource:
 
 
 @dataclass(frozen=True)
-class ClusterCorpus(ClusterSource):
+class ClusterCorpus(CorpusSource):
     """Documents to be clustered. Sources with the same families are clustered together, and their clusters are assigned
     to these families in turn."""
 
@@ -34,7 +34,7 @@ class ClusterCorpus(ClusterSource):
 
 
 @dataclass(frozen=True)
-class Questions(ClusterSource):
+class Questions(CorpusSource):
     """Evaluation questions that no document may contain; texts(row, where, columns) returns questions and answers, and
     documents(row, where, columns) the texts that a question is about, of which no document may be a near-duplicate."""
 
@@ -79,7 +79,7 @@ class Preparation:
     """All settings that determine the clusters."""
 
     corpora: tuple[ClusterCorpus, ...]
-    held_out_documents: tuple[ClusterSource, ...]
+    held_out_documents: tuple[CorpusSource, ...]
     held_out_questions: tuple[Questions, ...]
     filters: Filters
     encoder: Neural | int  # int: width of the lexical encoder, fitted on the kept documents

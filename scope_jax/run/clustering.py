@@ -25,7 +25,7 @@ from scope_jax.retrieval.clusters.build import prepare
 from scope_jax.retrieval.clusters.kmeans import Sizes
 from scope_jax.retrieval.clusters.settings import (
     ClusterCorpus,
-    ClusterSource,
+    CorpusSource,
     Filters,
     Neural,
     Preparation,
@@ -67,7 +67,7 @@ def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
     return Preparation(
         corpora=tuple(ClusterCorpus(s.path, {**s.columns}, s.split, s.hub_config, s.families) for s in card.sources),
         held_out_documents=tuple(
-            ClusterSource(s.path, {**s.columns}, s.split, s.hub_config) for s in card.held_out if s.kind == "documents"
+            CorpusSource(s.path, {**s.columns}, s.split, s.hub_config) for s in card.held_out if s.kind == "documents"
         ),
         held_out_questions=tuple(
             Questions(s.path, {**s.columns}, s.split, s.hub_config, exam_texts, exam_documents)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.retrieval.clusters.kmeans import Sizes
-from scope_jax.retrieval.clusters.settings import ClusterCorpus, ClusterSource, Filters, Preparation, Questions
+from scope_jax.retrieval.clusters.settings import ClusterCorpus, CorpusSource, Filters, Preparation, Questions
 
 WORDS = {
     "rivers": "river valley delta spring lake bridge water flood ferry basin stream bank",
@@ -72,7 +72,7 @@ def wanted(
 ) -> Preparation:
     asked: dict[str, Any] = {
         "corpora": corpora,
-        "held_out_documents": (ClusterSource(documents, {}, None, None),) if documents else (),
+        "held_out_documents": (CorpusSource(documents, {}, None, None),) if documents else (),
         "held_out_questions": (Questions(questions, {}, None, None, question_of, contexts_of),) if questions else (),
         "filters": FILTERS,
         "encoder": 128,
