@@ -217,11 +217,11 @@ class OnlineRollouts:
             cancelled, self._cancelled = self._cancelled, []
             to_compile, self._to_compile = self._to_compile, None
             closing, halted = self._closing, self._halted
+        self._tickets |= {ticket.episode.index: ticket for ticket in arrived}  # before anything that may fail
         if to_compile is not None:
             extends, ready = to_compile
             self.loop.compile(extends=extends)
             ready.set()
-        self._tickets |= {ticket.episode.index: ticket for ticket in arrived}
         self.loop.submit([ticket.episode for ticket in arrived])
         for ticket in cancelled:
             if ticket.episode.index in self._tickets:

@@ -198,6 +198,34 @@ def test_an_error_of_the_engine_ends_every_request(engine, params, monkeypatch):
             Asked(running, endless(1))
 
 
+def test_an_error_while_compiling_ends_the_requests_that_came_with_it(engine, params, monkeypatch):
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(news: Any) -> None:  # the loop's thread, until it finds both at its next look
+        held.set()
+        assert go_on.wait(30)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RolloutError("out of memory")
+
+    def compile_programs() -> None:
+        with pytest.raises(RolloutError, match="out of memory"):
+            running.compile(extends=False)
+
+    with online(engine, params) as running:
+        monkeypatch.setattr(engine, "compile", broken)
+        running.submit([request("x", key=1, max_tokens=2)], [hold])
+        assert held.wait(120)
+        compiling = threading.Thread(target=compile_programs)
+        compiling.start()
+        until(lambda: running._to_compile is not None)
+        asked = Asked(running, endless(0))
+        go_on.set()
+        assert isinstance(asked.done().error, Closed)
+        compiling.join(30)
+        assert not compiling.is_alive()
+
+
 @pytest.mark.slow
 def test_pages_of_cancelled_requests_are_free(params):
     engine = world.make_paged()
