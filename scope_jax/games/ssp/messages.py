@@ -29,7 +29,7 @@ def for_proposer(cfg: Config, slot: Slot, step: int) -> Messages:
         text = templates.load(options(cfg).prompts, "examples", known=(), required=())
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         order = rng("ssp examples", cfg.seed, step, slot.item).permutation(len(lines))
-        values |= {name: lines[order[place % len(lines)]] for place, name in enumerate(wanted)}
+        values |= {name: lines[order[number % len(lines)]] for number, name in enumerate(wanted)}
     return templates.fill_messages(template, values | prompting.search_syntax(cfg))
 
 

@@ -48,11 +48,11 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     groups = tools.play("proposer", rollouts, searching.agent(cfg, tools, card, ACTOR, "question"), samples)
     completions = [completion for group in groups for completion in group]
     proposals = []
-    for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
+    for i, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
         question, reason = rules.apply(cfg, completion, slot.golds)
         if not reason and _exceeds_the_solver(cfg, tools, question or ""):
             reason = "too_long"
-        proposals.append(Proposal(slot, attempt, rollouts[place // samples].messages, completion, question, reason))
+        proposals.append(Proposal(slot, attempt, rollouts[i // samples].messages, completion, question, reason))
     return proposals
 
 
@@ -89,25 +89,24 @@ def verify(
         return list(fresh), grading.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    answers = {place: _answer(reply, options(cfg).verify == "judge") for place, reply in replies.items()}
+    answers = {i: _answer(reply, options(cfg).verify == "judge") for i, reply in replies.items()}
     cases = [
-        grading.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
-        for place, prediction in answers.items()
+        grading.Case(fresh[i].question or "", prediction, fresh[i].slot.golds) for i, prediction in answers.items()
     ]
     grades = grading.grade(options(cfg).grader, options(cfg).prompts, tools.judge, cases)
     graded = dict(zip(answers, zip(grades.correct, grades.judgements, strict=True), strict=True))
     checked = []
-    for place, proposal in enumerate(fresh):
-        if place in graded:
-            right, judgements = graded[place]
-            reply, answer = replies[place], answers[place]
+    for i, proposal in enumerate(fresh):
+        if i in graded:
+            right, judgements = graded[i]
+            reply, answer = replies[i], answers[i]
             proposal = replace(
                 proposal,
                 reason="" if right else "verify_no_answer" if answer is None else "verify_wrong",
                 reply=reply.text,
                 judgements=(Judgement("verifier", "", (reply,), answer), *judgements),
             )
-        elif place in prompts:
+        elif i in prompts:
             proposal = replace(proposal, reason="materials_too_long")
         checked.append(proposal)
     return checked, grades
@@ -127,14 +126,14 @@ def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal]
     dialect = dialects.load(cfg.model.dialect)
     read = [rules.units(searching.results_read(proposal.completion, dialect), unit) for proposal in all_proposals]
     prompts = {}
-    for place, proposal in enumerate(fresh):
+    for i, proposal in enumerate(fresh):
         if proposal.reason:
             continue
         index = proposal.slot.index
         others = [text for p, texts in zip(all_proposals, read, strict=True) if p.slot.index != index for text in texts]
         generator = rng("ssp noise", cfg.seed, step, index, proposal.attempt)
-        mixed = rules.mix(read[place], others, options(cfg).noise_documents, generator)
-        prompts[place] = messages.for_verification(cfg, proposal.question or "", rules.render(mixed, unit))
+        mixed = rules.mix(read[i], others, options(cfg).noise_documents, generator)
+        prompts[i] = messages.for_verification(cfg, proposal.question or "", rules.render(mixed, unit))
     return prompts
 
 
@@ -146,15 +145,15 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
     limit = min(cfg.rollout.max_length - options(cfg).verify_max_tokens, options(cfg).solver.max_prompt_tokens)
     fitting = {
-        place: Rollout(f"{fresh[place].slot.index} attempt {fresh[place].attempt}", messages)
-        for place, messages in zip(prompts, map(Messages, prompts.values()), strict=True)
-        if tools.prompt_tokens(messages) <= limit
+        i: Rollout(f"{fresh[i].slot.index} attempt {fresh[i].attempt}", prompt)
+        for i, prompt in zip(prompts, map(Messages, prompts.values()), strict=True)
+        if tools.prompt_tokens(prompt) <= limit
     }
     agent = Agent(ACTOR, single_turn(options(cfg).verify_temperature, options(cfg).verify_max_tokens))
     groups = tools.play("verify", list(fitting.values()), agent)
     return {
-        place: Reply(searching.written(group[0]), cut=searching.cut_off(group[0]))
-        for place, group in zip(fitting, groups, strict=True)
+        i: Reply(searching.written(group[0]), cut=searching.cut_off(group[0]))
+        for i, group in zip(fitting, groups, strict=True)
     }
 
 

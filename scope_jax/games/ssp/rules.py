@@ -103,13 +103,13 @@ def units(results: Sequence[str], unit: str) -> list[str]:
 def _distinct(texts: Sequence[str]) -> list[str]:
     """The distinct texts; of copies that were truncated differently the longest, at the position of the first."""
     copies: dict[str, tuple[int, str]] = {}  # text without truncation marks → (first position, text)
-    for place, text in enumerate(texts):
-        copies.setdefault(_untruncated(text), (place, text))
+    for position, text in enumerate(texts):
+        copies.setdefault(_untruncated(text), (position, text))
     # In alphabetical order a truncated copy comes directly before a longer one.
     for short, long in pairwise(sorted(copies)):
         if long.startswith(short):
-            place, text = copies[long]
-            copies[long] = min(place, copies.pop(short)[0]), text
+            position, text = copies[long]
+            copies[long] = min(position, copies.pop(short)[0]), text
     return [text for _, text in sorted(copies.values())]
 
 

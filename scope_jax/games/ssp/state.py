@@ -17,26 +17,38 @@ from scope_jax.text.messages import Messages
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the batch for the `index`-th question, whose answer is that of row `item`."""
+    """What the proposer is asked for: a question to which the answer is known."""
 
     index: int
+    """In the step."""
     item: int
+    """Index of the row whose answer it is."""
     golds: tuple[str, ...]
-    searches: int  # how many the question should need
+    """The accepted answers; the proposer is shown the first."""
+    searches: int
+    """How many the question should need."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One proposer episode. reason: why its question is invalid, "" if it is valid."""
+    """One proposer episode."""
 
     slot: Slot
+    """What it was asked for."""
     attempt: int
+    """Among those for this slot; more than one only with resampling."""
     prompt: Messages
+    """The proposer's prompt."""
     completion: Completion
+    """What it sampled."""
     question: str | None
+    """Q(τ); None if there is none."""
     reason: str
-    reply: str = ""  # of the verification
+    """Why its question is invalid, one of `rules.REASONS`; "" if it is valid."""
+    reply: str = ""
+    """Of the verification."""
     judgements: tuple[Judgement, ...] = ()
+    """The verification, and an external judge's of its answer."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +56,33 @@ class Problem:
     """The solver's problem in a slot."""
 
     slot: int
+    """Index of the slot."""
     question: str
+    """q."""
     golds: tuple[str, ...]
-    origin: str  # fresh, replay or dummy
+    """The accepted answers; none of a dummy."""
+    origin: str
+    """Where it comes from: fresh (this step), replay (the pool) or dummy."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The solver's n attempts at one problem. formed: whether an attempt keeps the format; correct: whether its answer
-    is correct; judgements: an external judge's. All tuples have length n."""
+    """The solver's attempts at one problem; the tuples have length n."""
 
     problem: Problem
+    """What was asked."""
     prompt: Messages
+    """The solver's prompt."""
     completions: tuple[Completion, ...]
+    """The episodes."""
     predictions: tuple[str | None, ...]
+    """A(ρ); None without an answer."""
     formed: tuple[bool, ...]
+    """Whether an attempt keeps the format."""
     correct: tuple[bool, ...]
+    """Whether its answer is correct; False before they are graded."""
     judgements: tuple[tuple[Judgement, ...], ...]
+    """An external judge's."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
