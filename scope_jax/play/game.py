@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from scope_jax.config import Config, JudgeSection, Section
+from scope_jax.config.tables import DataSection
 from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
@@ -16,6 +17,7 @@ from scope_jax.play.exams import Exam
 from scope_jax.play.tools import Tools
 
 ACTOR = "actor"
+FILES = tuple(kind for kind in get_args(Kind) if kind in DataSection.model_fields)  # keys of [data] named as their kind
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
 Play = Callable[[Config, Tools, Memory, int], tuple[list[Episode], Memory, Metrics]]
 
@@ -116,8 +118,10 @@ class Game:
     """What `scope-jax new` writes."""
 
     def __post_init__(self) -> None:
-        if self.source is None and (not self.data or self.data[0] not in get_args(Kind)):
-            raise UserError(f"the game {self.name} needs a `source`, or a kind of rows at the head of `data`.")
+        if self.source is None and (not self.data or self.data[0] not in FILES):
+            raise UserError(
+                f"the game {self.name} needs a `source`, or one of {', '.join(FILES)} at the head of `data`."
+            )
 
     def rows(self, cfg: Config) -> Source | None:
         """The source of the data rows; None for a card that needs none. Raises UserError if the card has no file."""

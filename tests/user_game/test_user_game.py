@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from scope_jax import train
 from scope_jax.config import CardError, Config
-from scope_jax.games import game_of, load_card, load_data
+from scope_jax.errors import UserError
+from scope_jax.games import find, game_of, load_card, load_data
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
@@ -95,6 +96,16 @@ def prepare(folder: Path) -> None:
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
     (folder / "card.toml").write_text(CARD.format(game=GAME, folder=folder), encoding="utf-8")
+
+
+@pytest.mark.parametrize("data", [(), ("max_searches",), ("prompts", "answers"), ("tasks",), ("readings",)])
+def test_without_a_source_the_first_data_key_is_a_file_of_its_kind(data):
+    game = find(str(GAME))
+    with pytest.raises(UserError, match=r"coordination needs a `source`, or one of answers, questions, queries, "):
+        replace(game, data=data)
+    assert replace(game, data=data, source=lambda cfg: None).data == data
+    for kind in ("answers", "questions", "queries", "documents", "clusters"):
+        assert replace(game, data=(kind, "max_searches")).data[0] == kind
 
 
 @pytest.fixture(scope="module")
