@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
 import numpy as np
 
 from scope_jax.config import JudgeSection
@@ -45,7 +44,6 @@ def evaluate_endpoint(
 
     It gets the suites' own prompts. `model.tokenizer` among the overrides is used to count tokens.
     """
-    datasets.disable_progress_bars()
     cfg = plain_card(endpoint.model, overrides)
     sets = suite_sets(cfg, suites, False, overrides, given, tell)
     if any(exams.uses_base(one.cfg, one.exam) for one in sets):
@@ -146,7 +144,7 @@ class EndpointTools:
         return ""
 
     def tell(self, sentence: str) -> None:
-        raise ValueError(f"nothing can be said about any exam: {sentence}")
+        raise ValueError(f"an exam of an endpoint has nothing to tell: {sentence}")
 
 
 def completion_of(reply: Reply) -> Completion:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from scope_jax.errors import UserError
-from scope_jax.evaluation.evaluate import card_of, card_sets, evaluate_sets, evaluation, tools_of
+from scope_jax.evaluation.evaluate import card_sets, evaluate_sets, evaluation, tools_of
 from scope_jax.evaluation.measuring import ExamSet
+from scope_jax.evaluation.weights import card_of
 from scope_jax.play.exams import Answer
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.rollouts.types import Completion

@@ -29,7 +29,6 @@ UNKNOWN_CYCLES = 2**50  # estimates above this are the compiler's mark for "unkn
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
 ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 HEAD = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
-CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 
 
 @dataclass(frozen=True)

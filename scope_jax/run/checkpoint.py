@@ -69,7 +69,7 @@ def parts(path: Path) -> tuple[int, str] | None:
     return (int(match[1]), match[2] or "") if match and path.is_dir() else None
 
 
-def found(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints under `folder` by step, ascending; not yet checked for validity."""
     known = {path: parts(path) for path in folder.iterdir()} if folder.is_dir() else {}
     return [path for _, path in sorted((step_and_name, path) for path, step_and_name in known.items() if step_and_name)]
@@ -82,7 +82,7 @@ def step_of(checkpoint: Path) -> int:
 
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints under `folder`."""
-    return [step_of(path) for path in found(folder)]
+    return [step_of(path) for path in checkpoints_in(folder)]
 
 
 def locate(path: Path) -> Path:
@@ -95,7 +95,7 @@ def locate(path: Path) -> Path:
             raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; choose another one.")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    for place in reversed(found(folder)):
+    for place in reversed(checkpoints_in(folder)):
         if unfit(place) is None:
             return place
     raise CheckpointError(

@@ -35,7 +35,7 @@ from scope_jax.run.checkpoint import (
     CheckpointError,
     Saved,
     check_base,
-    found,
+    checkpoints_in,
     load,
     quiet_orbax,
     reference_of,
@@ -237,7 +237,7 @@ class Checkpoints:
 
     def _newest(self, warn: Callable[[str], None]) -> Path | None:
         """The newest valid checkpoint, see `resume`."""
-        candidates = found(self.folder)
+        candidates = checkpoints_in(self.folder)
         for folder in reversed(candidates):
             if wrong := unfit(folder):
                 warn(f"skipping the checkpoint {folder}: {wrong}.")
@@ -275,7 +275,7 @@ class Checkpoints:
         """
         if not writes() or self._saving is None:
             return
-        places = found(self.folder)
+        places = checkpoints_in(self.folder)
         if (place := self._saving) not in places:
             self._saving = None
             raise CheckpointError(

@@ -72,7 +72,7 @@ class Mirror:
         (self.folder / TOKEN).write_bytes(self._token)
         return self._token.decode()
 
-    def own(self) -> None:
+    def claim(self) -> None:
         """From now on this process writes the run; one that has written it so far ends with an error at its next
         checkpoint. Raises RunError if there are other checkpoints than when they were downloaded."""
         if sealed(self._store.names(CHECKPOINTS + "/")) != self._checkpoints:

@@ -297,7 +297,7 @@ def _extended(value: Any) -> msgpack.ExtType:
 def _of_extension(code: int, content: bytes) -> Any:
     if code == INTEGER:
         return int(content, 16)
-    return _MADE[code](decoded(content))
+    return _BUILDERS[code](decoded(content))
 
 
 def _array(content: list[Any]) -> np.ndarray:
@@ -310,7 +310,7 @@ def _record(content: list[Any]) -> Any:
     return {kind.__name__: kind for kind in RECORDS}[name](*values)
 
 
-_MADE: dict[int, Callable[[Any], Any]] = {
+_BUILDERS: dict[int, Callable[[Any], Any]] = {
     TUPLE: tuple,
     SET: lambda content: (frozenset if content[0] else set)(content[1]),
     PATH: Path,

@@ -27,7 +27,7 @@ from scope_jax.games import game_of, load_card
 from scope_jax.play.game import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer, assemble
-from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, found, load, locate
+from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, checkpoints_in, load, locate
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import fetched
 from scope_jax.run.indexing import Part
@@ -84,7 +84,7 @@ def start(
     if not resumed:
         log.check_begun(position.done)
     if mirror is not None:
-        by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
+        by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
     if gone := log.rewind(position.done if resumed else None):
         say(gone)
     world.verdicts.record(run, position.done)
@@ -184,7 +184,7 @@ def _checkpoint(origin: str) -> Path:
     folder, which = _read(origin)
     if which is None:
         return locate(folder)
-    places = found(folder / "checkpoints")
+    places = checkpoints_in(folder / "checkpoints")
     for place in places:
         if _called(place, which):
             return place

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -71,6 +72,19 @@ def test_configuration_errors_come_before_weights_are_read(model: Path, tmp_path
         searching.write_text(without_retrieval())
         text = refused(model, "--card", searching, *search)
         assert f"{url}/retrieve" in text and "search server" in text
+
+
+def test_a_set_of_the_hub_is_read_without_a_progress_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: list[bool] = []
+
+    def load_dataset(*_: Any, **__: Any) -> None:
+        silent.append(datasets.are_progress_bars_disabled())
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    datasets.enable_progress_bars()
+    assert "cannot be loaded from the hub" in refused(model, "--set", 'evaluate.sets=[{name="s", path="o/s"}]')
+    assert silent == [True]
 
 
 def without_retrieval() -> str:

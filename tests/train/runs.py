@@ -102,7 +102,7 @@ def saved(run: Path) -> list[int]:
 def saved_at(run: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
     folder = run / "checkpoints"
-    return checkpoint.found(folder)[checkpoint.steps(folder).index(step)].absolute()
+    return checkpoint.checkpoints_in(folder)[checkpoint.steps(folder).index(step)].absolute()
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:

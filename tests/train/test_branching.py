@@ -137,7 +137,7 @@ def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: 
     run, whole = run_of("scope/atlas.toml", SCOPE, tmp_path / "index"), tmp_path / "whole"
     run(whole)
     kept = ["3-iteration-1", "6-iteration-2", "9-iteration-3"]
-    assert [path.name for path in checkpoint.found(whole / "checkpoints")] == kept
+    assert [path.name for path in checkpoint.checkpoints_in(whole / "checkpoints")] == kept
     assert [r["step"] for r in runs.lines(whole, "metrics.jsonl") if "eval/held-out/score" in r] == [0, 3, 6, 9]
 
     again = tmp_path / "again"  # made longer in its own folder
@@ -146,7 +146,10 @@ def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: 
 
     longer = tmp_path / "longer"
     assert run(longer, f"train.origin={whole}@iteration-2", "scope.iterations=4")["steps"] == 12
-    assert [path.name for path in checkpoint.found(longer / "checkpoints")] == ["9-iteration-3", "12-iteration-4"]
+    assert [path.name for path in checkpoint.checkpoints_in(longer / "checkpoints")] == [
+        "9-iteration-3",
+        "12-iteration-4",
+    ]
     same_from(whole, longer, 6)
     frozen = tmp_path / "frozen"
     run(frozen, f"train.origin={whole}@iteration-1", "scope.freeze_challenger_after=1", "scope.iterations=2")

@@ -223,7 +223,7 @@ class Session:
         self.mirror.pull(self.said.append)
         self.folder = self.mirror.folder
         self.log = RunLog(self.folder, cfg)
-        self.mirror.own()
+        self.mirror.claim()
         self.checkpoints = Checkpoints(self.folder / "checkpoints", cfg, self.mirror)
 
     def step(self, number: int) -> None:
@@ -338,7 +338,7 @@ def test_what_was_not_uploaded_completely_does_not_count(buckets: Buckets, tmp_p
 def test_files_are_uploaded_at_the_end_and_only_if_they_changed(buckets: Buckets, tmp_path: Path) -> None:
     with run_folder("s3://bucket/run", tmp_path, quiet) as (folder, mirror):
         assert mirror is not None and folder == mirror.folder
-        mirror.own()
+        mirror.claim()
         for name in ("config.toml", "report/index.html", "index/vectors", "half.partial", ".lock"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(name)
@@ -371,7 +371,7 @@ def test_an_upload_begins_with_the_config(buckets: Buckets, tmp_path: Path) -> N
     """Killed after any object of the first upload, the bucket is a run."""
     with run_folder("gs://bucket/run", tmp_path, quiet) as (folder, mirror):
         assert mirror is not None
-        mirror.own()
+        mirror.claim()
         for name in ("aaa", "config.toml", "metrics.jsonl", "zzz"):
             (folder / name).write_text(name)
         buckets.requests.clear()
@@ -384,7 +384,7 @@ def test_files_that_are_gone_are_deleted_there(buckets: Buckets, tmp_path: Path)
     for name in ("events.1", "events.2"):
         with run_folder("s3://bucket/run", tmp_path / name, quiet) as (folder, mirror):
             assert mirror is not None
-            mirror.own()
+            mirror.claim()
             (folder / "config.toml").touch()
             shutil.rmtree(folder / "tensorboard", ignore_errors=True)
             (folder / "tensorboard").mkdir()
@@ -420,7 +420,7 @@ def test_a_start_that_is_refused_leaves_the_running_process_alone(buckets: Bucke
         assert late is not None
         one.step(2)
         with pytest.raises(RunError, match=f"another process is writing the run in {url}"):
-            late.own()
+            late.claim()
     one.step(3)
     one.close()
 
