@@ -11,8 +11,6 @@ import numpy as np
 from scope_jax.errors import UserError
 from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 
-Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
-
 
 class RolloutError(RuntimeError):
     """An episode that failed: one sentence with the request and the reason."""
