@@ -84,6 +84,7 @@ def test_every_suite_with_real_rows_from_file_to_table(shared_data: Path, tmp_pa
             any(key.startswith(f"eval/{name}/") and key.endswith("_se") for key in found["metrics"]) for name in names
         )
         assert {request["model"] for request in asked} == {"j", "g"}  # answers and criteria were judged
+        assert len(asked) > 10
     shown, tabled = command(
         *(
             "eval",
