@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from scope_jax.rollouts.types import (
     Turn,
 )
 
+Outcome = Literal["over", "goes on", "starts anew"]
 _LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 
 
@@ -44,6 +45,7 @@ class ActiveEpisode:
                 raise ValueError(f"Request {index} has {name}={limit}; it must be at least 1.")
         self.stretch = 0
         self.turns: list[Turn] = []
+        self.interaction: Any = None  # the `ActiveInteraction` that it is a row of
         self.finish_reason: str | None = "overflow" if self._too_long(max_length) else None
         self._tokenizer = tokenizer
         self._room, self._full = _room(request, len(self.prompt), max_length)
@@ -166,18 +168,20 @@ class ActiveEpisode:
         """Ends the episode with the reason of its last turn."""
         self.finish_reason = self.turns[-1].finish
 
-    def observe(self, answer: Future[object]) -> Literal["over", "goes on", "starts anew"]:
-        """Adds the responder's reply as an observation, and returns how the episode continues.
-
-        Tokens of the turn that the reply does not keep are dropped in every case. The episode "goes on" with
-        `appended`, or "starts anew" from the new `prompt`. An exception of the responder is raised here, with a note
-        that names the request. Raises RolloutError for a reply of another type, or one that keeps more tokens than the
-        turn has.
-        """
+    def reply_of(self, answer: Future[object]) -> object:
+        """The responder's reply; its exception is raised here, with a note that names the request."""
         if (error := answer.exception()) is not None:
             error.add_note(f"raised by the responder of request {self.index} after turn {len(self.turns)}")
             raise error
-        reply = answer.result()
+        return answer.result()
+
+    def observe(self, reply: object) -> Outcome:
+        """Adds a reply to the last turn as an observation, and returns how the episode continues.
+
+        Tokens of the turn that the reply does not keep are dropped in every case. The episode "goes on" with
+        `appended`, or "starts anew" from the new `prompt`. Raises RolloutError for a reply of another type, or one that
+        keeps more tokens than the turn has.
+        """
         if reply is None:
             self.end()
             return "over"
@@ -223,7 +227,20 @@ class ActiveEpisode:
         ids = [int(turn.ids[-1]), *observation.ids.tolist()]
         return self.length - len(ids), ids
 
-    def _restart(self, reply: Restart) -> Literal["over", "starts anew"]:
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further turn can be sampled."""
+        turns = sum(turn.kind == "sampled" for turn in self.turns)
+        return self.finish_reason is not None or turns >= self.request.max_turns or self.length >= self._room
+
+    def resume(self) -> None:
+        """Makes all of the current row the prompt that is computed next, as the row has left its slot. Its tokens stay
+        what they are, and so do the keys of those to come."""
+        start = max((place for place, turn in enumerate(self.turns) if turn.restarts), default=-1)
+        head = self._first_prompt if start < 0 else self.turns[start].ids
+        self.prompt = np.concatenate([head, *(turn.ids for turn in self.turns[start + 1 :])]).astype(np.int32)
+
+    def _restart(self, reply: Restart) -> Outcome:
         prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)
         if not len(prompt):
             raise RolloutError(f"The responder of request {self.index} returned a Restart without a prompt.")

@@ -1,13 +1,14 @@
-"""`Rollouts` on this process's engine: its weights, and one decode loop for each call of `run`."""
+"""`Rollouts` on this process's engine: its weights, and one decode loop for each call of `run` or `interact`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode
+from scope_jax.rollouts.interactions import ActiveInteraction, Driver
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.slots import stop_row
@@ -83,9 +84,7 @@ class LocalRollouts:
         Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request, and
         NonFiniteError if the model computes NaN or infinity for one.
         """
-        if self._params is None:
-            raise RolloutError("The engine has no weights; call load_params before run.")
-        call, self._calls = self._calls, self._calls + 1
+        call = self._calls
         limit = self.engine.config.max_length
         keyed = [
             r if r.key is not None else replace(r, key=key_data(self._seed, call, i)) for i, r in enumerate(requests)
@@ -94,11 +93,38 @@ class LocalRollouts:
         for request in requests:
             stop_row(request.params)
             self.engine.number(request.policy)
+        self._decode(lambda loop: loop.submit(episodes))
+        return [episode.completion() for episode in episodes]
+
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
+
+        def row(request: Request, number: int) -> ActiveEpisode:
+            stop_row(request.params)
+            self.engine.number(request.policy)
+            return ActiveEpisode(request, number, self._tokenizer, self.engine.config.max_length)
+
+        return ActiveInteraction(driver, row)
+
+    def interact(self, interactions: Sequence[ActiveInteraction], weights: str) -> None:
+        """Plays interactions until each is over or waits for other weights. weights: the name of those in use.
+
+        Raises as `run` does, and what drivers raise.
+        """
+        self._decode(lambda loop: loop.interact(interactions), weights)
+
+    def _decode(self, fill: Callable[[DecodeLoop], None], weights: str = "") -> None:
+        """Runs one decode loop, which `fill` gives its work, to its end."""
+        if self._params is None:
+            raise RolloutError("The engine has no weights; call load_params before run.")
+        self._calls += 1
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
-        loop = self._loop = DecodeLoop(self.engine, self._params, state, self._threads, self._tool, self._ahead)
+        loop = self._loop = DecodeLoop(
+            self.engine, self._params, state, self._threads, self._tool, self._ahead, weights=weights
+        )
         try:
-            loop.submit(episodes)
+            fill(loop)
             with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():
@@ -106,4 +132,3 @@ class LocalRollouts:
         finally:
             self._loop, self._dispatches = None, loop.dispatches
         self._state = loop.state if self.engine.keeps_prompts else None
-        return [episode.completion() for episode in episodes]

@@ -6,8 +6,9 @@ is read is the one launched in the round before: the device always has another o
 tokens. Rows stop at stop ids and limits by themselves; whatever the host decides (stop strings, placements,
 observations) takes effect one dispatch later, and tokens that were sampled in between are discarded.
 
-An episode that restarts frees its slot and waits at the head of the queue for its new prompt to be prefilled. When a
-paged cache is full, the episode placed last moves to host memory and returns, unchanged, when there is room.
+An episode that restarts frees its slot and waits at the head of the queue for its new prompt to be prefilled; so does a
+row of an interaction that goes on after another agent has spoken. When a paged cache is full, the episode placed last
+moves to host memory and returns, unchanged, when there is room.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
 from scope_jax.rollouts.engine import Engine, PagingEngine
 from scope_jax.rollouts.episodes import ActiveEpisode
+from scope_jax.rollouts.interactions import ActiveInteraction
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
@@ -42,6 +44,17 @@ class _Suspended:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """What a thread has been asked: a responder for its reply to an episode, or an interaction for its next moves. In
+    the second case the episode is the row that goes on in its slot if it is asked again, or None."""
+
+    slot: int | None
+    """None: the episode is in host memory, or there is none."""
+    episode: ActiveEpisode | None
+    interaction: ActiveInteraction | None = None
+
+
+@dataclass(frozen=True)
 class _Dispatch:
     """A dispatch that was launched and not read."""
 
@@ -56,7 +69,8 @@ class DecodeLoop:
 
     state: the engine's, consumed; `self.state` is the current one. threads, tool, ahead: see `LocalRollouts`. prefills:
     most dispatches per round that compute prompts and observations while slots decode (None: all there are, which is
-    the most tokens per second, while the slots that decode wait).
+    the most tokens per second, while the slots that decode wait). weights: the name of `params`; rows of interactions
+    that want others wait, and are not the loop's to decode.
     """
 
     def __init__(
@@ -68,8 +82,10 @@ class DecodeLoop:
         tool: BatchedTool[Any] | None,
         ahead: bool,
         prefills: int | None = None,
+        weights: str = "",
     ) -> None:
         self._engine = engine
+        self._weights = weights
         self.params = params
         self.state = state
         self.responders = Responders(threads, tool)
@@ -83,7 +99,11 @@ class DecodeLoop:
         self._free = list(range(config.slots))[::-1]
         self._filling: dict[int, ActiveEpisode] = {}  # by slot: its tokens are not all in the cache yet
         self._live: dict[int, ActiveEpisode] = {}
-        self._asked: dict[Future[object], tuple[int | None, ActiveEpisode]] = {}  # no slot: in host memory
+        self._asked: dict[Future[object], _Asked] = {}
+        self._ending: list[Future[object]] = []  # what is called when episodes are over
+        self._unstarted: deque[ActiveInteraction] = deque()
+        self._interactions: dict[ActiveInteraction, None] = {}  # that have started, are not over and want no others
+        self._rows = 0  # of interactions so far
         self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
         self._failed: list[tuple[ActiveEpisode, NonFiniteError]] = []  # in this round
@@ -99,6 +119,26 @@ class DecodeLoop:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
         group's prompts or policies differ."""
         self._queue.append([episode for episode in episodes if episode.finish_reason is None])
+        for episode in episodes:
+            if episode.finish_reason is not None:
+                self._over(episode)
+
+    def interact(self, interactions: Sequence[ActiveInteraction]) -> None:
+        """Puts interactions at the end of the queue: those to be started, and rows that wait for the loop's weights."""
+        self._unstarted.extend(each for each in interactions if not each.started)
+        for each in interactions:
+            rows = [row for row in each.waiting if row.request.weights == self._weights]
+            each.waiting = [row for row in each.waiting if row not in rows]
+            if rows:
+                self._interactions[each] = None
+            for row in rows:
+                row.index = self._number()
+                self._queue.append([row])
+
+    def _number(self) -> int:
+        """The next row's number: negative, as those of requests are not."""
+        self._rows += 1
+        return -self._rows
 
     def round(self) -> list[tuple[ActiveEpisode, NonFiniteError]]:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
@@ -107,6 +147,7 @@ class DecodeLoop:
         and nothing can be placed, the round ends with news of a responder, or after a moment.
         """
         self._failed = []
+        self._start()
         self._resume()
         self._place()
         before = len(self._free), len(self._suspended)
@@ -124,7 +165,8 @@ class DecodeLoop:
     @property
     def busy(self) -> bool:
         """Whether an episode is under way or waits."""
-        return bool(self._queue or self._filling or self._live or self._asked or self._suspended)
+        under_way = self._queue or self._filling or self._live or self._asked or self._suspended
+        return bool(under_way or self._unstarted or self._ending)
 
     @property
     def used(self) -> int:
@@ -146,12 +188,14 @@ class DecodeLoop:
             del self._live[slot]
             self.state = self._engine.pause(self.state, [slot])
             self._end(slot)
-        for future in [future for future, (_, other) in self._asked.items() if other is episode]:
-            slot, _ = self._asked.pop(future)
+        for future in [future for future, asked in self._asked.items() if asked.episode is episode]:
+            slot = self._asked.pop(future).slot
             future.cancel()
             self._aside.pop(episode.index, None)
             if slot is not None:
                 self._end(slot)
+        if episode.request.on_end is not None:
+            self._ending.append(self.responders.ask(episode.request.on_end))
         if not self._live:
             self._flight.clear()  # as in `round`
 
@@ -205,25 +249,121 @@ class DecodeLoop:
     # ---------------------------------------------------------------------------------------------------- replies
     def _answer(self) -> None:
         """Handles the replies that have arrived."""
+        for future in [future for future in self._ending if future.done()]:
+            self._ending.remove(future)
+            future.result()  # raises what the call has raised
         if not self._asked:
             return
-        extensions = []
-        for future in sorted(self.responders.replied(self._asked), key=lambda f: self._asked[f][1].index):
-            slot, episode = self._asked.pop(future)
-            aside = self._aside.pop(episode.index, None)
-            outcome = episode.observe(future)
-            if outcome == "goes on":
-                if aside is not None:
-                    self._suspended.append(_Suspended(episode, aside, answered=True))
-                else:
-                    assert slot is not None
-                    extensions.append((slot, episode))
+        extensions: list[tuple[int, ActiveEpisode]] = []
+        replied = self.responders.replied(self._asked)
+        for future in sorted(replied, key=lambda f: getattr(self._asked[f].episode, "index", 0)):
+            asked = self._asked.pop(future)
+            if asked.interaction is not None:
+                extensions += self._move(asked, asked.interaction, future)
                 continue
+            episode, slot = asked.episode, asked.slot
+            assert episode is not None
+            reply = episode.reply_of(future)
+            if reply is None and episode.interaction is not None:
+                self._turn_over(slot, episode)
+                continue
+            extensions += self._continue(slot, episode, episode.observe(reply))
+        self._extend(extensions)
+
+    def _continue(self, slot: int | None, episode: ActiveEpisode, outcome: str) -> list[tuple[int, ActiveEpisode]]:
+        """Lets an episode with a slot, or in host memory, continue as `outcome` says; returns it if its observation is
+        to be appended in its slot."""
+        aside = self._aside.pop(episode.index, None)
+        if outcome == "goes on":
+            if aside is None:
+                assert slot is not None
+                return [(slot, episode)]
+            self._suspended.append(_Suspended(episode, aside, answered=True))
+            return []
+        if slot is not None:
+            self._end(slot)
+        if outcome == "starts anew":
+            self._queue.add(episode)
+        else:
+            self._over(episode)
+        return []
+
+    def _over(self, episode: ActiveEpisode) -> None:
+        """An episode has ended, without a slot."""
+        if episode.interaction is not None:
+            self._turn_over(None, episode)
+        elif episode.request.on_end is not None:
+            self._ending.append(self.responders.ask(episode.request.on_end))
+
+    # ------------------------------------------------------------------------------------------------ interactions
+    def _start(self) -> None:
+        """Starts interactions while fewer are under way than there are slots."""
+        while self._unstarted and len(self._interactions) < self._engine.config.slots:
+            interaction = self._unstarted.popleft()
+            self._interactions[interaction] = None
+            self._advance_interaction(interaction, None, None)
+
+    def _advance_interaction(
+        self, interaction: ActiveInteraction, slot: int | None, episode: ActiveEpisode | None
+    ) -> None:
+        self._asked[self.responders.ask(interaction.advance)] = _Asked(slot, episode, interaction)
+
+    def _turn_over(self, slot: int | None, episode: ActiveEpisode) -> None:
+        """An agent has ended its turn. The last of those that were asked together lets the rollout go on; one that was
+        asked alone keeps its slot meanwhile."""
+        interaction: ActiveInteraction = episode.interaction
+        interaction.answered(episode)
+        keeps = interaction.alone and (slot is not None or episode.index in self._aside)
+        if not keeps:
+            self._aside.pop(episode.index, None)
             if slot is not None:
                 self._end(slot)
-            if outcome == "starts anew":
-                self._queue.add(episode)
-        self._extend(extensions)
+        if interaction.complete:
+            self._advance_interaction(interaction, slot if keeps else None, episode if keeps else None)
+
+    def _move(
+        self, asked: _Asked, interaction: ActiveInteraction, future: Future[Any]
+    ) -> list[tuple[int, ActiveEpisode]]:
+        """Lets an interaction go on with its driver's moves; returns observations that are to be appended in slots."""
+        extensions: list[tuple[int, ActiveEpisode]] = []
+        outcomes, silent = interaction.ask(future.result(), self._number), []
+        if asked.episode not in [row for row, _ in outcomes]:
+            self._leave(asked)
+        for row, outcome in outcomes:
+            if outcome == "over":
+                if row is asked.episode:
+                    self._leave(asked)
+                silent.append(row)
+            elif row is asked.episode:
+                extensions += self._continue(asked.slot, row, outcome)
+            else:
+                if outcome == "goes on":
+                    row.resume()
+                self._enqueue(row)
+        for row in silent:
+            interaction.answered(row)
+        if not outcomes:
+            interaction.end()
+            self._interactions.pop(interaction, None)
+        elif interaction.complete:
+            self._advance_interaction(interaction, None, None)
+        elif interaction.waiting:
+            self._interactions.pop(interaction, None)
+        return extensions
+
+    def _leave(self, asked: _Asked) -> None:
+        """The row that has kept its slot while the driver decided leaves it."""
+        if asked.episode is not None:
+            self._aside.pop(asked.episode.index, None)
+        if asked.slot is not None:
+            self._end(asked.slot)
+
+    def _enqueue(self, row: ActiveEpisode) -> None:
+        """Puts a row of an interaction into the queue, or lets it wait for its weights."""
+        if row.request.weights != self._weights:
+            row.interaction.waiting.append(row)
+        else:
+            self._queue.add(row)
 
     def _extend(self, asked: Sequence[tuple[int, ActiveEpisode]]) -> None:
         by_bucket: dict[int, list[tuple[int, ActiveEpisode]]] = {}
@@ -257,7 +397,7 @@ class DecodeLoop:
                     return
 
     def _ask(self, slot: int, episode: ActiveEpisode) -> None:
-        self._asked[self.responders.ask(episode.ask)] = (slot, episode)
+        self._asked[self.responders.ask(episode.ask)] = _Asked(slot, episode)
 
     # ------------------------------------------------------------------------------------------------- out of memory
     @property
@@ -282,7 +422,7 @@ class DecodeLoop:
         Nothing is in flight, so the length of every slot is known. Which episode it is changes no token, only when it
         goes on.
         """
-        waiting = {slot: future for future, (slot, _) in self._asked.items() if slot is not None}
+        waiting = {asked.slot: future for future, asked in self._asked.items() if asked.slot is not None}
         here = [slot for slot in (*self._live, *waiting) if slot // self._paging.slots == shard]
         if not here:
             return False
@@ -292,8 +432,10 @@ class DecodeLoop:
             episode = self._live.pop(slot)
             self._suspended.append(_Suspended(episode, self._paging.set_aside(self.state, slot), answered=False))
         else:
-            episode = self._asked[waiting[slot]][1]
-            self._asked[waiting[slot]] = (None, episode)
+            asked = self._asked[waiting[slot]]
+            episode = asked.episode
+            assert episode is not None
+            self._asked[waiting[slot]] = replace(asked, slot=None)
             self._aside[episode.index] = self._paging.set_aside(self.state, slot)
         self._free.append(slot)
         return True
@@ -342,7 +484,7 @@ class DecodeLoop:
         self.dispatches += 1
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
         result = self._engine.read(self.state, dispatch.result, slots)
-        paused, ended = [], []
+        paused, ended, turned = [], [], []
         for slot in slots:
             episode, finish = self._live[slot], None
             try:
@@ -362,10 +504,15 @@ class DecodeLoop:
                 paused.append(slot)
             if episode.asks:
                 self._ask(slot, episode)
+            elif episode.interaction is not None:
+                turned.append((slot, episode))
             else:
                 episode.end()
-                ended.append(slot)
+                ended.append((slot, episode))
         if paused:
             self.state = self._engine.pause(self.state, paused)
-        for slot in ended:
+        for slot, episode in ended:
             self._end(slot)
+            self._over(episode)
+        for slot, episode in turned:
+            self._turn_over(slot, episode)

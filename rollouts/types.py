@@ -151,6 +151,30 @@ class Request:
     sampled or observed. None: limited by the engine's length only."""
     policy: str | None = None
     """Whose adapter samples, of an engine with adapters; None: the weights themselves."""
+    on_end: Callable[[], object] | None = None
+    """Called in a responder's thread when the episode is over, whatever ended it."""
+    weights: str = ""
+    """In an interaction: the name of the weights that sample; the row waits until they are loaded."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """A call of a tool in an episode, and what the policy read of it."""
+
+    turn: int
+    """The number, from 0, of the agent's sampled turn with the call; -1: the rollout itself called the tool."""
+    agent: str
+    """Who called."""
+    tool: str
+    """Name of the tool, as called."""
+    arguments: Any
+    """The arguments as JSON data; None if the call was malformed."""
+    text: str
+    """What the policy read."""
+    status: Literal["ok", "error", "timeout", "malformed"]
+    """"error": the tool failed; "malformed": nothing was run."""
+    seconds: float = 0.0
+    """How long the call took; 0 if its result was recorded by an earlier process, or shared."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +205,8 @@ class Completion:
     max_response_tokens."""
     text: str
     """The texts of all turns."""
+    calls: tuple[ToolResult, ...] = ()
+    """The calls of tools in its turns, in order."""
 
     @property
     def prompt_ids(self) -> np.ndarray:
