@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from scope_jax.rollouts.episodes import ActiveEpisode
+from scope_jax.rollouts.interactions import ActiveInteraction, Driver
 from scope_jax.rollouts.types import Completion, Request, TextCodec, Turn
 
 Script = Callable[[str, tuple[Turn, ...]], str]
@@ -48,12 +49,31 @@ class ScriptedRollouts:
         with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
             for episode in episodes:
                 while episode.finish_reason is None:
-                    self._speak(episode)
-                    if episode.asks:
-                        episode.observe(pool.submit(episode.ask))
-                    else:
+                    if not self._goes_on(episode, pool) and episode.finish_reason is None:
                         episode.end()
         return [episode.completion() for episode in episodes]
+
+    def interact(self, driver: Driver) -> dict[str, Completion]:
+        """Runs one rollout in which agents take turns; the completion of each, by name."""
+        interaction = ActiveInteraction(
+            driver, lambda request, number: ActiveEpisode(request, number, self._tokenizer, self._max_length)
+        )
+        with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
+            while not interaction.over:
+                outcomes = interaction.ask(pool.submit(interaction.advance).result(), lambda: 0)
+                for row, outcome in outcomes:
+                    while outcome != "over" and self._goes_on(row, pool):
+                        pass
+                    interaction.answered(row)
+                if not outcomes:
+                    interaction.end()
+        return interaction.completions()
+
+    def _goes_on(self, episode: ActiveEpisode, pool: ThreadPoolExecutor) -> bool:
+        """Lets an episode have one turn, and its responder reply; whether it has another turn."""
+        self._speak(episode)
+        reply = episode.reply_of(pool.submit(episode.ask)) if episode.asks else None
+        return reply is not None and episode.observe(reply) != "over"
 
     def _speak(self, episode: ActiveEpisode) -> None:
         text = self._script(self._tokenizer.decode(episode.prompt.tolist()), tuple(episode.turns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,7 @@ Measure = Literal[
     "points",
     "rating",
 ]
+OwnMeasure = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]  # of a game, by its name in `Exam.own`
 BY_RUBRIC = (
     "rubric",
     "exact",
@@ -50,11 +51,11 @@ class EvalSet(RowsSection):
     """Most probable tokens for this set; default: `evaluate.top_k`."""
     max_tokens: Count | None = None
     """Sampled tokens of one turn for this set; default: `evaluate.max_tokens`."""
-    measures: tuple[Measure, ...] = Field(default=(), strict=False)
+    measures: tuple[Measure | OwnMeasure, ...] = Field(default=(), strict=False)
     """What its answers are measured by: `accuracy` (the game's definition), `exact-match`, `cover-exact-match`,
     `same-text`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`, `points`,
-    `rating`, `exact` (docs/evaluation.md#measures). []: what the game measures, `accuracy` in SSP and SPICE, `rubric`
-    and `exact` in SCOPE and SCORE."""
+    `rating`, `exact` (docs/evaluation.md#measures), or a measure of the game's own. []: what the game measures,
+    `accuracy` in SSP and SPICE, `rubric` and `exact` in SCOPE and SCORE."""
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> EvalSet:

@@ -49,6 +49,8 @@ class ProtocolSection(Section):
 class SuiteCard(EvalSet):
     """One benchmark: its rows, prompt, sampling and measures; the first measure is the one in tables."""
 
+    measures: tuple[Measure, ...] = Field(default=(), strict=False)
+    """What the answers are measured by."""
     form: Form
     r"""The prompt, and where the answer is: `short`, in the last `<answer>`; `math`, in the last `\boxed{}` or
     `\fbox{}`; `choice`, the letter in the last box, after "Answer:", or in the last line; `open`, the whole reply;

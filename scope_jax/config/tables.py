@@ -286,6 +286,8 @@ class DataSection(RowsSection):
     """SPELL with `spell.mode = "rlvr"`: questions about given texts, with answers."""
     queries: CardPath | None = None
     """SCORE: questions to report on."""
+    rows: CardPath | None = None
+    """A game of your own: rows with columns that only the game knows."""
     max_searches: Whole = 1
     """Upper bound of the range of `min_searches`."""
     min_searches: Whole = 1

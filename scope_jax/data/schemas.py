@@ -12,6 +12,7 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     queries     {"question": "…"}                             to report on, without an answer
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
+    rows        all columns as they are, for a game that reads its own
 
 The card may set the columns (`columns`); otherwise the names used by the published data sets are recognised
 (docs/data.md).
@@ -25,7 +26,9 @@ from typing import Any, Literal
 from scope_jax.retrieval.corpus import DOCUMENT, passage
 from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, repeated, required, text_of
 
-Kind = Literal["answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters"]
+Kind = Literal[
+    "answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters", "rows"
+]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
 QUESTION = ("question", "problem", "query")
@@ -50,6 +53,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "queries": ("question",),
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
+    "rows": (),
 }
 
 
@@ -195,6 +199,11 @@ def clusters(row: Row, where: str, columns: Columns) -> Row:
     return {"id": key, "family": family, "documents": documents}
 
 
+def rows(row: Row, where: str, columns: Columns) -> Row:
+    """A row as it is."""
+    return dict(row)
+
+
 SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "answers": answers,
     "questions": questions,
@@ -204,6 +213,7 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "readings": readings,
     "queries": queries,
     "clusters": clusters,
+    "rows": rows,
 }
 
 

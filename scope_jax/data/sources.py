@@ -15,7 +15,7 @@ from scope_jax.config import RowsSection
 from scope_jax.data.keys import rng
 from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
 from scope_jax.retrieval.corpus import Corpus, load_corpus
-from scope_jax.retrieval.rows import DataError, Row, check_columns, read
+from scope_jax.retrieval.rows import DataError, Row, check_columns, listed, read
 
 Item = TypeVar("Item")
 BLOCK = 4096  # random numbers drawn at a time
@@ -23,11 +23,16 @@ BLOCK = 4096  # random numbers drawn at a time
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a file or hub name, the kind of rows, and the card's table for reading them."""
+    """Where rows come from."""
 
     path: str
+    """A file, or a name on the hub."""
     kind: Kind
+    """The kind of rows, see `schemas`."""
     card: RowsSection
+    """The card's table for reading them."""
+    also: tuple[str, ...] = ()
+    """Columns that every row has besides, kept as they are under their names; not of documents."""
 
 
 def load(source: Source) -> Sequence[Row]:
@@ -45,9 +50,19 @@ def load(source: Source) -> Sequence[Row]:
         places = range(len(corpus))
         return Documents(corpus, places if card.limit is None else subset(places, card.limit, card.limit_seed))
     schema = SCHEMAS[source.kind]
-    rows = (schema(row, where, columns) for where, row in read(source.path, card.split, card.hub_config))
+    rows = (
+        schema(row, where, columns) | _also(row, where, source.also)
+        for where, row in read(source.path, card.split, card.hub_config)
+    )
     rows = _distinct(rows, source.path) if source.kind == "clusters" else rows
     return list(rows) if card.limit is None else subset(rows, card.limit, card.limit_seed)
+
+
+def _also(row: Row, where: str, columns: Sequence[str]) -> Row:
+    """These columns as they are. Raises DataError for one that the row does not have."""
+    if missing := [column for column in columns if column not in row]:
+        raise DataError(f"{where}: has no column `{missing[0]}`; its columns are {listed(row)}.")
+    return {column: row[column] for column in columns}
 
 
 def _distinct(clusters: Iterable[Row], path: str) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
-from scope_jax.play.tools import BASE, Agent, Rollout
+from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.tools import BASE
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts import types
 from scope_jax.rollouts.types import Completion, Turn
@@ -112,6 +113,17 @@ class EndpointTools:
         ]
         flat = [completion_of(reply) for reply in self.policy.send(requests)]
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def interact(
+        self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+    ) -> list[list[Interaction]]:
+        raise UserError("a model behind an endpoint answers single prompts; its exam cannot play interactions.")
+
+    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [work(item) for item in items]
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        return work()
 
     def _seed_of(self, role: str, name: str, sample: int) -> int:
         return zlib.crc32(f"{self.seed}/{self.step}/{role}/{name}/{sample}".encode()) % SEEDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import datasets
 
@@ -82,7 +82,7 @@ class Measurement:
 
 
 def measure(
-    cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[Measure]
+    cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[str]
 ) -> list[Measurement]:
     """These measures of each answer, with what they count and add to its record."""
     measurements = [Measurement() for _ in answers]
@@ -98,12 +98,18 @@ def measure(
                     measurement.measures[name] = share
         elif name == "pairwise":
             compare(cfg, tools, answers, measurements)
+        elif name in exam.own:
+            for measurement, value in zip(measurements, exam.own[name](answers, tools), strict=True):
+                if value is not None:
+                    measurement.measures[name] = float(value)
         elif name == "accuracy":
             for measurement, right in zip(measurements, correctness.accuracy(), strict=True):
                 measurement.fields["correct"] = right
                 measurement.measures[name] = float(right)
         else:
-            for measurement, value in zip(measurements, correctness.of(name, range(len(answers))), strict=True):
+            for measurement, value in zip(
+                measurements, correctness.of(cast(Measure, name), range(len(answers))), strict=True
+            ):
                 measurement.measures[name] = value
     for measurement, answer in zip(measurements, answers, strict=True):
         if not answer.completion.turns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
@@ -17,6 +17,7 @@ from scope_jax.play import grading, pairwise, rating, rubrics
 from scope_jax.play.asking import Judge
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
+from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Respond
 from scope_jax.rollouts.types import Completion
@@ -43,7 +44,7 @@ class Exam:
     """The prompt for a row; the second argument counts tokens, for prompts that truncate what they quote."""
     read: Callable[[Completion], str | None]
     """Parses the answer of an episode; None if there is none."""
-    measures: tuple[Measure, ...]
+    measures: tuple[str, ...]
     """Those of a set that lists none."""
     accuracy: tuple[Measure, ...] = ("exact-match",)
     """An answer is correct if one of these measures accepts it; they are tried in order, a judge only for answers that
@@ -52,6 +53,15 @@ class Exam:
     """The same for rows with this `task`."""
     kind: Kind = "questions"
     """The kind of rows with correct answers; rows with rubrics are always `tasks` or `marked`."""
+    own: Mapping[str, Callable[[Sequence[Answer], Tools], Sequence[float | None]]] = field(default_factory=dict)
+    """Measures of the game's own by name, which cards list like the built-in ones: a number for each answer, or None
+    for one that it does not measure. They are averaged."""
+    tools: tuple[Tool, ...] = ()
+    """What its turns may call."""
+    finals: tuple[str, ...] = ()
+    """As in `Agent`, with `tools`."""
+    calls: Literal["all", "stop", "first"] = "all"
+    """As in `Agent`, with `tools`."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn."""
     max_turns: int = 1
@@ -93,17 +103,23 @@ def max_turns_of(cfg: Config, exam: Exam) -> int:
     """Most turns of an episode. Raises ValueError if the card has a number, but its game's exam has no searches."""
     if cfg.evaluate.max_turns is None:
         return exam.max_turns
-    if exam.respond is None:
+    if exam.respond is None and not exam.tools:
         raise UserError(
-            f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched, so an "
-            "episode has one turn; remove it."
+            f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched or "
+            "called, so an episode has one turn; remove it."
         )
     return cfg.evaluate.max_turns
 
 
-def measures_of(exam: Exam, eval_set: EvalSet) -> tuple[Measure, ...]:
-    """The measures of a set: those it lists, or the game's."""
-    return eval_set.measures or exam.measures
+def measures_of(exam: Exam, eval_set: EvalSet) -> tuple[str, ...]:
+    """The measures of a set: those it lists, or the game's. Raises UserError for one that there is not."""
+    names = eval_set.measures or exam.measures
+    known = [*get_args(Measure), *exam.own]
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(
+            f"the evaluation set {eval_set.name} has the measure {unknown[0]!r}; there are {', '.join(known)}."
+        )
+    return names
 
 
 def kind_of(exam: Exam, eval_set: EvalSet) -> Kind:
@@ -220,6 +236,9 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
         cfg.evaluate.sampling_of(eval_set),
         max_turns=max_turns_of(cfg, exam),
         stop=exam.stop,
+        tools=exam.tools,
+        finals=exam.finals,
+        calls=exam.calls,
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from scope_jax.config import RoleSection, SamplingSection
+from scope_jax.config import SamplingSection
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
-from scope_jax.play.turns import Respond
+from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 BASE = "base"  # the policy with the initial weights of the run, never trained
-
-
-@dataclass(frozen=True)
-class Agent:
-    """Who speaks in an episode, and how its turns are sampled."""
-
-    policy: str
-    """The weights to sample from: one of the game's policies, or BASE."""
-    sampling: SamplingSection
-    """Temperature, top-k, top-p, and the limits of a turn and of everything after the prompt."""
-    max_turns: int = 1
-    """Most turns of an episode."""
-    max_prompt_tokens: int | None = None
-    """A longer prompt is not sampled: its completions have no turns."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a turn."""
-    respond: Respond | None = None
-    """Returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the episode; the text is
-    encoded according to the card's `model.turns`. None: an episode has one turn."""
-    tempered: bool = True
-    """Log-probs are those of the distribution at the sampling temperature."""
-
-    @staticmethod
-    def of_role(card: RoleSection, policy: str, sampling: SamplingSection | None = None, **fields: Any) -> Agent:
-        """An agent with the limits of a role's table. sampling: replaces the table's own. fields: as above."""
-        limits = {"max_turns": card.max_turns, "max_prompt_tokens": card.max_prompt_tokens}
-        return Agent(policy, sampling or card.sampling, tempered=card.loss.tempered, **limits, **fields)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One episode of one agent to be played: its prompt, and a name that makes its samples reproducible."""
-
-    name: str
-    """Unique within a step and role; folded into every sample's PRNG key."""
-    messages: Messages
-    """The prompt; later turns may render the conversation again with it."""
-    respond: Respond | None = None
-    """Responds to its turns in place of the agent's `respond`."""
-    prompt_ids: tuple[int, ...] | None = None
-    """Token ids of the prompt; None: those of `messages` through the chat template."""
 
 
 @runtime_checkable
@@ -75,6 +33,26 @@ class Tools(Protocol):
         """`samples` completions of each rollout, in order; keys from (run seed, step, role, rollout's name, sample).
         Equal prompts are prefilled once.
         """
+        ...
+
+    def interact(
+        self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+    ) -> list[list[Interaction]]:
+        """`samples` of each rollout, in order, whose generators (`Rollout.play`) ask these agents for turns; keys as
+        for `play`, and from the agent's name.
+        """
+        ...
+
+    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """`work` of each item, in order: plain data, by which the run goes on although `work` may answer otherwise the
+        next time. Of several processes each does its share; a resumed run gets what was recorded.
+
+        name: unique within a step. items: plain data, too.
+        """
+        ...
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of `work`, which one process does for all: plain data, recorded as by `each`."""
         ...
 
     def prompt_tokens(self, messages: Messages) -> int:

@@ -29,14 +29,16 @@ from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.tool_execution import Execution
 from scope_jax.play.turns import Joiner
 from scope_jax.run.adapters import DTYPES, adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
-from scope_jax.run.engines import engine_for, rollouts_of, shares_base
+from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, own_mesh
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.run.processes import DividedRollouts, teller
+from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import (
     ACCELERATOR,
     HOST,
@@ -47,7 +49,7 @@ from scope_jax.run.sampler import (
     with_one_reference,
     with_shared_reference,
 )
-from scope_jax.run.world import Tell, Verdicts, World
+from scope_jax.run.world import Tell, World
 from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.text import dialects
@@ -272,7 +274,9 @@ def assemble_world(
         exams=held_out,
         lookup=lookup,
         local=local,
-        verdicts=Verdicts(MathAnswers()),
+        recording=Recording(tell or (lambda sentence: None)),
+        execution=Execution(tokenizer.encode, tokenizer.decode, tell or (lambda sentence: None), threads_of(cfg)),
+        math=MathAnswers(),
     )
 
 

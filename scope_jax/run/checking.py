@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,6 +13,7 @@ import datasets
 
 from scope_jax.config import Config, EvalSet
 from scope_jax.data import sources
+from scope_jax.data.keys import rng
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.games import game_of
@@ -23,14 +24,16 @@ from scope_jax.models.seal import fault
 from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
+from scope_jax.play.driver import EpisodeContext
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
-from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.rollouts import Agent, Ask, Interaction, Rollout
+from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.retrieval.rows import Row
-from scope_jax.rollouts.types import Completion
+from scope_jax.rollouts.types import Completion, ToolResult
 from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import (
     Doubt,
@@ -308,6 +311,21 @@ class _Sampled(Exception):
         self.rendered = rendered
 
 
+class _Off:
+    """A record in place of tools that are off: a call of one ends the play."""
+
+    closed = True
+
+    def earlier(self, agent: str) -> list[Mapping[str, Any]]:
+        return []
+
+    def write(self, agent: str, number: int, result: ToolResult) -> NoReturn:
+        raise _Sampled(None)
+
+    def differs(self, agent: str, number: int) -> NoReturn:
+        raise _Sampled(None)
+
+
 class RenderingTools:
     """Implements `play.tools.Tools` up to the first call that needs a model, which ends the play.
 
@@ -338,6 +356,34 @@ class RenderingTools:
         lengths = tuple(self.prompt_tokens(rollout.messages) for rollout in rollouts)
         limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
         raise _Sampled(Rendered(role, lengths, *limits, self._length, self._key))
+
+    def interact(
+        self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+    ) -> list[list[Interaction]]:
+        """Of several agents that are asked first, the prompts of the first one count."""
+        first = [self._first(rollout) for rollout in rollouts]
+        if not (asked := [each for each in first if each is not None]):
+            return [[Interaction(None, {}) for _ in range(samples)] for _ in rollouts]
+        agent = agents[asked[0].agent]
+        prompts = [Messages(ask.say) if isinstance(ask.say, str) else ask.say for ask in asked]
+        self.play(role, [Rollout(f"{place}", prompt) for place, prompt in enumerate(prompts)], agent)
+        raise AssertionError("unreachable: `play` ends the play")
+
+    def _first(self, rollout: Rollout) -> Ask | None:
+        """What the rollout's generator asks first, None if it asks nothing; its tools are off."""
+        assert rollout.play is not None
+        execution = Execution(self._joiner.tokenizer.encode, self._joiner.tokenizer.decode, self.tell, 1)
+        calls = RolloutCalls(execution, lambda tool: rng("check", tool), _Off())
+        generator = rollout.play(EpisodeContext(rollout.name, 0, rng("check", rollout.name), calls))
+        asked = next(generator, None)
+        generator.close()
+        return asked[0] if isinstance(asked, tuple) else asked
+
+    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> NoReturn:
+        raise _Sampled(None)
+
+    def once(self, name: str, work: Callable[[], Any]) -> NoReturn:
+        raise _Sampled(None)
 
     def search(self, queries: Sequence[str]) -> list[str]:
         return ["" for _ in queries]

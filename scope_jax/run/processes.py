@@ -25,7 +25,8 @@ import numpy as np
 from scope_jax.errors import UserError, sentence
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import Comparison
-from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, Turn
+from scope_jax.play.rollouts import Interaction
+from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, ToolResult, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
 from scope_jax.sharding import distributed
 from scope_jax.sharding.watch import PeerWatch
@@ -246,7 +247,7 @@ def leave(error: BaseException) -> None:
 # The values that processes exchange, as msgpack: data alone, from which nothing but the types here is made. These are
 # plain values, tuples, sets, paths, arrays as dtype, shape and bytes (those of JAX become numpy's), and the types in
 # RECORDS by the values of their fields; to send anything else is an error. `sharding.distributed` signs what is sent.
-RECORDS: tuple[type, ...] = (Completion, Row, Turn, Reply, Comparison)
+RECORDS: tuple[type, ...] = (Completion, Interaction, Row, ToolResult, Turn, Reply, Comparison)
 DTYPES = {
     dtype.name: dtype
     for kinds in ("bool", "int8 int16 int32 int64", "uint8 uint16 uint32 uint64", "float16 float32 float64")

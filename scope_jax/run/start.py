@@ -87,7 +87,7 @@ def start(
         by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
     if gone := log.rewind(position.done if resumed else None):
         say(gone)
-    world.verdicts.record(run, position.done)
+    world.recording.open(run, position.done)
     end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
     say(_beginning(cfg, run, position.done, resumed, bool(end)))
     last = position.done if end else world.game.total_steps(cfg)

@@ -114,12 +114,13 @@ class Steps:
         at, game = self._at, self.world.game
         at.done += 1
         before = game.iterations_done(self.cfg, at.memory)
-        self.world.verdicts.begin(at.done)
+        self.world.recording.begin(at.done)
         with self.instruments.step(at.done), self._alive(f"step {at.done}"):
             with self.instruments.phase("play"):
                 played = self._play(at.done - 1) if at.ahead is None else at.ahead
             at.memory, at.ahead = played.memory, None
             yield played
+        self.world.recording.complete(at.done)
         kept = self.cfg.train.keep_iterations and game.iterations_done(self.cfg, at.memory) > before
         self.iteration = f"iteration-{before + 1}" if kept else ""
 
@@ -155,6 +156,7 @@ class Steps:
     def _play(self, step: int, lacking: int = 0) -> Played:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these
         lack."""
+        self.world.execution.begin()
         episodes, memory, metrics = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
         return Played(episodes, memory, metrics | staleness)

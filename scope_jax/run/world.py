@@ -1,27 +1,30 @@
-"""What a game plays in: a `World`, `StepTools`, the tools that the game gets of it in one step, and the `Verdicts` on
-mathematical answers."""
+"""What a game plays in: a `World`, and `StepTools`, the tools that the game gets of it in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
 from scope_jax.data import sources
+from scope_jax.data.keys import rng
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
-from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
+from scope_jax.play.tool_execution import Execution, RolloutCalls, check_tools
+from scope_jax.play.tool_turns import tool_responder
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
@@ -29,13 +32,16 @@ from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, NonFiniteError, Request, Responder, SamplingParams, Turn
 from scope_jax.rollouts.types import Reply as Answer
-from scope_jax.run import records
-from scope_jax.run.processes import by_one, divided, together, writes
+from scope_jax.run.processes import divided, shares, together
+from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
+from scope_jax.sharding import distributed
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
+T = TypeVar("T")
 Tell = Callable[[str], None]
+ONLY = "agent"  # the name of the agent of an interaction with one question
 _IN_RESPONDER = ContextVar("in a responder", default=False)  # set while one runs, see `StepTools.search`
 
 
@@ -45,7 +51,8 @@ class World:
 
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
-    what the search asks, with its counters. local: this process's engine. verdicts: of mathematical answers.
+    what the search asks, with its counters. local: this process's engine. recording: of what tools and graders answer.
+    execution: runs the calls of tools.
     """
 
     cfg: Config
@@ -62,7 +69,9 @@ class World:
     exams: Mapping[str, Sequence[sources.Row]]
     lookup: BatchedTool[Any] | None
     local: LocalRollouts
-    verdicts: Verdicts
+    recording: Recording
+    execution: Execution
+    math: MathAnswers
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
@@ -91,8 +100,111 @@ class StepTools:
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
         if not rollouts:
             return []
-        if len({rollout.name for rollout in rollouts}) != len(rollouts):
-            raise ValueError(f"two rollouts of role {role!r} have the same name; give each its own.")
+        _check_names(role, rollouts)
+        if agent.tools:
+            return self._with_tools(role, rollouts, agent, samples)
+        distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
+        encoded = {messages: tuple(self.world.joiner.prompt(messages)) for messages in distinct}
+        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
+        requests = [
+            self._request(
+                agent,
+                ids,
+                (role, rollout.name, sample),
+                alike.setdefault(ids, rollout.name),
+                None if responder is None else self._responder(responder, rollout.messages),
+            )
+            for rollout in rollouts
+            for ids in [rollout.prompt_ids or encoded[rollout.messages]]
+            for responder in [rollout.respond or agent.respond]
+            for sample in range(samples)
+        ]
+        with self._naming(role, agent.policy):
+            flat = self.world.sampler.use(agent.policy).run(requests)
+        self.world.sampler.count(flat)
+        return _in_groups(flat, samples)
+
+    def _with_tools(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int) -> list[list[Completion]]:
+        """`play` of an agent with tools: interactions with one question."""
+
+        def asked(rollout: Rollout) -> Rollout:
+            def play(context: Context) -> Generator[Ask, Response, None]:
+                yield Ask(ONLY, rollout.messages)
+
+            if rollout.prompt_ids is not None or rollout.respond is not None:
+                raise ValueError(f"the rollout {rollout.name!r} has prompt_ids or respond, its agent has tools.")
+            return replace(rollout, play=play)
+
+        played = self.interact(role, [asked(rollout) for rollout in rollouts], {ONLY: agent}, samples)
+        return [[each.completions[ONLY] for each in group] for group in played]
+
+    def interact(
+        self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+    ) -> list[list[Interaction]]:
+        _check_names(role, rollouts)
+        for agent in agents.values():
+            check_tools(agent.tools)
+        cost = samples * sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values())
+        places = shares([float(cost)] * len(rollouts), distributed.count())
+        own = [rollout for rollout, place in zip(rollouts, places, strict=True) if place == distributed.index()]
+        drivers = [self._driver(role, rollout, agents, sample) for rollout in own for sample in range(samples)]
+        try:
+            with self._naming(role, " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))):
+                completions = self._interact(drivers, [agent.policy for agent in agents.values()])
+        finally:
+            for driver in drivers:
+                driver.close()
+        played = [driver.interaction(said) for driver, said in zip(drivers, completions, strict=True)]
+        exchanged = [iter(part) for part in together(lambda: _in_groups(played, samples))]
+        groups = [next(exchanged[place]) for place in places]
+        self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
+        return groups
+
+    def _interact(self, drivers: Sequence[InteractionDriver], policies: Sequence[str]) -> list[dict[str, Completion]]:
+        """What the agents of each driver sample. Weights are loaded in turns, by all processes together: those of a
+        policy are used until no rollout goes on with them."""
+        local, weights = self.world.local, {self._weights(policy): policy for policy in reversed(policies)}
+        active, wanted = [local.interaction(driver) for driver in drivers], {self._weights(policies[0])}
+        while wanted:
+            name = next(name for name in reversed(weights) if name in wanted)
+            self.world.sampler.use(weights[name])
+            if left := [each for each in active if not each.over]:
+                local.interact(left, name)
+            wanted = set().union(*together(lambda: sorted(set().union(*(each.wanted for each in active)))))
+        return [each.completions() for each in active]
+
+    def _weights(self, policy: str) -> str:
+        """The name of the weights that a policy samples with: one for all policies that are adapters."""
+        return "" if self.world.sampler.adapters else policy
+
+    def _driver(self, role: str, rollout: Rollout, agents: Mapping[str, Agent], sample: int) -> InteractionDriver:
+        cfg, place = self.world.cfg, (role, rollout.name, sample)
+        record = self.world.recording.calls(self._number, *place)
+        where = (cfg.seed, self.step, *place)
+        calls = RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
+        context = EpisodeContext(rollout.name, sample, rng("rollout", *where), calls)
+
+        def request(name: str, messages: Messages) -> Request:
+            agent = agents[name]
+            messages = replace(messages, tools=self.world.joiner.schemas(agent.tools)) if agent.tools else messages
+            respond = agent.respond if not agent.tools else tool_responder(name, agent, calls, self.world.joiner)
+            return replace(
+                self._request(
+                    agent,
+                    tuple(self.world.joiner.prompt(messages)),
+                    place if len(agents) == 1 else (*place, name),
+                    None,
+                    None if respond is None else self._responder(respond, messages),
+                ),
+                weights=self._weights(agent.policy),
+            )
+
+        return InteractionDriver(rollout, agents, context, self.world.joiner, request)
+
+    def _request(
+        self, agent: Agent, ids: tuple[int, ...], place: tuple[Any, ...], group: str | None, respond: Responder | None
+    ) -> Request:
+        """The request of an agent's row. place: role, rollout, sample and perhaps the agent's name, for the key."""
         sampling = agent.sampling
         params = SamplingParams(
             temperature=sampling.temperature,
@@ -106,33 +218,40 @@ class StepTools:
             tags_in_thinking=self.world.cfg.model.tags_in_thinking,
             ends=self.world.cfg.model.stop,
         )
-        distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
-        encoded = {messages: tuple(self.world.joiner.prompt(messages)) for messages in distinct}
-        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
-        requests = [
-            Request(
-                prompt_ids=ids,
-                params=params,
-                key=key_data(self.world.cfg.seed, self.step, role, rollout.name, sample),
-                group=alike.setdefault(ids, rollout.name),
-                max_turns=agent.max_turns,
-                respond=None if responder is None else self._responder(responder, rollout.messages),
-                max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
-                max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
-                policy=self.world.sampler.named(agent.policy),
-            )
-            for rollout in rollouts
-            for ids in [rollout.prompt_ids or encoded[rollout.messages]]
-            for responder in [rollout.respond or agent.respond]
-            for sample in range(samples)
-        ]
+        return Request(
+            prompt_ids=ids,
+            params=params,
+            key=key_data(self.world.cfg.seed, self.step, *place),
+            group=group,
+            max_turns=agent.max_turns,
+            respond=respond,
+            max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
+            max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
+            policy=self.world.sampler.named(agent.policy),
+        )
+
+    @contextmanager
+    def _naming(self, role: str, policy: str) -> Iterator[None]:
+        """Adds step, role and policy to the sentence about a model that computes NaN or infinity."""
         try:
-            flat = self.world.sampler.use(agent.policy).run(requests)
+            yield
         except NonFiniteError as error:
             where = self.step if isinstance(self.step, str) else f"step {self.step + 1}"
-            raise NonFiniteError(f"{where}, role {role!r}, policy {agent.policy!r}: {error}") from error
-        self.world.sampler.count(flat)
-        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+            raise NonFiniteError(f"{where}, role {role!r}, policy {policy!r}: {error}") from error
+
+    @property
+    def _number(self) -> int | None:
+        """The step that records belong to; None: that of the recording, as in an exam."""
+        return None if isinstance(self.step, str) else self.step + 1
+
+    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        def part(items: list[Any]) -> list[Any]:
+            return [work(item) for item in items]
+
+        return self.world.recording.answers(self._number, f"each {name}", items, part, again=True)
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        return self.world.recording.answers(self._number, f"once {name}", [None], lambda _: [work()], again=True)[0]
 
     def _shorter(self, limit: int | None, used: int) -> int | None:
         """A limit on a prompt or what follows it, lowered to what `used` tokens leave of the longest episode here, if
@@ -174,10 +293,20 @@ class StepTools:
         max_tokens: int | None = None,
     ) -> list[Reply]:
         ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
-        return divided(ask, messages, [len(message) for message in messages])
+
+        def replies(part: list[Any]) -> list[Any]:
+            return [asdict(reply) for reply in ask(part)]
+
+        limits = f"judge {by} {temperature} {max_tokens}"
+        answers = self.world.recording.answers(self._number, limits, messages, replies, len, again=True)
+        return [Reply(**answer) for answer in answers]
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
-        return self.world.verdicts.compare(comparisons, seconds)
+        def verdicts(part: list[Any]) -> list[Verdict]:
+            return self.world.math.verdicts([Comparison(text, tuple(golds)) for text, golds in part], seconds)
+
+        items = [[each.prediction, [*each.golds]] for each in comparisons]
+        return self.world.recording.answers(self._number, "math", items, verdicts)
 
     def probe(self, by: str) -> str:
         def problem() -> str:
@@ -199,57 +328,10 @@ class StepTools:
         return self.world.judges[name]
 
 
-# ------------------------------------------------------------------------------------------------------------- verdicts
-# <run>/verdicts.jsonl.gz (see `records` for the format) has one line per comparison of mathematical answers, written
-# before the game sees the verdict:
-#
-#     {"step": 3, "prediction": "0.5", "golds": ["\\frac{1}{2}"], "verdict": "equal"}
-#
-# Whether a comparison times out can depend on the machine, so each is decided once: by one process for all of them, and
-# by the first process of a run for those that resume it.
-VERDICTS = "verdicts.jsonl.gz"
+def _check_names(role: str, rollouts: Sequence[Rollout]) -> None:
+    if len({rollout.name for rollout in rollouts}) != len(rollouts):
+        raise ValueError(f"two rollouts of role {role!r} have the same name; give each its own.")
 
 
-class Verdicts:
-    """Compares mathematical answers for all processes of a run, and records the verdicts of a run that trains."""
-
-    def __init__(self, answers: MathAnswers) -> None:
-        self._answers = answers
-        self._path: Path | None = None
-        self._step = 0
-        self._decided: dict[Comparison, Verdict] = {}  # of this step
-        self._later: dict[int, dict[Comparison, Verdict]] = {}  # of steps that an earlier process did not complete
-
-    def record(self, run: Path, done: int) -> None:
-        """From now on verdicts are recorded in `run`, a run with `done` steps, and those recorded after them stand."""
-        self._path = run / VERDICTS
-        self._later = by_one(lambda: _after(run / VERDICTS, done))
-        self.begin(done)
-
-    def begin(self, step: int) -> None:
-        """The following comparisons are those of this step; 0: of the initial evaluation."""
-        self._step, self._decided = step, self._later.pop(step, {})
-
-    def compare(self, comparisons: Sequence[Comparison], seconds: float) -> list[Verdict]:
-        """The verdict of each comparison, in order; all processes call this alike."""
-        new = [each for each in dict.fromkeys(comparisons) if each not in self._decided]
-        found = divided(lambda part: self._answers.verdicts(part, seconds), new, [1.0] * len(new))
-        if self._path is not None and writes():
-            records.append_step(self._path, map(self._line, new, found))
-        self._decided |= zip(new, found, strict=True)
-        return [self._decided[comparison] for comparison in comparisons]
-
-    def _line(self, comparison: Comparison, verdict: Verdict) -> dict[str, object]:
-        return {"step": self._step, **comparison._asdict(), "verdict": verdict}
-
-
-def _after(path: Path, done: int) -> dict[int, dict[Comparison, Verdict]]:
-    """The recorded verdicts of the steps after `done`, by step. An incomplete end, as after a kill, is removed."""
-    if path.is_file():
-        records.mend(path)
-    found: dict[int, dict[Comparison, Verdict]] = {}
-    for line in records.read_steps(path):
-        if line["step"] >= done:
-            comparison = Comparison(line["prediction"], tuple(line["golds"]))
-            found.setdefault(line["step"], {})[comparison] = line["verdict"]
-    return found
+def _in_groups(flat: Sequence[T], samples: int) -> list[list[T]]:
+    return [list(flat[first : first + samples]) for first in range(0, len(flat), samples)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -30,17 +30,6 @@ RESERVED = frozenset(("messages", *signature(PreTrainedTokenizerBase.apply_chat_
 
 
 @dataclass(frozen=True)
-class Conversation(Messages):
-    """Messages after earlier turns. The system message is `system`, the last message is `user`."""
-
-    earlier: tuple[Mapping[str, str], ...] = ()
-
-    def conversation(self) -> list[Mapping[str, str]]:
-        *system, user = super().conversation()
-        return [*system, *self.earlier, user]
-
-
-@dataclass(frozen=True)
 class Job:
     """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends. searches,
     joiner: None unless the model may search."""
@@ -50,7 +39,7 @@ class Job:
     params: SamplingParams
     stops: tuple[str, ...]
     seed: int | None
-    searches: Conversation | None = None
+    searches: Messages | None = None
     joiner: Joiner | None = None
 
     @property
@@ -99,13 +88,13 @@ def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
     return given
 
 
-def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Conversation:
+def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Messages:
     assert model.joiner is not None
     if messages[-1]["role"] != "user":
         raise ApiError("With web_search_options the last message must be the user's.", param="messages")
     head = messages[0]["content"] if messages[0]["role"] == "system" else None
-    earlier = tuple(messages[head is not None : -1])
-    return Conversation(messages[-1]["content"], head, model.joiner.dialect.tools, earlier)
+    before = tuple(messages[head is not None : -1])
+    return Messages(messages[-1]["content"], head, model.joiner.dialect.tools, before)
 
 
 def completion_job(model: Served, body: CompletionBody) -> Job:
@@ -186,7 +175,7 @@ def _job(
     body: Body,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: int | None,
-    searches: Conversation | None,
+    searches: Messages | None,
     joiner: Joiner | None = None,
 ) -> Job:
     limits, samples = model.cfg.serve, body.n or 1

@@ -12,17 +12,19 @@ class Messages:
     """The start of a conversation, to be rendered by the model's chat template.
 
     system: None leaves it to the template, which may have a default; "" is an empty message. tools: JSON schemas of
-    the functions that are declared to the model.
+    the functions that are declared to the model. before: messages, {"role": …, "content": …}, between the system
+    message and the user's last one, such as the turns so far, or demonstrations.
     """
 
     user: str
     system: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    before: tuple[Mapping[str, str], ...] = ()
 
     def conversation(self) -> list[Mapping[str, str]]:
         """The messages for a chat template."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.user}]
+        return [*system, *self.before, {"role": "user", "content": self.user}]
 
     def declared(self) -> list[Mapping[str, Any]] | None:
         """The tools for a chat template: None instead of an empty list, as templates expect."""
@@ -31,4 +33,5 @@ class Messages:
     @property
     def text(self) -> str:
         """All messages as one readable text."""
-        return self.user if self.system is None else f"{self.system}\n\n{self.user}"
+        texts = [message["content"] for message in self.before]
+        return "\n\n".join([*([] if self.system is None else [self.system]), *texts, self.user])

@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 
 from scope_jax.config import Config, EvalSet
+from scope_jax.data.keys import rng
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Episode, Metrics, Reply
+from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
+from scope_jax.play.rollouts import Interaction
+from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.rows import Row
 from scope_jax.retrieval.search import NOTHING_FOUND
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.rollouts.types import Completion, Request, SamplingParams, Turn
+from scope_jax.run.recording import Recording
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
@@ -145,28 +150,22 @@ class ScriptedTools:
             self.asked.append((role, name, samples))
             self.prompts[key] = "".join(map(chr, ids))
         assert agent.policy in self.known_policies
-        sampling, stop = agent.sampling, agent.stop
+        sampling = agent.sampling
         self.agents[role] = agent
-        self.options[role] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "stop": stop}
+        self.options[role] = {
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_tokens,
+            "stop": agent.stop,
+        }
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
-        limits = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens)
-        params = SamplingParams(
-            *(*limits, stop, Characters.eos_ids, agent.tempered),
-            thought=parsing.THOUGHT,
-            tags_in_thinking=self.tags_in_thinking,
-        )
         return [
             [
                 self._play(
-                    Request(
+                    self._request(
+                        agent,
                         encoded[rollout.name],
-                        params,
-                        None,
                         rollout.name,
-                        agent.max_turns,
                         None if answer is None else joiner.responder(answer, rollout.messages),
-                        agent.max_prompt_tokens,
-                        sampling.max_response_tokens,
                     ),
                     role,
                     rollout.name,
@@ -177,6 +176,46 @@ class ScriptedTools:
             for rollout in rollouts
             for answer in [rollout.respond or agent.respond]
         ]
+
+    def _request(self, agent: Agent, ids: Any, group: str, respond: Any) -> Request:
+        sampling = agent.sampling
+        limits = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens)
+        params = SamplingParams(
+            *(*limits, agent.stop, Characters.eos_ids, agent.tempered),
+            thought=parsing.THOUGHT,
+            tags_in_thinking=self.tags_in_thinking,
+        )
+        responses = agent.max_prompt_tokens, sampling.max_response_tokens
+        return Request(ids, params, None, group, agent.max_turns, respond, *responses)
+
+    def interact(
+        self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+    ) -> list[list[Interaction]]:
+        return [[self._interact(role, rollout, agents, sample) for sample in range(samples)] for rollout in rollouts]
+
+    def _interact(self, role: str, rollout: Rollout, agents: Mapping[str, Agent], sample: int) -> Interaction:
+        joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
+        execution = Execution(self.codec.encode, self.codec.decode, self.told.append, 8)
+        place = role, rollout.name, sample
+        calls = RolloutCalls(execution, lambda tool: rng("tool", *place, tool), Recording().calls(0, *place))
+        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls)
+
+        def request(name: str, messages: Messages) -> Request:
+            self.prompts[role, f"{rollout.name} {name}"] = messages.text
+            return self._request(agents[name], self.encoded(messages), rollout.name, agents[name].respond)
+
+        def speak(prompt: str, turns: tuple[Turn, ...]) -> str:
+            return self.script(TurnContext(role, rollout.name, sample, prompt, turns))
+
+        driver = InteractionDriver(rollout, agents, context, joiner, request)
+        completions = ScriptedRollouts(speak, self.codec, max_length=100_000).interact(driver)
+        return driver.interaction(completions)
+
+    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return [work(item) for item in items]
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        return work()
 
     def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:
         """One scripted episode; sampled tokens have the log-prob −0.5."""

@@ -2,8 +2,9 @@
 
 python several.py SPEC.json, with a list of runs [{"processes", "devices" (of each), "arguments" (of scope-jax), "log"
 (a path; process N writes to <log>.N), "variables" (of the environment), "delays" (of search and judge), "graders" (the
-one verdict of each process's grader of mathematical answers; what the game is told is written to <log>.N.verdicts)}];
-they run one after the other. Prints the exit codes as JSON, one list per run.
+one verdict of each process's grader of mathematical answers; what the game is told is written to <log>.N.verdicts),
+"kill" (after so many recorded lines process 0 is killed), "record" (lines that the run finds recorded)}]; they run one
+after the other. Prints the exit codes as JSON, one list per run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import json
 import os
 import random
 import secrets
+import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
-from scope_jax.run.world import Verdicts
+from scope_jax.run.recording import FOLDER, Recording
+from scope_jax.run.world import StepTools
 from scope_jax.sharding import signing
 from tests.flags import fake_devices
 
@@ -61,6 +64,31 @@ def noted(compare: Callable[..., Any], path: Path) -> Callable[..., Any]:
     return noting
 
 
+def killed(write: Callable[..., Any], lines: int) -> Callable[..., Any]:
+    """`write`, after whose line of this number the process is killed."""
+    left = [lines]
+
+    def writing(self: Recording, new: Sequence[Any]) -> None:
+        for line in new:
+            write(self, [line])
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return writing
+
+
+def filled(begin: Callable[..., Any], lines: Sequence[Any]) -> Callable[..., Any]:
+    """`Recording.open` of a run that finds these lines."""
+
+    def opening(self: Recording, run: Path, done: int) -> None:
+        (run / FOLDER).mkdir()
+        (run / FOLDER / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        begin(self, run, done)
+
+    return opening
+
+
 def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
     """One process of a run; never returns."""
     log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -79,7 +107,11 @@ def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
         MathAnswers.verdicts = lambda self, comparisons, seconds=0.0: [graders[process]] * len(comparisons)
         path = Path(f"{run['log']}.{process}.verdicts")
         path.unlink(missing_ok=True)
-        Verdicts.compare = noted(Verdicts.compare, path)
+        StepTools.compare_math = noted(StepTools.compare_math, path)
+    if run.get("kill") and process == 0:
+        Recording._write = killed(Recording._write, run["kill"])
+    if "record" in run:
+        Recording.open = filled(Recording.open, run["record"])
     Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))
     sys.argv = ["scope-jax", *run["arguments"]]
     code = 1

@@ -1,0 +1,138 @@
+"""Runs the generator of an interaction: from what it asks to requests and replies of the engine, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, Rollout
+from scope_jax.play.tool_calls import Tool, ToolError
+from scope_jax.play.tool_execution import Call, RolloutCalls
+from scope_jax.play.turns import Cut, Joiner
+from scope_jax.rollouts.interactions import Move, Spoken
+from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
+from scope_jax.text.messages import Messages
+
+
+@dataclass(frozen=True)
+class EpisodeContext:
+    """See `play.rollouts.Context`."""
+
+    name: str
+    sample: int
+    rng: np.random.Generator
+    calls: RolloutCalls
+
+    def call(self, tool: Tool, **arguments: Any) -> str:
+        (result,) = self.calls.run("", -1, [Call(tool, arguments)])
+        if result.status != "ok":
+            raise ToolError(result.text.removeprefix("error: "))
+        return result.text
+
+
+@dataclass
+class _Speaker:
+    """An agent that has been asked: how its current row began, and which of its turns the generator has seen."""
+
+    messages: Messages
+    turns: int = 0
+    first: int = 0
+    """The number of the first turn of its current row."""
+    calls: int = 0
+
+
+@dataclass
+class InteractionDriver:
+    """See `rollouts.interactions.Driver`. request: makes the request of an agent's first turn from its prompt."""
+
+    rollout: Rollout
+    agents: Mapping[str, Agent]
+    context: EpisodeContext
+    joiner: Joiner
+    request: Callable[[str, Messages], Request]
+    value: Any = None
+    failed: str = ""
+    _generator: Generator[Any, Any, Any] | None = None
+    _asked: tuple[Ask, ...] = ()
+    _several: bool = False
+    _speakers: dict[str, _Speaker] = field(default_factory=dict)
+    _turns: dict[str, tuple[Turn, ...]] = field(default_factory=dict)
+
+    def advance(self, spoken: Mapping[str, Spoken]) -> Mapping[str, Move]:
+        """See `Driver`. An error of the generator is raised with a note that names rollout and sample."""
+        try:
+            try:
+                asked = self._next(spoken)
+            except StopIteration as end:
+                self.value = end.value
+                self.close()
+                return {}
+            except Failed as error:
+                self.failed = str(error) or "failed"
+                self.close()
+                return {}
+            self._several = isinstance(asked, tuple)
+            self._asked = asked if isinstance(asked, tuple) else (asked,)
+            return {ask.agent: self._move(ask, spoken) for ask in self._checked(self._asked)}
+        except Exception as error:
+            error.add_note(f"raised in sample {self.context.sample} of the rollout {self.rollout.name!r}")
+            raise
+
+    def close(self) -> None:
+        """Ends the generator and the states of its tools; nothing happens if they have ended."""
+        if self._generator is not None:
+            self._generator.close()
+        self.context.calls.close()
+
+    def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
+        """The result, given what the agents have sampled."""
+        calls = self.context.calls.results
+        return Interaction(self.value, completions, tuple(calls.get("", ())), self.failed)
+
+    def _next(self, spoken: Mapping[str, Spoken]) -> Any:
+        if self._generator is None:
+            assert self.rollout.play is not None
+            self._generator = self.rollout.play(self.context)
+            return next(self._generator)
+        responses = tuple(self._response(ask.agent, spoken[ask.agent]) for ask in self._asked)
+        return self._generator.send(responses if self._several else responses[0])
+
+    def _checked(self, asked: tuple[Any, ...]) -> tuple[Ask, ...]:
+        names = [ask.agent if isinstance(ask, Ask) else type(ask).__name__ for ask in asked]
+        if not asked or not all(isinstance(ask, Ask) for ask in asked):
+            raise RolloutError(f"A generator yields an Ask or a tuple of them, not {', '.join(names) or 'nothing'}.")
+        if unknown := [name for name in names if name not in self.agents]:
+            raise RolloutError(f"There is no agent {unknown[0]!r}; there are {', '.join(self.agents)}.")
+        if len(set(names)) != len(names):
+            raise RolloutError(f"The agent {max(names, key=names.count)!r} is asked twice at a time.")
+        return asked
+
+    def _move(self, ask: Ask, spoken: Mapping[str, Spoken]) -> Move:
+        speaker = self._speakers.get(ask.agent)
+        messages = Messages(ask.say) if isinstance(ask.say, str) else ask.say
+        if speaker is None:
+            self._speakers[ask.agent] = _Speaker(messages)
+            return self.request(ask.agent, messages)
+        turns = self._turns[ask.agent]
+        if ask.anew:
+            speaker.messages, speaker.first = messages, len(turns) + 1
+            return Restart(self.joiner.prompt(messages), messages.text)
+        said = messages.text if ask.keep is None else Cut(ask.keep, messages.text)
+        reply = self.joiner.responder(lambda _: said, speaker.messages)(turns[speaker.first :])
+        assert isinstance(reply, Continuation | Restart)
+        return reply
+
+    def _response(self, agent: str, spoken: Spoken) -> Response:
+        speaker = self._speakers[agent]
+        self._turns[agent] = spoken.turns
+        new, speaker.turns = spoken.turns[speaker.turns :], len(spoken.turns)
+        results = self.context.calls.results.get(agent, [])
+        calls, speaker.calls = tuple(results[speaker.calls :]), len(results)
+        sampled = [turn for turn in new if turn.kind == "sampled"]
+        if not sampled:
+            return Response("", "", over=True)
+        last = sampled[-1]
+        return Response(last.text, last.content, new, calls, last.finish, spoken.over)

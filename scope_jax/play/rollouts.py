@@ -1,0 +1,157 @@
+"""Rollouts: one prompt of one agent, or a generator that asks agents for turns.
+
+An interaction is a generator: it asks an agent for a turn, receives it, and goes on. Its local variables are the state
+of the episode, its `finally` is the clean-up, and what it returns is the outcome:
+
+    def play(context):
+        said = yield Ask("first", Messages("Name a number."))
+        heard = yield Ask("second", Messages(f"Is {said.content} prime?"))
+        return {"number": said.content, "answer": heard.content}
+
+It never waits for a model while it holds a thread or a slot of the engine, so thousands of them share one batch. What
+an agent reads of others is text in its prompt or in a message; only its own tokens are sampled, and trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from scope_jax.config import RoleSection, SamplingSection
+from scope_jax.play.tool_calls import Tool
+from scope_jax.play.turns import Respond
+from scope_jax.rollouts.types import Completion, ToolResult, Turn
+from scope_jax.text.messages import Messages
+
+
+@dataclass(frozen=True)
+class Agent:
+    """Who speaks in an episode, and how its turns are sampled."""
+
+    policy: str
+    """The weights to sample from: one of the game's policies, or BASE."""
+    sampling: SamplingSection
+    """Temperature, top-k, top-p, and the limits of a turn and of everything after the prompt."""
+    max_turns: int = 1
+    """Most turns of an episode."""
+    max_prompt_tokens: int | None = None
+    """A longer prompt is not sampled: its completions have no turns."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn."""
+    tools: tuple[Tool, ...] = ()
+    """What its turns may call; calls are run and answered until a turn has none."""
+    finals: tuple[str, ...] = ()
+    """Tags that end its move once one is closed, whatever calls follow."""
+    calls: Literal["all", "stop", "first"] = "all"
+    """Which calls of a turn are run: "all"; "stop": the first closing tag ends the turn; "first": the first one, and
+    the rest of the turn is dropped."""
+    malformed: Literal["answer", "end"] = "answer"
+    """A malformed call is answered with what is wrong, or it ends the agent's move."""
+    respond: Respond | None = None
+    """Returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the agent's move; the text
+    is encoded according to the card's `model.turns`. For an agent without `tools`."""
+    tempered: bool = True
+    """Log-probs are those of the distribution at the sampling temperature."""
+
+    @staticmethod
+    def of_role(card: RoleSection, policy: str, sampling: SamplingSection | None = None, **fields: Any) -> Agent:
+        """An agent with the limits of a role's table. sampling: replaces the table's own. fields: as above."""
+        limits = {"max_turns": card.max_turns, "max_prompt_tokens": card.max_prompt_tokens}
+        return Agent(policy, sampling or card.sampling, tempered=card.loss.tempered, **limits, **fields)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a generator yields: an agent is asked for a turn. A tuple of several is answered together."""
+
+    agent: str
+    """The agent's name."""
+    say: str | Messages
+    """What it reads: a prompt (text alone: a user message) when it is asked first, later a message."""
+    keep: int | None = None
+    """How many characters of its last turn stay in its context; None: all."""
+    anew: bool = False
+    """A new row begins: only `say` is in its context."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What an agent has answered."""
+
+    text: str
+    """Its last turn; "" if it could not speak."""
+    content: str
+    """The same with thinking replaced by spaces."""
+    turns: tuple[Turn, ...] = ()
+    """All turns of this move, with the results of its tools between them."""
+    calls: tuple[ToolResult, ...] = ()
+    """The calls of this move."""
+    finish: str | None = None
+    """How the last turn ended, see `Turn.finish`; None if it could not speak."""
+    over: bool = False
+    """It cannot be asked again: it has no turns or no room left."""
+
+
+@runtime_checkable
+class Context(Protocol):
+    """What a generator has of its surroundings."""
+
+    @property
+    def name(self) -> str:
+        """The rollout's."""
+        ...
+
+    @property
+    def sample(self) -> int:
+        """The number of this sample of the rollout."""
+        ...
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers that depend on the run's seed, step, role, rollout and sample alone."""
+        ...
+
+    def call(self, tool: Tool, **arguments: Any) -> str:
+        """The text of a tool's result; recorded like the calls of a policy. Raises ToolError if the tool fails."""
+        ...
+
+
+Play = Callable[[Context], Generator[Any, Any, Any]]  # yields an Ask or a tuple of them, receives Response or a tuple
+
+
+class Failed(Exception):
+    """Raised by a generator whose rollout cannot be used: it has no value, and its agents' turns are not to be trained.
+    The text is the reason."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode to be played, and a name that makes its samples reproducible."""
+
+    name: str
+    """Unique within a step and role; folded into every sample's PRNG key."""
+    messages: Messages = field(default_factory=lambda: Messages(""))
+    """The prompt of its only agent; later turns may render the conversation again with it."""
+    respond: Respond | None = None
+    """Responds to its turns in place of the agent's `respond`."""
+    prompt_ids: tuple[int, ...] | None = None
+    """Token ids of the prompt; None: those of `messages` through the chat template."""
+    play: Play | None = None
+    """The generator of an interaction, for `Tools.interact`; None: one prompt for one agent, for `Tools.play`."""
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """A rollout of several agents that has been played."""
+
+    value: Any
+    """What its generator returned: plain data. None if it failed."""
+    completions: Mapping[str, Completion]
+    """By name, of each agent that was asked."""
+    calls: tuple[ToolResult, ...] = ()
+    """The generator's own calls of tools."""
+    failed: str = ""
+    """Why it failed; "": it did not."""

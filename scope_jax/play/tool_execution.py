@@ -1,0 +1,297 @@
+"""Runs the calls of tools: in threads, within their time, recorded before anyone sees a result.
+
+A result is text for the policy whatever happens: a tool that raises, or is late, is an observation and no end of the
+run. What ends a run is a service that does not work: most calls of a step find it unavailable, or threads are left
+behind that do not return.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from scope_jax.errors import UserError
+from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
+from scope_jax.rollouts.types import RolloutError, ToolResult
+
+TOGETHER = 8  # calls of one turn that run at a time
+LEAST = 20  # calls of a step before their failures end a run
+CUT = " … [cut]"
+LONGEST_TOKEN = 64  # characters; no text of n tokens that is read is longer than n times this
+
+
+class Call(NamedTuple):
+    """A call to be run."""
+
+    tool: Tool
+    arguments: Mapping[str, Any]
+
+
+class Malformed(NamedTuple):
+    """A call that is not run."""
+
+    name: str
+    """The tool's, as far as it could be read."""
+    problem: str
+    """What the policy reads."""
+
+
+@runtime_checkable
+class Record(Protocol):
+    """The recorded calls of one rollout."""
+
+    closed: bool
+    """Nothing but the record answers: the tools are off."""
+
+    def earlier(self, agent: str) -> list[Mapping[str, Any]]:
+        """What an earlier process recorded of the calls of an agent, in order."""
+        ...
+
+    def write(self, agent: str, number: int, result: ToolResult) -> None:
+        """Records a call; returns when a killed process would not lose it."""
+        ...
+
+    def differs(self, agent: str, number: int) -> None:
+        """This call is not the recorded one: it is run, and so are those after it. Raises UserError if closed."""
+        ...
+
+
+@dataclass
+class Execution:
+    """The calls of all rollouts of a run: threads, shared results, failures.
+
+    tokens: ids of a text; decode: their text. tell: shows the user a sentence. threads: how many calls may be left
+    behind, twice.
+    """
+
+    tokens: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    tell: Callable[[str], None]
+    threads: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _shared: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _late: int = 0
+    _calls: int = 0
+    _unavailable: int = 0
+
+    def begin(self) -> None:
+        """A new step: nothing is shared with the one before, and failures are counted anew."""
+        with self._lock:
+            self._shared.clear()
+            self._calls = self._unavailable = 0
+
+    def run(self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None) -> tuple[str, str, float]:
+        """(status, text, seconds) of a call. state: returns the state of the episode, for a tool that has one.
+
+        Raises UserError if the service does not work, see above.
+        """
+        key = json.dumps([tool.name, dict(arguments)], sort_keys=True) if tool.pure else ""
+        if tool.pure and key in self._shared:
+            return *self._shared[key], 0.0
+        began = time.monotonic()
+        status, text, unavailable = self._within(tool, arguments, state)
+        seconds = time.monotonic() - began
+        text = self.shortened(text, tool.max_output_tokens)
+        with self._lock:
+            self._calls += 1
+            self._unavailable += unavailable
+            if self._calls >= LEAST and 2 * self._unavailable > self._calls:
+                raise UserError(
+                    f"{self._unavailable} of {self._calls} calls of tools in this step failed, last of {tool.name}: "
+                    f"{text.removeprefix('error: ').rstrip('.')}; mend the service, then run the same command again."
+                )
+            if tool.pure and status == "ok":
+                self._shared[key] = status, text
+        return status, text, seconds
+
+    def shortened(self, text: str, tokens: int) -> str:
+        """The text, cut to so many tokens, with a mark."""
+        text = text.encode("utf-8", "replace").decode()
+        ids = self.tokens(text[: tokens * LONGEST_TOKEN])
+        if len(ids) <= tokens and len(text) <= tokens * LONGEST_TOKEN:
+            return text
+        return self.decode(ids[: max(tokens - len(self.tokens(CUT)), 1)]) + CUT
+
+    def _within(
+        self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None
+    ) -> tuple[str, str, bool]:
+        """(status, text, whether its service was unavailable) of a call, which has its time from here on."""
+        outcome: list[tuple[str, str, bool]] = []
+        failure: list[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                outcome.append(self._outcome(tool, arguments, state))
+            except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
+                failure.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=work, name=f"tool {tool.name}", daemon=True).start()
+        if not done.wait(tool.seconds):
+            with self._lock:
+                self._late += 1
+                left = self._late
+            threading.Thread(target=self._returned, args=(done,), daemon=True).start()
+            if 2 * left > self.threads:
+                raise UserError(
+                    f"{left} calls of tools, last of {tool.name}, have not come back after their time of "
+                    f"{tool.seconds:g} s; let the tool end its calls itself, or raise rollout.search_threads."
+                )
+            return "timeout", f"error: no result within {tool.seconds:g} s", True
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    def _returned(self, done: threading.Event) -> None:
+        done.wait()
+        with self._lock:
+            self._late -= 1
+
+    def _outcome(
+        self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None
+    ) -> tuple[str, str, bool]:
+        try:
+            text = tool.run(**arguments) if state is None else tool.run(state(), **arguments)
+        except ToolError as error:
+            return "error", f"error: {error}", isinstance(error, ToolUnavailable)
+        except Exception as error:  # noqa: BLE001 (whatever a tool raises is read by the policy, and told once)
+            self._tell_once(tool, error)
+            return "error", f"error: {type(error).__name__}: {_first_line(error)}", False
+        if not isinstance(text, str):
+            raise TypeError(f"the tool {tool.name} returned {type(text).__name__}; a tool returns text.")
+        return "ok", text, False
+
+    def _tell_once(self, tool: Tool, error: Exception) -> None:
+        kind = tool.name, type(error).__name__
+        with self._lock:
+            if kind in self._told:
+                return
+            self._told.add(kind)
+        self.tell(f"a call of the tool {tool.name} raised:\n{''.join(traceback.format_exception(error)).rstrip()}")
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's text, of paths only the last part."""
+    line = next(iter(str(error).splitlines()), "")
+    return " ".join(word.rpartition("/")[2] if word.count("/") > 1 else word for word in line.split(" "))
+
+
+class RolloutCalls:
+    """The calls of tools in one sample of a rollout, and the state that tools have in it.
+
+    rng: by name of a tool, for its state. Recorded calls are answered by the record. A state is opened at the first
+    call that is run; the recorded calls of its tool are then run before it, so that the state is what it was.
+    """
+
+    def __init__(self, execution: Execution, rng: Callable[[str], np.random.Generator], record: Record) -> None:
+        self._execution = execution
+        self._rng = rng
+        self._record = record
+        self._lock = threading.Lock()
+        self._states: dict[Tool, Any] = {}
+        self._in_order: dict[Tool, threading.Lock] = {}
+        self._rebuilt: dict[Tool, list[Mapping[str, Any]]] = {}  # arguments of recorded calls that were not run
+        self._numbers: dict[str, int] = {}
+        self._earlier: dict[str, list[Mapping[str, Any]]] = {}
+        self._stack = ExitStack()
+        self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
+
+    def run(self, agent: str, turn: int, calls: Sequence[Call | Malformed]) -> list[ToolResult]:
+        """The results of the calls of one turn, in order; those of one state run in order, others together."""
+        numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
+        self._numbers[agent] = first + len(calls)
+        places = list(zip(numbers, calls, strict=True))
+        chains: dict[object, list[tuple[int, Call | Malformed]]] = {}
+        for number, call in places:
+            stateful = isinstance(call, Call) and call.tool.open is not None
+            chains.setdefault(call.tool if stateful and isinstance(call, Call) else number, []).append((number, call))
+        results: dict[int, ToolResult] = {}
+
+        def chain(members: list[tuple[int, Call | Malformed]]) -> None:
+            for number, call in members:
+                results[number] = self._result(agent, turn, number, call)
+
+        if len(chains) == 1:
+            chain(next(iter(chains.values())))
+        elif chains:
+            with ThreadPoolExecutor(min(len(chains), TOGETHER)) as pool:
+                list(pool.map(chain, chains.values()))
+        ordered = [results[number] for number, _ in places]
+        self.results.setdefault(agent, []).extend(ordered)
+        return ordered
+
+    def close(self) -> None:
+        """Closes the states of the rollout."""
+        with self._lock:
+            self._states.clear()
+            stack, self._stack = self._stack, ExitStack()
+        stack.close()
+
+    def _result(self, agent: str, turn: int, number: int, call: Call | Malformed) -> ToolResult:
+        if isinstance(call, Malformed):
+            return ToolResult(turn, agent, call.name, None, call.problem, "malformed")
+        tool, arguments = call.tool, dict(call.arguments)
+        if not tool.pure and (stored := self._recorded(agent, number, tool.name, arguments)) is not None:
+            if tool.open is not None:
+                self._rebuilt.setdefault(tool, []).append(arguments)
+            return ToolResult(turn, agent, tool.name, arguments, stored["text"], stored["status"])
+        if tool.open is None:
+            status, text, seconds = self._execution.run(tool, arguments, None)
+        else:
+            with self._ordered(tool):
+                for before in self._rebuilt.pop(tool, ()):
+                    self._execution.run(tool, before, lambda: self._state(tool))
+                status, text, seconds = self._execution.run(tool, arguments, lambda: self._state(tool))
+                if status == "timeout":
+                    self._states.pop(tool, None)  # it may still be at work; the next call opens another one
+        result = ToolResult(turn, agent, tool.name, arguments, text, status, seconds)  # type: ignore[arg-type]
+        if not tool.pure:
+            self._record.write(agent, number, result)
+        return result
+
+    def _recorded(self, agent: str, number: int, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The record of a call; None if there is none. A call that differs from it ends the agent's record."""
+        if agent not in self._earlier:
+            self._earlier[agent] = [*self._record.earlier(agent)]
+        earlier = {line["number"]: line for line in self._earlier[agent]}
+        stored = earlier.get(number)
+        if stored is not None and (stored["tool"], stored["arguments"]) == (tool, arguments):
+            return stored
+        if stored is not None or self._record.closed:
+            self._record.differs(agent, number)
+            self._earlier[agent] = []
+        return None
+
+    def _ordered(self, tool: Tool) -> threading.Lock:
+        with self._lock:
+            return self._in_order.setdefault(tool, threading.Lock())
+
+    def _state(self, tool: Tool) -> Any:
+        """The state of a tool in this rollout; called in the thread of a call, one at a time for each tool."""
+        if tool not in self._states:
+            assert tool.open is not None
+            manager = tool.open(self._rng(tool.name))
+            state = manager.__enter__()
+            with self._lock:
+                self._stack.push(manager)
+                self._states[tool] = state
+        return self._states[tool]
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises RolloutError for two tools of one name."""
+    names = [tool.name for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RolloutError(f"an agent has two tools of the name {min(twice)}; give each its own.")

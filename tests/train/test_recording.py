@@ -1,0 +1,135 @@
+"""What tools answer is recorded before anyone sees it: a killed run goes on with the same answers, and so do others.
+
+The game of these tests (user_game/duel.py) has two players in turns and a clock, which never shows a time twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_jax.run import records
+from scope_jax.run.recording import FOLDER, NAME
+from tests.train import runs
+from tests.user_game import test_user_game
+
+DUEL = Path(test_user_game.__file__).with_name("duel.py")
+OPTIONS = """[duel]
+games = 4
+samples = 2
+loss = { advantage = "group-mean", kl = "none", aggregation = "token-mean" }
+"""
+SMALL = ("train.steps=2", "train.save_every=1", "evaluate.sets=[]", "rollout.slots=4")
+TWO = ('duel.policies=["first","second"]',)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("duel")
+    test_user_game.prepare(folder)
+    head = test_user_game.CARD.split("[coordination]")[0].format(game=DUEL, folder=folder)
+    (folder / "card.toml").write_text(head + OPTIONS)
+    return folder
+
+
+def spec(folder: Path, name: str, *sets: str, processes: int = 1, **more: Any) -> dict[str, Any]:
+    overrides = [part for override in (*SMALL, *sets) for part in ("--set", override)]
+    arguments = ["train", str(folder / "card.toml"), "--run", str(folder / name), *overrides]
+    return {"processes": processes, "devices": 1, "arguments": arguments, "log": str(folder / f"{name}.log"), **more}
+
+
+def run(folder: Path, *specs: dict[str, Any]) -> list[list[int]]:
+    (folder / "spec.json").write_text(json.dumps(specs))
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(runs.ROOT / ".cache" / "jax"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.several", str(folder / "spec.json")],
+        cwd=runs.ROOT,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(runs.ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def log(folder: Path, name: str) -> str:
+    return (folder / f"{name}.log.0").read_text()
+
+
+def record(run: Path) -> list[dict[str, Any]]:
+    return [*records.read_steps(run / NAME)]
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """The lines that are not in the compressed file yet."""
+    text = "".join(path.read_text() for path in (run / FOLDER).glob("*.jsonl"))
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def place(line: dict[str, Any]) -> str:
+    """What a line answers, and how."""
+    return json.dumps({name: value for name, value in line.items() if name != "seconds"}, sort_keys=True)
+
+
+def outcome(folder: Path, name: str) -> list[Any]:
+    """Episodes and metrics without times."""
+    episodes = [json.loads(line) for line in (folder / name / "episodes.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    kept = ("step", "games/length", "games/coin", "first/loss", "second/loss", "first+second/loss")
+    return [episodes, [{key: line[key] for key in kept if key in line} for line in metrics]]
+
+
+def kill_and_resume(folder: Path, name: str, kills: list[tuple[int, int]], *sets: str) -> None:
+    """Runs killed after so many recorded lines, resumed by so many processes, are what their records say."""
+    specs, names = [], []
+    for number, processes in kills:
+        names.append(f"{name}-{number}-{processes}")
+        specs += [spec(folder, names[-1], *sets, kill=number)]
+    codes = run(folder, *specs)
+    assert codes == [[-9]] * len(specs), [log(folder, each) for each in names]
+    before = {each: [place(line) for line in (record(folder / each) + lines(folder / each))] for each in names}
+    for (number, _), each in zip(kills, names, strict=True):
+        assert len(before[each]) >= number
+    resumed = [
+        spec(folder, each, *sets, processes=processes) for each, (_, processes) in zip(names, kills, strict=True)
+    ]
+    assert all(set(code) == {0} for code in run(folder, *resumed)), [log(folder, each) for each in names]
+    for each in names:
+        assert set(before[each]) <= {place(line) for line in record(folder / each)}
+        assert lines(folder / each) == []
+    again = [spec(folder, f"{each}-again", *sets) for each in names]
+    assert run(folder, *again) == [[0]] * len(names)
+    for each in names:
+        assert outcome(folder, each) == outcome(folder, f"{each}-again")
+
+
+def test_killed_runs_go_on_with_what_was_recorded(folder: Path) -> None:
+    kill_and_resume(folder, "one", [(1, 1), (7, 2), (24, 1), (30, 2)])
+    seen = [line["text"] for line in record(folder / "one-7-2") if "tool" in line]
+    assert len(set(seen)) == len(seen) >= 16  # no time was shown twice
+    assert any(line.get("name") == "once coin" for line in record(folder / "one-7-2"))
+
+
+def test_two_processes_and_two_policies_agree(folder: Path) -> None:
+    """Each process sees another time, but all episodes are the same on both, and those of a run of one process."""
+    assert run(folder, spec(folder, "both", *TWO, processes=2)) == [[0, 0]], log(folder, "both")
+    assert run(folder, spec(folder, "both-again", *TWO, record=record(folder / "both"))) == [[0]]
+    assert outcome(folder, "both") == outcome(folder, "both-again")
+    episodes = outcome(folder, "both")[0]
+    assert {episode["role"] for episode in episodes} == {"first", "second"}
+    assert all(turn["kind"] == "sampled" for turn in episodes[0]["text"]["turns"][:1])
+
+
+@pytest.mark.slow  # about fifty runs
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_at_every_recorded_line(folder: Path, processes: int) -> None:
+    assert run(folder, spec(folder, f"whole-{processes}")) == [[0]]
+    count = sum(line["step"] == 1 for line in record(folder / f"whole-{processes}"))
+    kill_and_resume(folder, f"every-{processes}", [(number, processes) for number in range(1, count + 1)])
