@@ -40,6 +40,7 @@ class Fusion:
         except ToolError as error:
             told = str(error)
         if told != "42":
+            self.close()
             raise UserError(
                 f"the sandbox at {shown(self._url)} does not run Python ({told[:200]!r}); start a SandboxFusion server "
                 "there, or correct sandbox.endpoint in the card."

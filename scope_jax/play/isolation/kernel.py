@@ -43,7 +43,10 @@ def unshare(flags: int) -> None:
 def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
     """mount(2)."""
     text = [None if part is None else part.encode() for part in (source, target, kind)]
-    call("mount", *text, ctypes.c_ulong(flags), data.encode() or None)
+    try:
+        call("mount", *text, ctypes.c_ulong(flags), data.encode() or None)
+    except OSError as error:
+        raise OSError(error.errno, f"mount {source} at {target}: {os.strerror(error.errno or 0)}") from None
 
 
 def unmount(target: str) -> None:

@@ -58,11 +58,12 @@ def environment() -> dict[str, str]:
 def bubblewrap(program: str, packages: list[str], tmp_mib: int) -> list[str]:
     """The arguments that have bubblewrap, the program at this path, show the same view in namespaces of its own."""
     words = [program, "--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--clearenv"]
-    words += ["--hostname", "sandbox", "--uid", str(USER), "--gid", str(USER), "--proc", "/proc", "--dev", "/dev"]
+    words += ["--hostname", "sandbox", "--uid", str(USER), "--gid", str(USER), "--proc", "/proc"]
+    words += [word for name in DEVICES for word in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]
     words += ["--size", str(tmp_mib << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     for source, target in binds(packages):
         words += ["--ro-bind", source, target]
-    for target, path in links():
+    for target, path in [*links(), ("/tmp", "/dev/shm")]:
         words += ["--symlink", target, path]
     for name, value in environment().items():
         words += ["--setenv", name, value]

@@ -116,6 +116,9 @@ class Zygote:
                 if not request:
                     return self._end()
                 if request == b"sweep":
+                    while self._end_orphans():
+                        select.select([woken], [], [], 0.1)
+                        self._reap()
                     self._control.send(b"swept")
                 else:
                     self._start(*fds)
@@ -149,12 +152,14 @@ class Zygote:
                 if not self._namespaces:
                     self._end_orphans()
 
-    def _end_orphans(self) -> None:
-        """Kills children that are no workers: what a worker started has become one when it ended."""
+    def _end_orphans(self) -> set[int]:
+        """Kills children that are no workers, and returns them: what a worker started has become one when it ended."""
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            for child in set(map(int, file.read().split())) - self._workers.keys():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+            orphans = set(map(int, file.read().split())) - self._workers.keys()
+        for child in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        return orphans
 
     def _end(self) -> None:
         for pid in self._workers:
