@@ -265,7 +265,7 @@ def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
     return dealt
 
 
-def _slots(most: int, chunk: int) -> int:
+def slots_for(most: int, chunk: int) -> int:
     """N per shard: `most` trained positions rounded up, at least 16; above FEW_SLOTS to whole chunks."""
     return _power_of_four(max(most, 16)) if most <= FEW_SLOTS else round_up(-(-most // chunk)) * chunk
 
@@ -345,7 +345,7 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
     device_N, local_N = np.divmod(place_T[t_N], own)
     device_N = np.where(arrays["mask"], device_N, -1)
     most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
-    made = _empty(bins, rows, width, context * _slots(most, chunk), "teacher" in arrays)
+    made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays)
     for name in ("ids", "positions", "segments"):
         made[name] = arrays[name][..., order]
     arrays = arrays | {"index": (row_N * own + local_N).astype(np.int32)}
@@ -371,7 +371,7 @@ def abstract(
         )
     places = np.argsort(token_order(width, context))[width - 1 - sampled : width - 1]
     most = int(np.bincount(places // (width // context)).max(initial=0))  # on one device of a context group
-    slots = context * _slots(share * most, section.logprob_chunk)
+    slots = context * slots_for(share * most, section.logprob_chunk)
     padded = _power_of_four(max(micro_batches, FEW_MICRO_BATCHES))
     arrays = {
         name: jax.ShapeDtypeStruct((padded, row_shards * one.shape[1], *one.shape[2:]), one.dtype)
@@ -416,7 +416,7 @@ def pack(
     share = rows_per_shard(section, row_shards) or round_up(-(-len(rows) // row_shards))
     real = -(-len(rows) // (share * row_shards))
     dealt = _deal(rows, real * row_shards, share)
-    slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
+    slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
     taught = card is not None and card.teacher != "none"
     arrays = _empty(padded * row_shards, share, width, slots, taught)
