@@ -16,6 +16,7 @@ from scope_jax.config.model import ModelSection
 from scope_jax.config.sandbox import SandboxSection
 from scope_jax.config.serving import ServeSection
 from scope_jax.config.tables import DataSection, JudgeSection, MeshSection, RetrievalSection, RolloutSection
+from scope_jax.config.teachers import TeacherSection
 from scope_jax.config.training import TrainSection
 
 Options = TypeVar("Options", bound=Section)
@@ -53,6 +54,8 @@ class Config(Section):
     """The training loop."""
     log: LogSection = LogSection()
     """What a run records."""
+    teachers: dict[str, TeacherSection] = {}
+    """Models that rate the tokens of a policy, by name: `[teachers.big]` (docs/distillation.md)."""
     judge: JudgeSection | None = None
     """A chat model behind an OpenAI-compatible endpoint, for games that use one."""
     sandbox: SandboxSection = SandboxSection()

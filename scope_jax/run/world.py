@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.errors import UserError
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.game import Game, Memory
@@ -32,6 +33,7 @@ from scope_jax.rollouts.types import Reply as Answer
 from scope_jax.run import records
 from scope_jax.run.processes import by_one, divided, together, writes
 from scope_jax.run.sampler import Sampler
+from scope_jax.run.scoring import Scoring
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -45,7 +47,8 @@ class World:
 
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
-    what the search asks, with its counters. local: this process's engine. verdicts: of mathematical answers.
+    what the search asks, with its counters. local: this process's engine. verdicts: of mathematical answers. scoring:
+    of given tokens.
     """
 
     cfg: Config
@@ -63,6 +66,7 @@ class World:
     lookup: BatchedTool[Any] | None
     local: LocalRollouts
     verdicts: Verdicts
+    scoring: Scoring
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
@@ -178,6 +182,20 @@ class StepTools:
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
         return self.world.verdicts.compare(comparisons, seconds)
+
+    def score(
+        self,
+        by: str,
+        rows: Sequence[Datum],
+        *,
+        after: Sequence[Messages | Sequence[int]] | None = None,
+        temperature: float = 1.0,
+    ) -> list[np.ndarray]:
+        if after is not None:
+            encode = self.world.joiner.prompt
+            prompts = [encode(each) if isinstance(each, Messages) else each for each in after]
+            rows = [row.after(prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        return self.world.scoring.score(by, rows, temperature)
 
     def probe(self, by: str) -> str:
         def problem() -> str:
