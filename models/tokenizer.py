@@ -132,6 +132,16 @@ class Tokenizer:
         """False for a tokenizer without a chat template."""
         return self._hf.chat_template is not None
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """Some token that the other vocabulary has under another id, or not at all; None if every one is the same.
+        Special tokens at the end may be more in one of the two."""
+        ours, theirs = self._plain.get_vocab(), other._plain.get_vocab()
+        differing = [name for name, id in ours.items() if theirs.get(name, -1) != id and name not in self._special]
+        if not differing:
+            return None
+        name = min(differing, key=lambda name: ours[name])
+        return f"{name[:40]!r} is {ours[name]} here and {theirs.get(name, 'no token')} there"
+
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer's files, its chat template and generation_config.json (end and padding tokens)."""
         self._hf.save_pretrained(folder)

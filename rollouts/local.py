@@ -54,6 +54,11 @@ class LocalRollouts:
         loop = self._loop  # set and removed by another thread
         return self._calls, self._dispatches if loop is None else loop.dispatches
 
+    @property
+    def params(self) -> Any:
+        """The weights that requests are sampled with, in the engine's own form; None if there are none."""
+        return self._params
+
     def load_params(self, params: Any) -> None:
         """Copies stacked weights; the source may be donated afterwards."""
         self._params = self._state = None  # frees the old copy before the new one is made

@@ -16,6 +16,7 @@ from scope_jax.config.launch import LaunchSection
 from scope_jax.config.learner import AdvantageCard, LearnerSection, LossCard, OptimizerSection
 from scope_jax.config.loading import load_served, parse_section
 from scope_jax.config.model import AdapterSection
+from scope_jax.config.sandbox import SandboxSection
 from scope_jax.config.serving import ServedModel, ServeSection
 from scope_jax.config.tables import (
     AskSection,
@@ -56,6 +57,7 @@ __all__ = [
     "RoleSection",
     "RowsSection",
     "SamplingSection",
+    "SandboxSection",
     "Section",
     "ServeSection",
     "ServedModel",

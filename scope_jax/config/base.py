@@ -140,6 +140,8 @@ def paths(section: BaseModel, prefix: str = "") -> list[tuple[str, str]]:
         key = f"{prefix}{name}"
         if isinstance(value, BaseModel):
             entries += paths(value, f"{key}.")
+        elif isinstance(value, dict) and value and all(isinstance(item, BaseModel) for item in value.values()):
+            entries += [entry for part, item in value.items() for entry in paths(item, f"{key}.{part}.")]
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
             entries += [entry for index, item in enumerate(value) for entry in paths(item, f"{key}[{index}].")]
         elif _is_path(field.annotation, field.metadata):

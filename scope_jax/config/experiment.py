@@ -13,8 +13,10 @@ from scope_jax.config.launch import LaunchSection
 from scope_jax.config.learner import LearnerSection, OptimizerSection
 from scope_jax.config.log import LogSection
 from scope_jax.config.model import ModelSection
+from scope_jax.config.sandbox import SandboxSection
 from scope_jax.config.serving import ServeSection
 from scope_jax.config.tables import DataSection, JudgeSection, MeshSection, RetrievalSection, RolloutSection
+from scope_jax.config.teachers import TeacherSection
 from scope_jax.config.training import TrainSection
 
 Options = TypeVar("Options", bound=Section)
@@ -52,8 +54,12 @@ class Config(Section):
     """The training loop."""
     log: LogSection = LogSection()
     """What a run records."""
+    teachers: dict[str, TeacherSection] = {}
+    """Models that rate the tokens of a policy, by name: `[teachers.big]` (docs/distillation.md)."""
     judge: JudgeSection | None = None
     """A chat model behind an OpenAI-compatible endpoint, for games that use one."""
+    sandbox: SandboxSection = SandboxSection()
+    """Where the `python` tool runs code that a policy has written."""
     launch: LaunchSection = LaunchSection()
     """Where `launch/run.py` starts the card."""
     serve: ServeSection = ServeSection()

@@ -81,6 +81,11 @@ class LossCard(AdvantageCard):
     """Its coefficient, β."""
     kl_bound: Weight = 0.0
     """A token's estimate is clamped to ± this; 0: no bound."""
+    teacher: Literal["none", "k1", "k2", "k3"] = "none"
+    """Estimator of the KL to a teacher, whose log-probs of its episodes the game gets with `tools.score`: `k1`, `k2`,
+    `k3`, `none` (docs/losses.md#kl-to-a-teacher)."""
+    teacher_coef: Coefficient = 1.0
+    """Its coefficient."""
     entropy_coef: Coefficient = 0.0
     """Coefficient of the entropy bonus."""
     tempered: bool = True
@@ -102,6 +107,10 @@ class LossCard(AdvantageCard):
     def _fits_together(self) -> LossCard:
         if self.objective != "dpo" and self.changed("dpo_beta", "label_smoothing"):
             raise ValueError('dpo_beta and label_smoothing are for objective = "dpo"; remove them, or set it')
+        if self.objective != "policy" and self.teacher != "none":
+            raise ValueError('teacher is a term of objective = "policy"; remove one of the two')
+        if self.teacher == "none" and self.changed("teacher_coef"):
+            raise ValueError('teacher_coef has no effect with teacher = "none"; set an estimator, or remove it')
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
         if self.dual_clip and self.surrogate == "weight" and self.objective == "policy":

@@ -60,7 +60,14 @@ def all_keys(section: type[Section], prefix: str = "", default: Section | None =
     for key in own_keys(section, prefix, default):
         yield key
         if key.table is not None:
-            yield from all_keys(key.table, f"{key.name}.", key.value if isinstance(key.value, Section) else None)
+            inside = key.value if isinstance(key.value, Section) else None
+            yield from all_keys(key.table, f"{key.name}{_named(section, key.name.removeprefix(prefix))}.", inside)
+
+
+def _named(section: type[Section], field: str) -> str:
+    """What stands between a field and the keys of its tables: a name of the user's if it holds several by name."""
+    annotation = section.model_fields[field].annotation if field in section.model_fields else None
+    return ".NAME" if get_origin(annotation) is dict else ""
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
@@ -117,7 +124,9 @@ def page(card: type[Section], games: Mapping[str, type[Section]], exam: type[Sec
     parts = [HEAD, f"## Outside tables\n\n{markdown(plain)}"]
     for name, table in tables.items():
         about = card.model_fields[name].description if name in card.model_fields else table.__doc__
-        parts.append(f"## `[{name}]`\n\n{_about(about)}{markdown(_rows(table, f'{name}.', None, links))}")
+        parts.append(
+            f"## `[{name}]`\n\n{_about(about)}{markdown(_rows(table, f'{name}{_named(card, name)}.', None, links))}"
+        )
     parts.append("## Tables in several places\n")
     for table, title in elsewhere.items():
         parts.append(f"### {title}\n\n{_about(table.__doc__)}{markdown(_rows(table, '', None, links))}")

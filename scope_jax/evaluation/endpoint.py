@@ -14,7 +14,7 @@ from scope_jax.config.suites import SuiteCard
 from scope_jax.errors import UserError
 from scope_jax.evaluation.evaluate import Keep, evaluate_sets, judges_of
 from scope_jax.evaluation.suites import plain_card, suite_sets
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient, JudgeError
@@ -150,6 +150,9 @@ class EndpointTools:
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
         return self.math.verdicts(comparisons, seconds)
+
+    def score(self, by: str, rows: Sequence[Datum], **options: Any) -> list[np.ndarray]:
+        raise UserError(f"an exam of an endpoint has no tokens that {by} could rate; evaluate a run or a model folder.")
 
     def probe(self, by: str) -> str:
         self.judges[by].probe()

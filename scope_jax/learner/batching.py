@@ -59,6 +59,7 @@ class Batch(struct.PyTreeNode):
     length_MN: Leaf
     """Sampled tokens of that episode."""
     advantage_MN: Leaf
+    """Of the slot's episode, and under a policy objective its token's credit."""
     behaviour_MN: Leaf
     """The engine's log-probs."""
     temperature_MN: Leaf
@@ -77,6 +78,8 @@ class Batch(struct.PyTreeNode):
     """Number of those that are trained."""
     sequences: int = struct.field(pytree_node=False)
     """Capacity for episodes, a power of four from 256 on."""
+    teacher_MN: Leaf = None
+    """The teacher's log-probs; None if the card has no teacher."""
 
     @property
     def empty(self) -> bool:
@@ -89,7 +92,8 @@ class Piece:
     """One datum with the loss inputs of its episode."""
 
     datum: Datum
-    advantage: float
+    advantage: float | np.ndarray  # of the sampled tokens
+    teacher: float | np.ndarray  # log-probs of the sampled tokens
     sequence: int  # number of the episode in the batch
     length: int  # sampled tokens of the whole episode
     opens: bool  # the episode's first datum with sampled tokens
@@ -140,15 +144,22 @@ def trainable(episodes: Sequence[Episode]) -> list[Episode]:
 
 def has_term(episode: Episode, card: LossCard) -> bool:
     """Whether the episode has any term in a loss with this card. One without counts in the divisor and nowhere else, so
-    the model need not see it: its weight is 0, or its advantage is 0 and there is neither KL nor entropy term.
+    the model need not see it: its weight is 0, or its advantage and credits are 0 and there is no term of a KL, a
+    teacher or the entropy.
 
-    A KL that is only measured (kl_coef = 0) is over all episodes. A pair of DPO always has terms.
+    A KL that is only measured (kl_coef = 0) is over all episodes, and so is a teacher's. A pair of DPO always has
+    terms.
     """
     if card.objective == "dpo":
         return True
+    compared = card.kl != "none" or card.teacher != "none" or card.entropy_coef > 0
     return episode.weight != 0 and (
-        card.objective == "supervised" or episode.advantage != 0 or card.kl != "none" or card.entropy_coef > 0
+        card.objective == "supervised" or episode.advantage != 0 or compared or any(map(_has_credit, episode.datums))
     )
+
+
+def _has_credit(datum: Datum) -> bool:
+    return datum.credit_T is not None and bool(np.any(datum.credit_T))
 
 
 def pairs(episodes: Sequence[Episode]) -> list[Episode]:
@@ -179,8 +190,23 @@ def mini_batches(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]
     return [part for part in split(counted, parts) if trainable(part)]
 
 
-def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool) -> list[Piece]:
+def _of_sampled(values_T: np.ndarray | None, datum: Datum, name: str, episode: Episode) -> np.ndarray | float:
+    """The values of a datum's sampled tokens, 0 if there are none. Raises ValueError for values that do not fit."""
+    if values_T is None:
+        return 0.0
+    of = f"{name} of a datum of {episode.role!r}, group {episode.group!r},"
+    if np.shape(values_T) != datum.ids_T.shape:
+        raise ValueError(f"{of} has the shape {np.shape(values_T)}, but the datum has {len(datum.ids_T)} tokens.")
+    values = np.asarray(values_T, np.float32)[datum.sampled_T]
+    if not np.isfinite(values).all():
+        raise ValueError(f"{of} has a value that is not finite.")
+    return values
+
+
+def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
     pieces, source = [], 0
+    policy = card is None or card.objective == "policy"  # under "dpo" an advantage is a sign
+    taught = policy and card is not None and card.teacher != "none"
     for number, episode in enumerate(episodes):
         length, opens = sampled_tokens(episode), True
         temperature = episode.temperature if tempered and episode.temperature > 0 else 1.0
@@ -198,8 +224,16 @@ def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool) -> list[Pie
                     f"the first token of a datum of {episode.role!r}, group {episode.group!r}, is marked as sampled, "
                     "but no token precedes it; start every datum with a prompt token."
                 )
+            if taught and datum.teacher_T is None:
+                raise ValueError(
+                    f"a datum of {episode.role!r}, group {episode.group!r}, has no teacher_T, but its loss has a "
+                    "teacher; rate the episodes with tools.score."
+                )
             advantage = 0.0 if episode.advantage is None else episode.advantage
-            pieces.append(Piece(datum, advantage, number, length, opens, source, temperature, episode.weight))
+            credit = _of_sampled(datum.credit_T if policy else None, datum, "credit_T", episode)
+            teacher = _of_sampled(datum.teacher_T if taught else None, datum, "teacher_T", episode)
+            loss = (advantage + credit, teacher, number, length, opens, source, temperature, episode.weight)
+            pieces.append(Piece(datum, *loss))
             source, opens = source + count, False
     return pieces
 
@@ -231,7 +265,7 @@ def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
     return dealt
 
 
-def _slots(most: int, chunk: int) -> int:
+def slots_for(most: int, chunk: int) -> int:
     """N per shard: `most` trained positions rounded up, at least 16; above FEW_SLOTS to whole chunks."""
     return _power_of_four(max(most, 16)) if most <= FEW_SLOTS else round_up(-(-most // chunk)) * chunk
 
@@ -258,16 +292,19 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) 
             arrays["length"][place, window] = piece.length
             arrays["advantage"][place, window] = piece.advantage
             arrays["behaviour"][place, window] = datum.logprobs_T[sampled]
+            if "teacher" in arrays:
+                arrays["teacher"][place, window] = piece.teacher
             arrays["temperature"][place, window] = piece.temperature
             arrays["weight"][place, window] = piece.weight
             start, slot = end, window.stop
 
 
-def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray]:
+def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -> dict[str, np.ndarray]:
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ("ids", "positions", "segments")}
     arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
-    arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour", "weight")}
+    floats = ("length", "advantage", "behaviour", "weight", *(("teacher",) if taught else ()))
+    arrays |= {name: np.zeros((bins, slots), np.float32) for name in floats}
     arrays["temperature"] = np.ones((bins, slots), np.float32)  # 1 in empty slots: logits are divided by it there, too
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
@@ -308,7 +345,7 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
     device_N, local_N = np.divmod(place_T[t_N], own)
     device_N = np.where(arrays["mask"], device_N, -1)
     most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
-    made = _empty(bins, rows, width, context * _slots(most, chunk))
+    made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays)
     for name in ("ids", "positions", "segments"):
         made[name] = arrays[name][..., order]
     arrays = arrays | {"index": (row_N * own + local_N).astype(np.int32)}
@@ -334,7 +371,7 @@ def abstract(
         )
     places = np.argsort(token_order(width, context))[width - 1 - sampled : width - 1]
     most = int(np.bincount(places // (width // context)).max(initial=0))  # on one device of a context group
-    slots = context * _slots(share * most, section.logprob_chunk)
+    slots = context * slots_for(share * most, section.logprob_chunk)
     padded = _power_of_four(max(micro_batches, FEW_MICRO_BATCHES))
     arrays = {
         name: jax.ShapeDtypeStruct((padded, row_shards * one.shape[1], *one.shape[2:]), one.dtype)
@@ -361,8 +398,8 @@ def pack(
     are divided over. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
     Episodes without sampled tokens are left out; padding is counted but has no row.
 
-    Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
-    token of a datum is marked as sampled.
+    Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, if the first token
+    of a datum is marked as sampled, or if credits or a teacher's log-probs do not fit their datum or are missing.
     """
     trained = trainable(episodes)
     if not trained:
@@ -372,16 +409,17 @@ def pack(
     absent = _counts([*idle, *(episode for episode in episodes if episode.padding)]), _counts(idle)
     if not chosen:
         return _batch(dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), *absent, FEW_SEQUENCES)
-    pieces = _pieces(chosen, max(section.buckets), tempered)
+    pieces = _pieces(chosen, max(section.buckets), tempered, card)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     width = min(bucket for bucket in section.buckets if bucket >= longest)
     rows = _fill_rows(pieces, width, section.packing)
     share = rows_per_shard(section, row_shards) or round_up(-(-len(rows) // row_shards))
     real = -(-len(rows) // (share * row_shards))
     dealt = _deal(rows, real * row_shards, share)
-    slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
+    slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
-    arrays = _empty(padded * row_shards, share, width, slots)
+    taught = card is not None and card.teacher != "none"
+    arrays = _empty(padded * row_shards, share, width, slots, taught)
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
     if context > 1:

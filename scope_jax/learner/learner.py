@@ -48,6 +48,7 @@ METRICS = (
     *("policy_loss", "clip_fraction", "dual_clip_fraction", "ratio_mean", "ratio_max"),
     *("mismatch_mean", "mismatch_max", "rollout_weight_mean", "rollout_cap_fraction"),
     *("kl_k1", "kl_k2", "kl_k3", "kl_k2_plain", "kl_k3_plain"),
+    *("teacher_k1", "teacher_k2", "teacher_k3"),
     *("implicit_accuracy", "implicit_margin", "implicit_chosen"),
 )
 
@@ -209,16 +210,16 @@ class Learner:
         """One update: scores old and reference log-probs of all mini-batches, then takes an optimiser step for each.
         Donates state.
 
-        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; means over the tokens of the episodes
-        that have a term in the loss, left out if none has one: entropy (of the whole distribution, nats), surprisal
-        (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean, and with a
-        rollout_cap rollout_weight_mean and rollout_cap_fraction; over the same tokens ratio_max and mismatch_max
-        (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored); tokens,
-        sequences, idle_sequences (those of them without a term), grad_norm (before clipping), param_rms (of the updated
-        weights), learning_rate, skipped. A supervised card has loss and the metrics from tokens on; a DPO card also
-        entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and implicit_chosen. Raises ValueError if
-        there is no batch, or if the card needs a reference that the state lacks; DivergedError if training has diverged
-        (`check_sound`).
+        Metrics: loss, policy_loss, kl_<estimator> and teacher_<estimator> by the card's aggregation; means over the
+        tokens of the episodes that have a term in the loss, left out if none has one: entropy (of the whole
+        distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
+        mismatch_mean, and with a rollout_cap rollout_weight_mean and rollout_cap_fraction; over the same tokens
+        ratio_max and mismatch_max (|learner − behaviour| log-probs, before the update's first step if old log-probs are
+        scored); tokens, sequences, idle_sequences (those of them without a term), grad_norm (before clipping),
+        param_rms (of the updated weights), learning_rate, skipped. A supervised card has loss and the metrics from
+        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and
+        implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state lacks;
+        DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")
@@ -244,6 +245,7 @@ class Learner:
         state = self.abstract_state(reference=self.adapter is not None)
         trained, base = state.replace(ref_params=None), state.ref_params
         bucket = batch.ids_MBT.shape[-1]
+        batch = batch.replace(teacher_MN=None if card.teacher == "none" else batch.behaviour_MN)
         return AbstractProgram(
             name=f"{name} @{bucket}",
             kind="step",

@@ -9,7 +9,7 @@ about bias.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import LossCard
+from scope_jax.config.learner import KL
 
 
 class LossInputs(NamedTuple):
@@ -25,7 +26,8 @@ class LossInputs(NamedTuple):
     mask: False in empty slots. first: True at the first trained position of a sequence (an episode). sequence: index of
     the position's sequence in the mini-batch. length: trained tokens of that sequence. advantage, behaviour (log-probs
     of the sampling policy), old and ref: 0 in empty slots. old: log π_old of the ratio, None at the update's first
-    step, where it is π itself. ref: log-probs of the reference, None if the card needs none.
+    step, where it is π itself. ref, teacher: log-probs of the reference and of the teacher, None if the card needs
+    none.
     """
 
     mask_N: Bool[Array, " N"]
@@ -37,6 +39,7 @@ class LossInputs(NamedTuple):
     weight_N: Float[Array, " N"]
     old_N: Float[Array, " N"] | None
     ref_N: Float[Array, " N"] | None
+    teacher_N: Float[Array, " N"] | None = None
 
 
 class Sequences(NamedTuple):
@@ -190,9 +193,9 @@ def policy_terms(
 
 
 def kl_terms(
-    logp_N: Float[Array, " N"], old_N: Float[Array, " N"], ref_N: Float[Array, " N"], card: LossCard
+    logp_N: Float[Array, " N"], old_N: Float[Array, " N"], ref_N: Float[Array, " N"], card: LossCard, kl: KL
 ) -> Float[Array, " N"]:
-    """KL(π ‖ ref) of each token by the card's estimator; all but the plain ones have the correct expected gradient.
+    """KL(π ‖ ref) of each token by the estimator `kl`; all but the plain ones have the correct expected gradient.
 
     With δ = log π − log ref and r = π/π_old of the token (both bounded by log_ratio_bound), k1 = δ, k2 = δ²/2,
     k3 = e^(−δ) − 1 + δ (Schulman 2020), and x ~ π_old:
@@ -210,13 +213,13 @@ def kl_terms(
     """
     bound = card.kl_bound or jnp.inf
     delta_N = _bounded(logp_N - ref_N, card)
-    if card.kl in ("k2-plain", "k3-plain"):
-        plain_N = 0.5 * jnp.square(delta_N) if card.kl == "k2-plain" else jnp.expm1(-delta_N) + delta_N
+    if kl in ("k2-plain", "k3-plain"):
+        plain_N = 0.5 * jnp.square(delta_N) if kl == "k2-plain" else jnp.expm1(-delta_N) + delta_N
         return jnp.clip(plain_N, -bound, bound)
     delta_N = lax.stop_gradient(delta_N)
     ratio_N = lax.stop_gradient(jnp.exp(_bounded(logp_N - old_N, card)))
     slope_N = ratio_N * delta_N
-    match card.kl:
+    match kl:
         case "k1":
             value_N, slope_N = delta_N, ratio_N * (delta_N + 1.0)
         case "k2":
@@ -262,14 +265,14 @@ def _policy(
         per_token["rollout_cap_fraction"] = total(rollout_N >= card.rollout_cap)
     policy = summed(loss_N)
     sums, numerator = {"policy_loss": policy}, policy
-    if card.kl != "none":
-        if tokens.ref_N is None:
-            raise ValueError("A loss with a KL term needs the log-probs of the reference.")
-        kl_N = kl_terms(logp_N, old_N, tokens.ref_N, card)
-        if rollout_N is not None and not card.kl.endswith("-plain"):
+    for name, kl, coefficient, other_N in _divergences(card, tokens):
+        if other_N is None:
+            raise ValueError("A loss with a KL term needs the log-probs of the reference, or of the teacher.")
+        kl_N = kl_terms(logp_N, old_N, other_N, card, kl)
+        if rollout_N is not None and not kl.endswith("-plain"):
             kl_N = rollout_N * kl_N  # the importance weight for x ~ μ is r · π_old/μ
-        sums[_kl_name(card)] = kl = summed(kl_N)
-        numerator = numerator + card.kl_coef * kl
+        sums[name] = summed(kl_N)
+        numerator = numerator + coefficient * sums[name]
     if entropy_N is not None:
         per_token["entropy"] = total(entropy_N)
     if card.entropy_coef:
@@ -328,13 +331,20 @@ def _preference(
     return Parts(numerator, sums, per_token, {})
 
 
-def _kl_name(card: LossCard) -> str:
-    return f"kl_{card.kl.replace('-', '_')}"
+def _divergences(card: LossCard, tokens: Any = None) -> list[tuple[str, KL, float, Any]]:
+    """(metric, estimator, coefficient, log-probs of the other distribution) of each KL term of the card."""
+    kinds: tuple[tuple[str, KL, float, str], ...]
+    kinds = (("kl", card.kl, card.kl_coef, "ref_N"), ("teacher", card.teacher, card.teacher_coef, "teacher_N"))
+    return [
+        (f"{name}_{kl.replace('-', '_')}", kl, coefficient, getattr(tokens, field, None))
+        for name, kl, coefficient, field in kinds
+        if kl != "none"
+    ]
 
 
 def summed_names(card: LossCard) -> tuple[str, ...]:
     """The names of Parts.sums under a policy or supervised objective."""
-    policy = ("policy_loss", *((_kl_name(card),) if card.kl != "none" else ()))
+    policy = ("policy_loss", *(name for name, *_ in _divergences(card)))
     return "loss", *(policy if card.objective == "policy" else ())
 
 
@@ -349,10 +359,11 @@ def loss_parts(
     """One micro-batch's contribution to the update's loss.
 
     logp_N: log-probs under the current parameters; entropy_N: entropies of the same distributions. objective "policy":
-    policy term + kl_coef · KL − entropy_coef · entropy, all with the card's aggregation. "supervised": −log π of the
-    trained positions; of the card only the aggregation is used. "dpo": pairs of sequences, with the advantages and in
-    the order of `batching.pairs`; of the card only dpo_beta and label_smoothing are used. Every metric is a sum, to be
-    summed over micro-batches and devices and divided by the update's denominator (sums) or tokens (per_token).
+    policy term + kl_coef · KL + teacher_coef · KL to the teacher − entropy_coef · entropy, all with the card's
+    aggregation. "supervised": −log π of the trained positions; of the card only the aggregation is used. "dpo": pairs
+    of sequences, with the advantages and in the order of `batching.pairs`; of the card only dpo_beta and
+    label_smoothing are used. Every metric is a sum, to be summed over micro-batches and devices and divided by the
+    update's denominator (sums) or tokens (per_token).
 
     sequences: the mini-batch's sums if `by_sequence(card)`. Raises ValueError if these, the entropies or the reference
     are missing and the card needs them.

@@ -148,6 +148,7 @@ class LearnerPrograms:
             batch.weight_MN,
             scores.old_MN,
             scores.ref_MN,
+            batch.teacher_MN,
         )
 
     def _sequences(self, batch: Batch, scores: Scores, card: LossCard) -> losses.Sequences | None:

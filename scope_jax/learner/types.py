@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,10 @@ class Datum:
     entropies_T: np.ndarray | None = None
     """Entropies in nats of the distributions that the tokens were drawn from, float32, 0 where not sampled; None: not
     measured. Nothing is trained on them."""
+    credit_T: np.ndarray | None = None
+    """Added to the episode's advantage token by token, float32; only its values of sampled tokens count. None: 0."""
+    teacher_T: np.ndarray | None = None
+    """Log-probs of the sampled tokens under a teacher, float32, for loss cards with `teacher`; None: not rated."""
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -46,6 +50,29 @@ class Datum:
                 )
             )
         return tuple(datums)
+
+    def with_teacher(self, logprobs: np.ndarray) -> Datum:
+        """The row with a teacher's log-probs of its sampled tokens, in order. Raises ValueError for another number."""
+        count = int(np.count_nonzero(self.sampled_T))
+        if len(logprobs) != count:
+            raise ValueError(f"the row has {count} sampled tokens, but a teacher rated {len(logprobs)}.")
+        teacher_T = np.zeros(len(self.ids_T), np.float32)
+        teacher_T[self.sampled_T] = logprobs
+        return replace(self, teacher_T=teacher_T)
+
+    def after(self, prompt_ids: Sequence[int] | np.ndarray) -> Datum:
+        """The row with another prompt before its first sampled token, to be rated, not trained. Raises ValueError if
+        it has no sampled token."""
+        if not self.sampled_T.any():
+            raise ValueError("the row has no sampled token, so it cannot follow another prompt.")
+        start = int(np.argmax(self.sampled_T))
+        prompt = np.asarray(prompt_ids, np.int32)
+        zeros = np.zeros(len(prompt), np.float32)
+        return Datum(
+            np.concatenate([prompt, self.ids_T[start:]]),
+            np.concatenate([zeros.astype(bool), self.sampled_T[start:]]),
+            np.concatenate([zeros, self.logprobs_T[start:]]),
+        )
 
 
 def transcript(completion: Completion) -> list[dict[str, Any]]:
@@ -117,11 +144,12 @@ class Episode:
     ) -> Episode:
         """The episode of one completion, with prompt and turns before the rest of its readable text.
 
-        prompt: None leaves it out of the text. fields: role, policy, group, reward and others, see above.
+        prompt: None leaves it out of the text. fields: role, policy, group, reward and others, see above; datums
+        replace the completion's own (`rewards.by_turn`).
         """
         shown = {} if prompt is None else {"prompt": prompt.text}
         text = {**shown, "turns": transcript(completion), **text}
-        return Episode(datums=Datum.from_completion(completion), text=text, **fields)
+        return Episode(**{"datums": Datum.from_completion(completion), "text": text} | fields)
 
     def with_advantage(self, advantage: float) -> Episode:
         return replace(self, advantage=advantage)

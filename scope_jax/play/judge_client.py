@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scope_jax.config import JudgeSection
+from scope_jax.config import EndpointSection, JudgeSection
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Reply
 from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown, whole
@@ -32,6 +32,25 @@ class Unreachable(JudgeError):
     """Nothing answers at the judge's URL."""
 
 
+def authorization(card: EndpointSection, who: str) -> dict[str, str]:
+    """The headers with an endpoint's key, {} if it needs none. Raises JudgeError, which calls it `who`, if the key is
+    not set or none."""
+    if card.api_key_env is None:
+        return {}
+    key = os.environ.get(card.api_key_env, "").strip()
+    if not key:
+        raise JudgeError(
+            f"{who} needs a key in the environment variable {card.api_key_env}, "
+            "which is not set; export it or remove api_key_env from the card."
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise JudgeError(
+            f"the key in the environment variable {card.api_key_env} has characters that no header may have; "
+            "export it again."
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
 class JudgeClient:
     """Chat completions, sent concurrently, each with retries and increasing delays.
 
@@ -40,21 +59,8 @@ class JudgeClient:
     """
 
     def __init__(self, card: JudgeSection, tell: Callable[[str], None] | None = None, name: str = "the judge") -> None:
-        headers = {}
         self._who = f"{name} at {shown(card.url)}"
-        if card.api_key_env is not None:
-            key = os.environ.get(card.api_key_env, "").strip()
-            if not key:
-                raise JudgeError(
-                    f"{self._who} needs a key in the environment variable {card.api_key_env}, "
-                    "which is not set; export it or remove api_key_env from the card."
-                )
-            if not (key.isascii() and key.isprintable()):
-                raise JudgeError(
-                    f"the key in the environment variable {card.api_key_env} has characters that no header may have; "
-                    "export it again."
-                )
-            headers["Authorization"] = f"Bearer {key}"
+        headers = authorization(card, self._who)
         self._card = card
         self._tell = tell
         self._understood = False  # whether any request has been answered

@@ -1,12 +1,16 @@
-"""Exact match and reward formulas shared by games, as pure functions."""
+"""Exact match, reward formulas and credits by turn, shared by games, as pure functions."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from scope_jax.learner.types import Episode
+import numpy as np
+
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.rollouts.types import Completion
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
@@ -58,6 +62,28 @@ def parts_of(role: str, episodes: Sequence[Episode], *names: str, prefix: str = 
 def shares(prefix: str, values: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     """The share of `values` that equal each name, as the metric `prefix` + name; {} without values."""
     return {f"{prefix}{name}": values.count(name) / len(values) for name in names if values}
+
+
+def by_turn(completion: Completion, values: Sequence[float]) -> tuple[Datum, ...]:
+    """The completion's rows with a credit for each token: the value of its sampled turn.
+
+    values: one for each sampled turn, in order; they are added to the episode's advantage. Raises ValueError for
+    another number of values.
+    """
+    sizes = [len(turn.ids) for turn in completion.turns if turn.kind == "sampled"]
+    if len(values) != len(sizes):
+        raise ValueError(f"the episode has {len(sizes)} sampled turns, but there are {len(values)} values for them.")
+    datums = Datum.from_completion(completion)
+    counts = [int(np.count_nonzero(datum.sampled_T)) for datum in datums]
+    if sum(counts) != sum(sizes):
+        raise ValueError(f"the turns have {sum(sizes)} sampled tokens, but the rows have {sum(counts)}.")
+    parts = np.split(np.repeat(np.asarray(values, np.float32), sizes), np.cumsum(counts)[:-1])
+    credited = []
+    for datum, part in zip(datums, parts, strict=True):
+        credit_T = np.zeros(len(datum.ids_T), np.float32)
+        credit_T[datum.sampled_T] = part
+        credited.append(replace(datum, credit_T=credit_T))
+    return tuple(credited)
 
 
 def absolute_zero(pass_rate: float) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from scope_jax.config import SamplingSection
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Datum, Reply
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.retrieval.rows import Row
@@ -86,6 +88,22 @@ class Tools(Protocol):
 
         Of several processes each decides its share, and all get the same verdicts; those of a run are recorded, and a
         resumed run gets the recorded ones.
+        """
+        ...
+
+    def score(
+        self,
+        by: str,
+        rows: Sequence[Datum],
+        *,
+        after: Sequence[Messages | Sequence[int]] | None = None,
+        temperature: float = 1.0,
+    ) -> list[np.ndarray]:
+        """The log-probs, float32, of the sampled tokens of each row, in order, under other weights or another prompt.
+
+        by: a policy, BASE, or one of the card's `teachers`. after: a prompt for each row, in place of what stands
+        before its first sampled token; ids as they are, messages through the chat template. temperature: log-probs are
+        those of softmax(logits / temperature), without top-k or top-p. A row's bits do not depend on the others.
         """
         ...
 

@@ -49,6 +49,7 @@ from scope_jax.run.sampler import (
     with_one_reference,
     with_shared_reference,
 )
+from scope_jax.run.scoring import Scoring
 from scope_jax.run.world import Tell, World
 from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
@@ -155,6 +156,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     rows = () if source is None else sources.load(source)
     judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)
+    world.scoring.check(game.policies(cfg))
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
 
@@ -259,13 +261,14 @@ def assemble_world(
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     local = rollouts_of(cfg, engine, tokenizer, lookup)
+    sampler = Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None)
     return World(
         cfg=cfg,
         game=game,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None),
+        sampler=sampler,
         joiner=joiner,
         search=search_of(cfg, tokenizer, lookup),
         judges=clients,
@@ -277,6 +280,7 @@ def assemble_world(
         recording=Recording(tell or (lambda sentence: None)),
         execution=Execution(tokenizer.encode, tokenizer.decode, tell or (lambda sentence: None), threads_of(cfg)),
         math=MathAnswers(),
+        scoring=Scoring(cfg, model, mesh, tokenizer, sampler, local, teller(tell)),
     )
 
 

@@ -17,7 +17,7 @@ from scope_jax.data.keys import rng
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.games import game_of
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Datum, Reply
 from scope_jax.models import peft, weights
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.seal import fault
@@ -124,7 +124,8 @@ def _game(cfg: Config) -> str:
 
 
 def _models(cfg: Config) -> list[str]:
-    return list(dict.fromkeys([cfg.model.checkpoint, *cfg.model.policies.values()]))
+    teachers = [teacher.checkpoint for teacher in cfg.teachers.values() if teacher.checkpoint is not None]
+    return list(dict.fromkeys([cfg.model.checkpoint, *cfg.model.policies.values(), *teachers]))
 
 
 def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
@@ -392,6 +393,9 @@ class RenderingTools:
         raise _Sampled(None)
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> NoReturn:
+        raise _Sampled(None)
+
+    def score(self, by: str, rows: Sequence[Datum], **options: Any) -> NoReturn:
         raise _Sampled(None)
 
     def probe(self, by: str) -> str:

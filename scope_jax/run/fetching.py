@@ -90,6 +90,8 @@ def _models(table: dict[str, Any], read: Collection[str]) -> list[tuple[dict[str
     if "model" in read:
         found = [(model, "checkpoint", True), (model, "tokenizer", False)]
         found += [(model["policies"], name, True) for name in model["policies"]]
+    if "teachers" in read:
+        found += [(one, "checkpoint", True) for one in table["teachers"].values() if one["checkpoint"] is not None]
     names = [name for name in ("retrieval", "clusters") if name in read and table[name] is not None]
     return found + [(table[name]["encoder"], "checkpoint", True) for name in names]
 

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.data.keys import rng
 from scope_jax.errors import UserError
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
@@ -35,6 +36,7 @@ from scope_jax.rollouts.types import Reply as Answer
 from scope_jax.run.processes import divided, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
+from scope_jax.run.scoring import Scoring
 from scope_jax.sharding import distributed
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -52,7 +54,7 @@ class World:
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
     what the search asks, with its counters. local: this process's engine. recording: of what tools and graders answer.
-    execution: runs the calls of tools.
+    execution: runs the calls of tools. scoring: of given tokens.
     """
 
     cfg: Config
@@ -72,6 +74,7 @@ class World:
     recording: Recording
     execution: Execution
     math: MathAnswers
+    scoring: Scoring
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
@@ -307,6 +310,20 @@ class StepTools:
 
         items = [[each.prediction, [*each.golds]] for each in comparisons]
         return self.world.recording.answers(self._number, "math", items, verdicts)
+
+    def score(
+        self,
+        by: str,
+        rows: Sequence[Datum],
+        *,
+        after: Sequence[Messages | Sequence[int]] | None = None,
+        temperature: float = 1.0,
+    ) -> list[np.ndarray]:
+        if after is not None:
+            encode = self.world.joiner.prompt
+            prompts = [encode(each) if isinstance(each, Messages) else each for each in after]
+            rows = [row.after(prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        return self.world.scoring.score(by, rows, temperature)
 
     def probe(self, by: str) -> str:
         def problem() -> str:

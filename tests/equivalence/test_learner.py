@@ -19,7 +19,7 @@ from scope_jax.sharding.mesh import MeshConfig, make_mesh
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-STEPS, TEMPERATURE = 20, 0.8
+STEPS, TEMPERATURE, TEACHER_COEF = 20, 0.8, 0.3
 CARD = LossCard(kl="k3", kl_coef=0.2, clip_low=0.2, clip_high=0.28, old_logprobs="rollout")
 OPTIMIZER = OptimizerSection(learning_rate=2e-4, warmup_steps=4, weight_decay=0.05, max_grad_norm=0.8)
 
@@ -79,7 +79,8 @@ def torch_logprobs(model, datum):
 
 
 def torch_loss(policy, reference, episodes):
-    """sequence-mean of the surrogate with clip and dual clip, and of importance-weighted k3."""
+    """sequence-mean of the surrogate with clip and dual clip, and of importance-weighted k3, to the reference and to a
+    teacher if the episodes have one; credits are added to the advantage."""
     losses = []
     for episode in episodes:
         (datum,) = episode.datums
@@ -87,11 +88,16 @@ def torch_loss(policy, reference, episodes):
         with torch.no_grad():
             ref = torch_logprobs(reference, datum)
         ratio = torch.exp(logp - torch.tensor(datum.logprobs_T[datum.sampled_T]).double())
-        objective = torch.minimum(ratio * episode.advantage, ratio.clamp(0.8, 1.28) * episode.advantage)
-        if episode.advantage < 0:
-            objective = objective.clamp(min=3.0 * episode.advantage)
-        kl = ratio * (torch.exp(ref - logp) - 1 + logp - ref)
-        losses.append((CARD.kl_coef * kl - objective).mean())
+        advantage = torch.full_like(logp, episode.advantage)
+        if datum.credit_T is not None:
+            advantage = advantage + torch.tensor(datum.credit_T[datum.sampled_T]).double()
+        objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        objective = torch.where(advantage < 0, torch.maximum(objective, 3.0 * advantage), objective)
+        kl = CARD.kl_coef * ratio * (torch.exp(ref - logp) - 1 + logp - ref)
+        if datum.teacher_T is not None:
+            delta = logp - torch.tensor(datum.teacher_T[datum.sampled_T]).double()
+            kl = kl + TEACHER_COEF * ratio * (torch.exp(-delta) - 1 + delta)
+        losses.append((kl - objective).mean())
     return torch.stack(losses).mean()
 
 
@@ -110,6 +116,30 @@ def theirs(models, episodes):
         schedule.step()
         records.append((loss.item(), norm.item()))
     return records
+
+
+def test_credits_and_a_teacher_equal_torch(models, episodes):
+    """One update: each token with its own advantage, and a KL to log-probs that came with the episodes."""
+    policy, reference, cfg, params, ref_params = models
+    rng, rated = np.random.default_rng(1), []
+    for episode in episodes:
+        (datum,) = episode.datums
+        teacher = datum.logprobs_T[datum.sampled_T] + rng.normal(size=datum.sampled_T.sum()) / 2
+        credit_T = rng.normal(size=len(datum.ids_T)).astype(np.float32)  # where nothing was sampled it has no effect
+        rated.append(replace(episode, datums=(replace(datum.with_teacher(teacher), credit_T=credit_T),)))
+    card = CARD.model_copy(update={"teacher": "k3", "teacher_coef": TEACHER_COEF})
+    section = LearnerSection(buckets=(32,), micro_batch_rows=2, logprob_chunk=16)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    learner = Learner(cfg, mesh, OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+    state = learner.init_state(params).replace(ref_params=ref_params)
+    tempered = [replace(episode, temperature=TEMPERATURE) for episode in rated]
+    _, metrics = learner.update(state, learner.pack(tempered, card), card)
+    policy.zero_grad()
+    loss, plain = torch_loss(policy, reference, rated), torch_loss(policy, reference, episodes)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1e9)
+    np.testing.assert_allclose((metrics["loss"], metrics["grad_norm"]), (loss.item(), norm.item()), rtol=1e-5)
+    assert abs(loss.item() - plain.item()) > 0.01 and metrics["teacher_k3"] > 0
 
 
 def test_update_trajectory_equals_torch(models, episodes, tmp_path):

@@ -41,6 +41,7 @@ def exact():
     near_BT, far_BT = (logp_BT + scale * rng.normal(size=logp_BT.shape) for scale in (0.3, 0.8))
     ref_BT = logp_BT + 0.7 * rng.normal(size=logp_BT.shape)
     arrays = {"h": hidden_BTD, "w": table_VD, "old": near_BT, "mu": far_BT, "ref": ref_BT, "advantage": advantage_B}
+    arrays["teacher"] = logp_BT + 0.9 * rng.normal(size=logp_BT.shape)
     return arrays | {"mask": mask_BT, "targets": targets_BT}
 
 
@@ -61,15 +62,15 @@ def torch_aggregate(values, mask, card):
     raise AssertionError(card.aggregation)
 
 
-def torch_kl(logp, old, ref, card):
+def torch_kl(logp, old, ref, card, kl):
     """Estimators as written, under autograd: importance-weighted (k2's weight held constant), or plain."""
     bound = card.log_ratio_bound
     ratio, delta = torch.exp((logp - old).clamp(-bound, bound)), (logp - ref).clamp(-bound, bound)
     k2, k3 = delta**2 / 2, torch.exp(-delta) - 1 + delta
-    if card.kl.endswith("plain"):
-        plain = k2 if card.kl == "k2-plain" else k3
+    if kl.endswith("plain"):
+        plain = k2 if kl == "k2-plain" else k3
         return plain.clamp(max=card.kl_bound) if card.kl_bound else plain
-    return {"k1": ratio * delta, "k2": ratio.detach() * k2, "k3": ratio * k3}[card.kl]
+    return {"k1": ratio * delta, "k2": ratio.detach() * k2, "k3": ratio * k3}[kl]
 
 
 def torch_policy(logp, old, mu, advantage, mask, card):
@@ -100,7 +101,7 @@ def torch_loss(hidden, table, world, card, scored):
     """(loss, size of the terms it is summed from)."""
     logps = torch.log_softmax(hidden @ table.T / 0.8, -1)
     logp = logps.gather(-1, torch.tensor(world["targets"])[..., None])[..., 0]
-    tensor = {name: torch.tensor(world[name]).double() for name in ("old", "mu", "ref", "advantage")}
+    tensor = {name: torch.tensor(world[name]).double() for name in ("old", "mu", "ref", "teacher", "advantage")}
     mask = torch.tensor(world["mask"])
     if card.objective == "supervised":
         loss = torch_aggregate(-logp, mask, card)
@@ -111,8 +112,11 @@ def torch_loss(hidden, table, world, card, scored):
     loss = torch_aggregate(weight * policy, mask, card)
     size = torch_aggregate((weight * policy).abs(), mask, card).item()
     if card.kl != "none":
-        kl = torch_kl(logp, old, tensor["ref"], card)
+        kl = torch_kl(logp, old, tensor["ref"], card, card.kl)
         loss = loss + card.kl_coef * torch_aggregate(kl if card.kl.endswith("plain") else weight * kl, mask, card)
+    if card.teacher != "none":
+        kl = torch_kl(logp, old, tensor["teacher"], card, card.teacher)
+        loss = loss + card.teacher_coef * torch_aggregate(weight * kl, mask, card)
     if card.entropy_coef:
         loss = loss - card.entropy_coef * torch_aggregate(-(logps.exp() * logps).sum(-1), mask, card)
     return loss, size
@@ -137,6 +141,7 @@ def tokens_of(world, places, card, scored):
         weight_N=slots(np.ones(len(places), world["h"].dtype), 3),
         old_N=slots(world["old"][rows, columns], -9) if scored else None,
         ref_N=slots(world["ref"][rows, columns], 30) if card.kl != "none" else None,
+        teacher_N=slots(world["teacher"][rows, columns], 30) if card.teacher != "none" else None,
     )
 
 
@@ -206,6 +211,9 @@ CARDS += [
     LossCard(kl="k3-plain", kl_coef=0.3, kl_bound=0.05),
     LossCard(kl="k2-plain", kl_coef=0.3, kl_bound=0.05),
     LossCard(kl="k3", kl_coef=0.3, old_logprobs="rollout"),
+    *(LossCard(kl="none", teacher=kl, teacher_coef=0.7, aggregation="token-mean") for kl in ("k1", "k2", "k3")),
+    LossCard(kl="k3", kl_coef=0.3, teacher="k2", rollout_cap=1.5),
+    LossCard(kl="none", teacher="k3", old_logprobs="rollout", entropy_coef=0.2),
     LossCard(objective="supervised", aggregation="token-mean"),
     LossCard(objective="supervised", aggregation="sequence-mean"),
     LossCard(objective="supervised", aggregation="constant", constant_length=9),
@@ -311,6 +319,7 @@ def expected_gradient(card, logits, old, ref, sampler=None):
             weight_N=jnp.ones(count),
             old_N=old_V,
             ref_N=ref_V,
+            teacher_N=ref_V,
         )
         return losses.loss_parts(logp_V, tokens, card).numerator
 
@@ -341,8 +350,22 @@ def test_expected_gradient_is_as_in_the_table(vocabulary, kl, on_policy, off_pol
                 assert min(relative(found, forward), relative(found, reverse)) > 0.05
         # At π = π_old = ref the KL has zero gradient: only k1 then has a gradient for single tokens, with mean zero.
         same_V = jnp.asarray(ref.numpy())
-        slope_V = jax.grad(lambda x_V: jnp.sum(losses.kl_terms(x_V, same_V, same_V, card)))(same_V)
+        slope_V = jax.grad(lambda x_V: jnp.sum(losses.kl_terms(x_V, same_V, same_V, card, card.kl)))(same_V)
     np.testing.assert_allclose(slope_V, np.ones(6) if kl == "k1" else np.zeros(6), atol=1e-15)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_distillation_follows_the_divergence_from_the_teacher(vocabulary, estimator):
+    """docs/losses.md: with advantage 0 the expected gradient is teacher_coef · ∇KL(π ‖ q), on and off policy; together
+    with a KL to a reference, their sum."""
+    logits, old, _, teacher = vocabulary
+    forward, _ = closed_forms(logits, teacher)
+    alone = LossCard(advantage="none", kl="none", teacher=estimator, teacher_coef=0.5)
+    both = LossCard(advantage="none", kl="k2", kl_coef=0.25, teacher=estimator)
+    with jax.enable_x64(True):
+        for sampler in (torch.log_softmax(logits, 0), old):
+            assert relative(expected_gradient(alone, logits, sampler, teacher), 0.5 * forward) <= 1e-10
+            assert relative(expected_gradient(both, logits, sampler, teacher), 1.25 * forward) <= 1e-10
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.05])

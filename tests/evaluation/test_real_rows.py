@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
+from scope_jax.config.suites import load_suite
+from scope_jax.play.measures import cover_exact_match
 from tests.judge.endpoint import chat, endpoint
 
 # exam: the file with real rows of it
@@ -25,7 +27,9 @@ REAL = {
 }
 # the same files under our own names: rows that need no conversion
 READY = {"gsm8k": "qa/gsm8k.jsonl", "gpqa-diamond": "qa/gpqa_diamond.jsonl.gz"}
+OPEN = ["drb-race", "sqa-cs-v2", "healthbench"]
 MODEL = Path("assets/atlas/ssp/base")
+ENDING = Path("assets/atlas/spice/base")  # ends most of its replies within the length
 SMALL = ("rollout.slots=4", "rollout.max_length=1024", "rollout.prefill_buckets=[960]", "rollout.decode_steps=16")
 
 
@@ -66,41 +70,59 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.slow
-def test_every_suite_with_real_rows_from_file_to_table(shared_data: Path, tmp_path: Path) -> None:
-    names = prepared(shared_data, tmp_path)
+def evaluated(model: Path, names: list[str], folder: Path) -> tuple[dict[str, float], list[dict[str, Any]], list[Any]]:
+    """(metrics, records, requests to judges) of two rows of each suite."""
     small = [word for override in SMALL for word in ("--set", override)]
+    exams = [word for name in names for word in ("--exam", name)]
+    file = folder / f"{model.parent.name}_records.jsonl"
     with endpoint(judge) as (url, asked):
         grader = f'{{temperature=1.0, max_tokens=9, endpoint={{url="{url}", model="g"}}}}'
-        words = [word for name in names for word in ("--exam", name)]
         _, found = command(
-            *("eval", MODEL, *words, "--data", tmp_path, "--limit", 2, "--json", *small),
+            *("eval", model, *exams, "--data", folder, "--limit", 2, "--json", "--records", file, *small),
             *("--set", f'evaluate.judge={{url="{url}", model="j"}}', "--set", f"evaluate.grader={grader}"),
             *("--set", 'model.compute_dtype="float32"'),
         )
-        assert found["step"] is None
-        assert {name: found["metrics"][f"eval/{name}/questions"] for name in names} == dict.fromkeys(names, 2.0)
-        assert all(
-            any(key.startswith(f"eval/{name}/") and key.endswith("_se") for key in found["metrics"]) for name in names
-        )
-        assert {request["model"] for request in asked} == {"j", "g"}  # answers and criteria were judged
-        assert len(asked) > 10
-    shown, tabled = command(
-        *(
-            "eval",
-            MODEL,
-            "--paper",
-            "ssp",
-            "--measure",
-            "exact-match",
-            "--data",
-            tmp_path,
-            "--limit",
-            1,
-            "--json",
-            *small,
-        )
-    )
+    assert found["step"] is None
+    return found["metrics"], _rows(file), asked
+
+
+def requests_due(record: dict[str, Any]) -> int:
+    """How many requests a record must have led to, by the card of its suite and the model's reply.
+
+    An open answer is graded by one request for each criterion; the reply is the answer, unless it was cut, which is no
+    answer (docs/evaluation.md). The measure `judge`, and the accuracy of documents, ask once about an answer, which
+    stands between tags or after "Answer:"; the latter unless it contains a right one. Nothing is sent about a row
+    without an answer. No two requests are alike, since each quotes its question, and `judge` replies so that none is
+    repeated.
+    """
+    suite, answer = load_suite(record["set"]), record["prediction"]
+    if suite.form == "open":
+        reply = "".join(turn["text"] for turn in record["text"]["turns"])
+        ended = bool(reply.strip()) and "cut_off" not in record["counts"]
+        assert (answer is not None) == ended
+        return len(record["rubric"]) if ended else 0
+    if suite.form == "document" and "accuracy" in suite.measures:
+        return int(bool(answer) and not cover_exact_match(answer, record["answers"]))
+    return int("judge" in suite.measures and bool(answer))
+
+
+@pytest.mark.slow
+def test_every_suite_with_real_rows_from_file_to_table(shared_data: Path, tmp_path: Path) -> None:
+    """SSP's base answers in tags, but hardly ever ends a reply; the open suites are answered by SPICE's, which does."""
+    names = prepared(shared_data, tmp_path)
+    rest = [name for name in names if name not in OPEN]
+    for model, some, judged in ((MODEL, rest, {"frames"}), (ENDING, OPEN, set(OPEN))):
+        metrics, records, asked = evaluated(model, some, tmp_path)
+        assert {name: metrics[f"eval/{name}/questions"] for name in some} == dict.fromkeys(some, 2.0)
+        assert all(any(key.startswith(f"eval/{name}/") and key.endswith("_se") for key in metrics) for name in some)
+        due = {name: sum(requests_due(record) for record in records if record["set"] == name) for name in some}
+        assert judged <= {name for name, number in due.items() if number}
+        assert {name: metrics.get(f"eval/{name}/judge_requests", 0) for name in some} == due
+        assert len(asked) == sum(due.values())
+        assert {request["model"] for request in asked} == {"g" if some == OPEN else "j"}
+    small = [word for override in SMALL for word in ("--set", override)]
+    words = ("--paper", "ssp", "--measure", "exact-match", "--data", tmp_path, "--limit", 1, "--json")
+    shown, tabled = command("eval", MODEL, *words, *small)
     (table,) = tabled["tables"]
     assert table["columns"][-1] == "Avg" and table["ours"][-1]["mean"] == pytest.approx(
         sum(cell["mean"] for cell in table["ours"][:-1]) / 7

@@ -13,7 +13,7 @@ from scope_jax.config import Config, EvalSet
 from scope_jax.data.keys import rng
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
-from scope_jax.learner.types import Episode, Metrics, Reply
+from scope_jax.learner.types import Datum, Episode, Metrics, Reply
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
@@ -249,6 +249,10 @@ class ScriptedTools:
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
         self.compared += comparisons
         return [compare(*comparison) for comparison in comparisons]
+
+    def score(self, by: str, rows: Sequence[Datum], **options: Any) -> list[np.ndarray]:
+        """Every sampled token has the log-prob −1."""
+        return [np.full(int(row.sampled_T.sum()), -1.0, np.float32) for row in rows]
 
     def probe(self, by: str) -> str:
         assert by in self.known_judges

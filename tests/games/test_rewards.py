@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scope_jax.games.ssp import rules
 from scope_jax.learner.types import Episode
 from scope_jax.play import rewards
+from scope_jax.rollouts.types import Completion, Row, Turn
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,26 @@ def test_rewards_and_their_parts_are_metrics_of_a_role_or_of_a_stage():
     for prefix, chosen in (("", "solver"), ("estimate", "estimate")):
         parts = rewards.parts_of("solver", episodes, "format", "rubric", "length", prefix=prefix)
         assert parts == {f"{chosen}/{name}": numbers for name, numbers in values.items()}
+
+
+def test_a_value_for_each_turn_is_the_credit_of_its_tokens():
+    """Two turns in one row, and a third after a new prompt, in a row of its own."""
+
+    def turn(kind, count):
+        return Turn(kind, np.zeros(count, np.int32), np.zeros(count, np.float32), "", None)
+
+    def row(prompt, sampled):
+        count = len(sampled)
+        return Row(np.zeros(prompt, np.int32), np.zeros(count, np.int32), np.array(sampled, bool), np.zeros(count))
+
+    rows = row(2, [1, 1, 0, 1]), row(3, [1, 1])
+    turns = turn("sampled", 2), turn("observation", 1), turn("sampled", 1), turn("observation", 3), turn("sampled", 2)
+    completion = Completion(rows, turns, "eos", "")
+    first, second = rewards.by_turn(completion, [0.5, -1.0, 2.0])
+    assert first.credit_T is not None and second.credit_T is not None
+    assert first.credit_T.tolist() == [0, 0, 0.5, 0.5, 0, -1] and second.credit_T.tolist() == [0, 0, 0, 2, 2]
+    fields = {"role": "solver", "policy": "actor", "group": "0", "reward": 0.0}
+    episode = Episode.from_completion(completion, None, **fields, datums=(first, second))
+    assert episode.datums == (first, second)
+    with pytest.raises(ValueError, match="has 3 sampled turns, but there are 2 values"):
+        rewards.by_turn(completion, [1.0, 2.0])

@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("scope_jax", "rollouts", "models", "retrieval", "sharding", "launch", "benchmarks", "tools")
 MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "runpy", "code")
 CALLS = ("eval", "exec", "compile", "__import__", "read_pickle", "load_searcher", "load_module", "SourceFileLoader")
-TRUSTED = {"scope_jax/games/__init__.py": ("spec_from_file_location", "exec_module")}  # the game that a card names
+TRUSTED = {
+    "scope_jax/games/__init__.py": ("spec_from_file_location", "exec_module"),  # the game that a card names
+    "scope_jax/play/isolation/cells.py": ("compile", "exec"),  # code of a policy, in a worker of the sandbox
+}
 IMPORTS = ("import_module", "spec_from_file_location", "module_from_spec", "exec_module")
 LOADERS = ("from_pretrained", "load_dataset", "load_dataset_builder")
 OWN = ("benchmarks/peers/worker.py",)  # one of our own modules, by its name
@@ -33,9 +36,8 @@ def unsafe(source: str, trusted: tuple[str, ...] = ()) -> list[str]:
         owner = (
             node.func.value.id if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) else ""
         )
-        if (name in CALLS and (plain or name not in ("eval", "exec", "compile"))) or (
-            name in IMPORTS and name not in trusted
-        ):
+        named = name in CALLS and (plain or name not in ("eval", "exec", "compile"))
+        if (named or name in IMPORTS) and name not in trusted:
             found.append(name)
         elif name in LOADERS and said.get("trust_remote_code", True) is not False:
             found.append(f"{name} without trust_remote_code=False")

@@ -14,7 +14,8 @@ NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_field_defaults", "_make"}  # 
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "object"}  # `mock.patch.object`
 # What other libraries give under no other name: where it is read.
 OF_LIBRARIES = {
-    "os._exit": "run/processes.py run/stopping.py run/performance.py sharding/coordinator.py peers/worker.py",
+    "os._exit": "run/processes.py run/stopping.py run/performance.py sharding/coordinator.py peers/worker.py "
+    "isolation/zygote.py isolation/cells.py",
     "jax._src": "sharding/coordinator.py sharding/distributed.py",
     "ClusterEnv._cluster_types": "sharding/distributed.py",
     "orbax.checkpoint._src": "run/checkpoint_writer.py",

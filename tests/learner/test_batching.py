@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.config import LearnerSection
+from scope_jax.config import LearnerSection, LossCard
 from scope_jax.learner import batching
 
 SECTION = LearnerSection(buckets=(8, 16, 32), packing=True, micro_batch_rows=2, logprob_chunk=8)
@@ -197,6 +197,43 @@ def test_what_cannot_be_packed_is_named(make):
         batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1)
     with pytest.raises(ValueError, match="nothing to train on"):
         batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1)
+
+
+def test_credits_are_added_to_the_advantage_of_their_tokens(make):
+    datum_of, episode_of, _ = make
+    datum = replace(datum_of([5, 6, 7, 8], [0, 1, 0, 1]), credit_T=np.array([9, 0.5, 9, -2], np.float32))
+    other = datum_of([1, 2], [0, 1])
+    policy, supervised = (LossCard(objective=objective, kl="none") for objective in ("policy", "supervised"))
+    batch = batching.pack([episode_of(datum, other, advantage=1.0)], SECTION, 1, card=policy)
+    assert batching.unpack(batch, batch.advantage_MN).tolist() == [1.5, -1.0, 1.0]
+    idle = episode_of(other, advantage=0.0)
+    credited = episode_of(datum, advantage=0.0)
+    assert batching.pack([idle, credited], SECTION, 1, card=policy).idle_sequences == 1  # a credit is a term
+    batch = batching.pack([episode_of(datum)], SECTION, 1, card=supervised)
+    assert not batch.advantage_MN.any()
+    pair = [replace(episode_of(datum, reward=reward), group="g") for reward in (1.0, 0.0)]
+    batch = batching.pack(batching.pairs(pair), SECTION, 1, card=LossCard(objective="dpo"))
+    assert batching.unpack(batch, batch.advantage_MN).tolist() == [1, 1, -1, -1]  # signs, which a credit would change
+    for wrong, sentence in (([1.0], "has the shape"), ([0, np.nan, 0, 0], "not finite")):
+        damaged = episode_of(replace(datum, credit_T=np.array(wrong, np.float32)), advantage=0.0)
+        with pytest.raises(ValueError, match=sentence):
+            batching.pack([damaged], SECTION, 1, card=policy)
+
+
+def test_a_teacher_s_log_probs_reach_their_slots(make):
+    datum_of, episode_of, _ = make
+    datum = datum_of([5, 6, 7, 8], [0, 1, 0, 1])
+    card = LossCard(kl="none", advantage="none", teacher="k2")
+    rated = episode_of(datum.with_teacher(np.array([-1, -2], np.float32)), advantage=0.0)
+    batch = batching.pack([rated], SECTION, 1, card=card)
+    assert batching.unpack(batch, batch.teacher_MN).tolist() == [-1, -2]
+    assert batch.idle_sequences == 0  # its advantage is 0, its teacher's term is not
+    with pytest.raises(ValueError, match=r"has no teacher_T, but its loss has a teacher"):
+        batching.pack([episode_of(datum, advantage=0.0)], SECTION, 1, card=card)
+    with pytest.raises(ValueError, match=r"has 2 sampled tokens, but a teacher rated 3"):
+        datum.with_teacher(np.zeros(3))
+    moved = datum.after([1, 2, 3])
+    assert moved.ids_T.tolist() == [1, 2, 3, 6, 7, 8] and moved.sampled_T.tolist() == [False] * 3 + [True, False, True]
 
 
 def test_pairs_are_ranked_and_stay_together(make):

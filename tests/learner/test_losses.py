@@ -102,7 +102,7 @@ def test_kl_values(kl, wanted):
 
 def test_k3_gradient_survives_a_distant_reference():
     # δ = −18: e^18 absorbs the other terms in float32, the gradient r·δ is exact
-    slope = jax.grad(lambda x: losses.kl_terms(x, jnp.array([-18.0]), jnp.array([0.0]), card_of(kl="k3"))[0])
+    slope = jax.grad(lambda x: losses.kl_terms(x, jnp.array([-18.0]), jnp.array([0.0]), card_of(), "k3")[0])
     assert float(slope(jnp.array([-18.0]))[0]) == -18.0
 
 
