@@ -10,7 +10,7 @@ import numpy as np
 
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool, ToolError
-from scope_jax.play.tool_execution import Call, RolloutCalls
+from scope_jax.play.tool_execution import Call, RolloutCalls, tools_of
 from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.interactions import Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
@@ -25,9 +25,10 @@ class EpisodeContext:
     sample: int
     rng: np.random.Generator
     calls: RolloutCalls
+    toolbox: Mapping[str, Tool] = field(default_factory=dict)
 
-    def call(self, tool: Tool, **arguments: Any) -> str:
-        (result,) = self.calls.run("", -1, [Call(tool, arguments)])
+    def call(self, tool: Tool | str, **arguments: Any) -> str:
+        (result,) = self.calls.run("", -1, [Call(tools_of((tool,), self.toolbox)[0], arguments)])
         if result.status != "ok":
             raise ToolError(result.text.removeprefix("error: "))
         return result.text

@@ -56,8 +56,8 @@ class Exam:
     own: Mapping[str, Callable[[Sequence[Answer], Tools], Sequence[float | None]]] = field(default_factory=dict)
     """Measures of the game's own by name, which cards list like the built-in ones: a number for each answer, or None
     for one that it does not measure. They are averaged."""
-    tools: tuple[Tool, ...] = ()
-    """What its turns may call."""
+    tools: tuple[Tool | str, ...] = ()
+    """What its turns may call, as in `Agent`."""
     finals: tuple[str, ...] = ()
     """As in `Agent`, with `tools`."""
     calls: Literal["all", "stop", "first"] = "all"

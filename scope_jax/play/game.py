@@ -14,6 +14,7 @@ from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.play.exams import Exam
+from scope_jax.play.tool_calls import Service, Tool
 from scope_jax.play.tools import Tools
 
 ACTOR = "actor"
@@ -85,6 +86,9 @@ class Game:
     checkpoint."""
     uses_base: Callable[[Config], bool] = lambda cfg: False
     """True if it samples from the base model (a frozen judge), apart from its use as the KL reference."""
+    tools: Callable[[Config], tuple[Tool, ...]] = lambda cfg: ()
+    """What its agents may call by name. Called once for a run, which starts the services of its tools before anything
+    is sampled, and closes them at its end. A game that searches has the tool "search" besides."""
     searches: bool = False
     """True if some role searches; the card needs a [retrieval] table if and only if this is True."""
     judges: Callable[[Config], Mapping[str, JudgeSection]] = lambda cfg: {}
@@ -135,3 +139,8 @@ class Game:
     def iterations_done(self, cfg: Config, memory: Memory) -> int:
         """Number of completed iterations, 0 in a game without iterations."""
         return 0 if self.iterations is None else self.iterations(cfg, memory)
+
+
+def services_of(tools: Iterable[Tool]) -> list[Service]:
+    """What must run for these tools, each once."""
+    return list(dict.fromkeys(tool.service for tool in tools if tool.service is not None))

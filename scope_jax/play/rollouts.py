@@ -41,8 +41,9 @@ class Agent:
     """A longer prompt is not sampled: its completions have no turns."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn."""
-    tools: tuple[Tool, ...] = ()
-    """What its turns may call; calls are run and answered until a turn has none."""
+    tools: tuple[Tool | str, ...] = ()
+    """What its turns may call, those of the game (`Game.tools`, "search") by name; calls are run and answered until a
+    turn has none."""
     finals: tuple[str, ...] = ()
     """Tags that end its move once one is closed, whatever calls follow."""
     calls: Literal["all", "stop", "first"] = "all"
@@ -114,8 +115,9 @@ class Context(Protocol):
         """Random numbers that depend on the run's seed, step, role, rollout and sample alone."""
         ...
 
-    def call(self, tool: Tool, **arguments: Any) -> str:
-        """The text of a tool's result; recorded like the calls of a policy. Raises ToolError if the tool fails."""
+    def call(self, tool: Tool | str, **arguments: Any) -> str:
+        """The text of the result of a tool, or of the game's tool of that name; recorded like the calls of a policy.
+        Raises ToolError if the tool fails."""
         ...
 
 

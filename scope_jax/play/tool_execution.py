@@ -290,8 +290,13 @@ class RolloutCalls:
         return self._states[tool]
 
 
-def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises RolloutError for two tools of one name."""
-    names = [tool.name for tool in tools]
+def tools_of(tools: Sequence[Tool | str], toolbox: Mapping[str, Tool]) -> tuple[Tool, ...]:
+    """The tools, those of the game by name. Raises RolloutError for a name that is unknown, or there twice."""
+    for tool in tools:
+        if isinstance(tool, str) and tool not in toolbox:
+            raise RolloutError(f"there is no tool {tool!r}; the game has {', '.join(toolbox) or 'none'} (Game.tools).")
+    known = tuple(toolbox[tool] if isinstance(tool, str) else tool for tool in tools)
+    names = [tool.name for tool in known]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RolloutError(f"an agent has two tools of the name {min(twice)}; give each its own.")
+    return known

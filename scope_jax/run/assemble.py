@@ -26,11 +26,14 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
 from scope_jax.play import exams
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.searching import search_tool
+from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.turns import Joiner
+from scope_jax.retrieval.search import SearchTool
 from scope_jax.run.adapters import DTYPES, adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
@@ -260,6 +263,10 @@ def assemble_world(
     mesh = own_mesh(cfg)
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
+    search = search_of(cfg, tokenizer, lookup)
+    toolbox = toolbox_of(cfg, game, search)
+    for service in services_of(toolbox.values()):
+        service.start()
     local = rollouts_of(cfg, engine, tokenizer, lookup)
     sampler = Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None)
     return World(
@@ -270,7 +277,7 @@ def assemble_world(
         tokenizer=tokenizer,
         sampler=sampler,
         joiner=joiner,
-        search=search_of(cfg, tokenizer, lookup),
+        search=search,
         judges=clients,
         tell=tell,
         rows=(),
@@ -281,7 +288,18 @@ def assemble_world(
         execution=Execution(tokenizer.encode, tokenizer.decode, tell or (lambda sentence: None), threads_of(cfg)),
         math=MathAnswers(),
         scoring=Scoring(cfg, model, mesh, tokenizer, sampler, local, teller(tell)),
+        toolbox=toolbox,
     )
+
+
+def toolbox_of(cfg: Config, game: Game, search: SearchTool | None) -> dict[str, Tool]:
+    """The game's tools by name, with the search of a game that searches. Raises UserError for a name that is there
+    twice."""
+    tools = [*([] if search is None else [search_tool(search)]), *game.tools(cfg)]
+    names = [tool.name for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"the game {game.name} has two tools of the name {min(twice)}; give each its own.")
+    return {tool.name: tool for tool in tools}
 
 
 def keeps_reference(cfg: Config, game: Game) -> bool:

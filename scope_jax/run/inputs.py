@@ -34,6 +34,7 @@ SETTLED = 2 * 10**9  # nanoseconds after a change during which another one may l
 MUCH = 4 << 30  # bytes of which the user is told that they are read
 DESCRIPTION = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # what a model's folder has besides weights
 INDEX, GAME = "retrieval.index", "system"  # whose files may appear later: an index is built, a module imported
+TOOL = "the tool"
 
 Entry = dict[str, Any]
 KINDS = {"path": str, "bytes": int, "sha256": str}  # what every entry has
@@ -54,18 +55,21 @@ class Inputs:
         self._run, self._card, self._here = run, card, here
         self._known: dict[str, Entry] | None = None  # read when it is first compared, by the process that does
 
-    def check(self, accept: bool, tell: Callable[[str], None]) -> None:
+    def check(
+        self, accept: bool, tell: Callable[[str], None], tools: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         """Compares the files with those of the run so far, and records them. accept: also those that have changed.
+        tools: the schemas of the game's tools by name, which are compared like files.
 
-        Raises RunError, which names them, if some have. To be called again once the index is built and the game is
-        imported.
+        Raises RunError, which names them, if some have. To be called again once the index is built, the game is
+        imported and its tools are known.
         """
         if self._known is None:
             self._known = _read(self._run / NAME) if begun(self._run) else {}
             if begun(self._run) and not self._known:
                 tell(f"{self._run / NAME} is not there: the files of this run are not compared with the earlier ones")
         files = dict(_files(self._card, self._here))
-        found = _entries(files, self._known, tell)
+        found = _entries(files, self._known, tell) | _schemas(tools or {})
         changed = _changed(self._known, found)
         if changed and not accept:
             raise RunError(
@@ -86,7 +90,7 @@ class Inputs:
 
 
 def _may_appear(name: str) -> bool:
-    return name.startswith((f"{INDEX}/", f"{GAME}/"))
+    return name.startswith((f"{INDEX}/", f"{GAME}/", f"{TOOL} "))
 
 
 def _differs(before: Entry, now: Entry) -> bool:
@@ -182,6 +186,20 @@ def _entries(files: Mapping[str, _File], known: Mapping[str, Entry], tell: Calla
                 settled = max(entries[name]["seen"][:2]) < taken - SETTLED
                 entries[name] |= {"sha256": digest} | ({} if settled else {"seen": None})
     return entries
+
+
+def _schemas(tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Entry]:
+    """Entries of tools, by their schemas."""
+    texts = {name: json.dumps(schema, sort_keys=True).encode() for name, schema in tools.items()}
+    return {
+        f"{TOOL} {name}": {
+            "path": "its schema",
+            "bytes": len(text),
+            "sha256": hashlib.sha256(text).hexdigest(),
+            "seen": None,
+        }
+        for name, text in texts.items()
+    }
 
 
 def _seen(path: Path) -> list[int]:

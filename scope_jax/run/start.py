@@ -75,8 +75,9 @@ def start(
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, part, say)
-    by_one(lambda: inputs.check(accept_inputs, say))  # now with the index and the modules of the game
     world = trainer.world
+    schemas = {name: tool.schema for name, tool in world.toolbox.items()}
+    by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
 

@@ -105,6 +105,7 @@ class Steps:
 
     def __exit__(self, *error: object) -> None:
         self.instruments.stop()
+        self.world.close()
         self._checkpoints.wait()
 
     # ------------------------------------------------------------------------------------------------------- one step

@@ -20,11 +20,12 @@ from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
-from scope_jax.play.tool_execution import Execution, RolloutCalls, check_tools
+from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_turns import tool_responder
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.retrieval.search import SearchTool
@@ -54,7 +55,7 @@ class World:
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
     what the search asks, with its counters. local: this process's engine. recording: of what tools and graders answer.
-    execution: runs the calls of tools. scoring: of given tokens.
+    execution: runs the calls of tools. scoring: of given tokens. toolbox: the game's tools by name.
     """
 
     cfg: Config
@@ -75,11 +76,17 @@ class World:
     execution: Execution
     math: MathAnswers
     scoring: Scoring
+    toolbox: Mapping[str, Tool]
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
         limit = self.cfg.train.steps
         return (limit is not None and step >= limit) or self.game.finished(self.cfg, memory, step)
+
+    def close(self) -> None:
+        """Ends the services of the tools."""
+        for service in services_of(self.toolbox.values()):
+            service.close()
 
     def tools(self, step: int | str, *, exam: bool = False) -> StepTools:
         """The tools of a game in this step, or of an exam; `step` enters the key of every sample."""
@@ -145,8 +152,6 @@ class StepTools:
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
         _check_names(role, rollouts)
-        for agent in agents.values():
-            check_tools(agent.tools)
         cost = samples * sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values())
         places = shares([float(cost)] * len(rollouts), distributed.count())
         own = [rollout for rollout, place in zip(rollouts, places, strict=True) if place == distributed.index()]
@@ -185,12 +190,14 @@ class StepTools:
         record = self.world.recording.calls(self._number, *place)
         where = (cfg.seed, self.step, *place)
         calls = RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
-        context = EpisodeContext(rollout.name, sample, rng("rollout", *where), calls)
+        context = EpisodeContext(rollout.name, sample, rng("rollout", *where), calls, self.world.toolbox)
 
         def request(name: str, messages: Messages) -> Request:
             agent = agents[name]
-            messages = replace(messages, tools=self.world.joiner.schemas(agent.tools)) if agent.tools else messages
-            respond = agent.respond if not agent.tools else tool_responder(name, agent, calls, self.world.joiner)
+            tools, respond = tools_of(agent.tools, self.world.toolbox), agent.respond
+            if tools:
+                messages = replace(messages, tools=tuple(tool.schema for tool in tools))
+                respond = tool_responder(name, agent, tools, calls, self.world.joiner)
             return replace(
                 self._request(
                     agent,
