@@ -14,6 +14,10 @@ class ToolError(Exception):
     """Raised by a tool whose call fails: the policy reads `error: ` and its sentence."""
 
 
+class ToolUnavailable(ToolError):
+    """The tool's service does not work, whatever the call: if most calls of a step find it so, the run ends."""
+
+
 @runtime_checkable
 class Service(Protocol):
     """What a tool needs during a whole run, such as a pool of workers or a connection; several tools may share it."""
