@@ -80,16 +80,16 @@ def whole(text: str) -> str:
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all exchanges, in a daemon thread."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="exchange", daemon=True).start()
-    return loop
+def loop(name: str = "exchange") -> asyncio.AbstractEventLoop:
+    """An event loop in a daemon thread of this name."""
+    started = asyncio.new_event_loop()
+    threading.Thread(target=started.run_forever, name=name, daemon=True).start()
+    return started
 
 
-def _wait(work: Coroutine[Any, Any, Read]) -> Read:
-    """Runs `work` on the event loop and returns its result; cancels it if the caller is interrupted."""
-    call = asyncio.run_coroutine_threadsafe(work, _loop())
+def wait(work: Coroutine[Any, Any, Read], name: str = "exchange") -> Read:
+    """Runs `work` on the event loop `name` and returns its result; cancels it if the caller is interrupted."""
+    call = asyncio.run_coroutine_threadsafe(work, loop(name))
     _under_way.add(call)
     if _over.is_set():
         call.cancel()
@@ -141,7 +141,7 @@ class Exchange:
             timeout=None,  # `_once` has one deadline for the whole attempt
             limits=httpx.Limits(max_connections=None),
         )
-        _loop()  # created before several threads could request it at once
+        loop()  # created before several threads could request it at once
 
     def post(self, bodies: Sequence[Any], read: Callable[[HttpResponse], Read], concurrency: int = 1) -> list[Read]:
         """Posts each body and returns `read` of each reply, in order; `concurrency` requests run at a time.
@@ -149,15 +149,15 @@ class Exchange:
         `read` may raise Trouble to have its request retried; any other exception ends the call. Raises Unanswered for
         the first request without a reply after all attempts, and BadAddress for an invalid URL.
         """
-        return _wait(self._all(bodies, read, concurrency))
+        return wait(self._all(bodies, read, concurrency))
 
     def get(self, url: str, timeout: float) -> HttpResponse:
         """The reply to one GET, attempted once within `timeout` seconds; raises Unanswered or BadAddress."""
-        return _wait(self._single(url, timeout))
+        return wait(self._single(url, timeout))
 
     def close(self) -> None:
         """Closes the connections."""
-        asyncio.run_coroutine_threadsafe(self._http.aclose(), _loop()).result(CLOSING)
+        asyncio.run_coroutine_threadsafe(self._http.aclose(), loop()).result(CLOSING)
 
     async def _all(self, bodies: Sequence[Any], read: Callable[[HttpResponse], Read], concurrency: int) -> list[Read]:
         gate = asyncio.Semaphore(concurrency)

@@ -1,0 +1,173 @@
+"""Environments with reset, step and close as rollouts, and adapters for those of OpenEnv, SkyRL-gym and Gymnasium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+from scope_jax.errors import UserError
+from scope_jax.play.rollouts import Ask, Failed, Rollout
+from scope_jax.play.tool_calls import ToolError
+from scope_jax.text.messages import Messages
+
+
+class Environment(Protocol):
+    """The world of one episode. Its methods may raise Failed: the rollout is not used."""
+
+    def reset(self) -> str | Messages:
+        """Begins the episode; returns the agent's prompt."""
+        ...
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        """Takes a turn of the agent, without its thinking: (what the agent reads next, reward, whether it is over)."""
+        ...
+
+    def close(self) -> None:
+        """Releases what the episode used."""
+        ...
+
+
+def environment(name: str, agent: str, make: Callable[[Any], Environment]) -> Rollout:
+    """A rollout of one agent in an environment, which `make(context)` makes. Its value is {"rewards": [one number for
+    each turn], "done": whether the environment, and not the agent's limits, ended it}."""
+
+    def play(context: Any) -> Generator[Any, Any, dict[str, Any]]:
+        with closing(make(context)) as world:
+            rewards, done, over = [], False, False
+            say = world.reset()
+            while not (done or over):
+                response = yield Ask(agent, say)
+                if response.finish is None:  # it could not speak: the prompt or the message does not fit
+                    break
+                say, reward, done = world.step(response.content.strip())
+                rewards.append(float(reward))
+                over = response.over
+            return {"rewards": rewards, "done": done}
+
+    return Rollout(name, play=play)
+
+
+def as_messages(conversation: Sequence[Mapping[str, Any]]) -> Messages:
+    """OpenAI's messages as a prompt. Raises UserError unless it is a user message, alone or after a system message."""
+    roles = [message["role"] for message in conversation]
+    texts = [message["content"] for message in conversation]
+    if roles not in (["user"], ["system", "user"]) or not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"a prompt of the roles {', '.join(roles) or 'none'} cannot be used; give the text of a user message, and "
+            "at most that of a system message before it."
+        )
+    return Messages(texts[-1], system=texts[0] if len(texts) == 2 else None)
+
+
+def _readable(observation: Any) -> str:
+    """An observation for the agent: a text as it is, anything else as JSON."""
+    return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
+
+
+class OpenEnv:
+    """An episode on an OpenEnv server, by the project's client (extra `openenv`), which needs no code of the server.
+
+    to_action: the server's action of a turn; it may raise ToolError, whose sentence the agent reads, and has another
+    turn. to_text: what the agent reads of an observation (fields as the server names them); its JSON by default.
+    prompt: stands before the first observation. reset: arguments of the server's reset, such as {"seed": 3}. seconds:
+    of each answer. headers: sent as the connection is opened. Raises Failed if the server cannot be asked.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        to_action: Callable[[str], Mapping[str, Any]],
+        *,
+        to_text: Callable[[Mapping[str, Any]], str] = _readable,
+        prompt: str = "",
+        reset: Mapping[str, Any] | None = None,
+        seconds: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        try:
+            from openenv import GenericEnvClient  # pyright: ignore[reportMissingImports]
+        except ModuleNotFoundError as error:
+            if error.name != "openenv":
+                raise
+            raise UserError("OpenEnv servers need its client; run pip install 'scope-jax[openenv]'.") from None
+        self._url, self._to_action, self._to_text, self._prompt = url, to_action, to_text, prompt
+        self._reset = dict(reset or {})
+        self._client = GenericEnvClient(
+            base_url=url, message_timeout_s=seconds, headers=dict(headers) if headers else None
+        ).sync()
+
+    def reset(self) -> str:
+        result = self._asked(lambda: self._client.reset(**self._reset))
+        text = self._to_text(result.observation)
+        return f"{self._prompt}\n\n{text}" if self._prompt else text
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        try:
+            action = dict(self._to_action(text))
+        except ToolError as error:
+            return f"error: {error}", 0.0, False
+        result = self._asked(lambda: self._client.step(action))
+        return self._to_text(result.observation), float(result.reward or 0.0), bool(result.done)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _asked(self, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except (OSError, TimeoutError, RuntimeError) as error:  # the client's for errors that the server reports
+            raise Failed(
+                f"the OpenEnv server {self._url}: {' '.join(str(error).split()) or type(error).__name__}"
+            ) from None
+
+
+class SkyRlGym:
+    """A text environment of SkyRL-gym: `init(prompt)`, and `step(text)`, whose observations are messages."""
+
+    def __init__(self, env: Any, prompt: Sequence[Mapping[str, str]]) -> None:
+        self._env, self._prompt = env, list(prompt)
+
+    def reset(self) -> Messages:
+        conversation, _ = self._env.init(self._prompt)
+        return as_messages(conversation)
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        result = self._env.step(text)
+        say = "\n\n".join(message["content"] for message in result["observations"])
+        return say, float(result["reward"]), bool(result["done"])
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class Gymnasium:
+    """An environment of Gymnasium. to_action, to_text: as of `OpenEnv`. seed: of its reset."""
+
+    def __init__(
+        self,
+        env: Any,
+        to_action: Callable[[str], Any],
+        *,
+        to_text: Callable[[Any], str] = _readable,
+        prompt: str = "",
+        seed: int | None = None,
+    ) -> None:
+        self._env, self._to_action, self._to_text, self._prompt, self._seed = env, to_action, to_text, prompt, seed
+
+    def reset(self) -> str:
+        observation, _ = self._env.reset(seed=self._seed)
+        text = self._to_text(observation)
+        return f"{self._prompt}\n\n{text}" if self._prompt else text
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        try:
+            action = self._to_action(text)
+        except ToolError as error:
+            return f"error: {error}", 0.0, False
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        return self._to_text(observation), float(reward), bool(terminated or truncated)
+
+    def close(self) -> None:
+        self._env.close()
