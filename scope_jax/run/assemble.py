@@ -138,11 +138,14 @@ class Trainer:
         return weights.load(folder, learner.mesh, TRAIN, dtype)[1]
 
 
-def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:
+def assemble(
+    cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None, *, services: bool = True
+) -> Trainer:
     """Builds the Trainer of a card; without `retrieval.index`, the index is built in the run folder.
 
     part(name, done, total) reports the progress of building the index; tell(sentence) gets what games tell the user,
-    and is called every few seconds while a judge or search server is down.
+    and is called every few seconds while a judge or search server is down. services: False: nothing outside is asked,
+    as a record answers.
 
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything that the card
     refers to and that is missing or invalid.
@@ -157,8 +160,8 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     datasets.disable_progress_bars()  # a run shows its own progress
     source = game.rows(cfg)
     rows = () if source is None else sources.load(source)
-    judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}
-    world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)
+    judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))} if services else {}
+    world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell, services=services)
     world.scoring.check(game.policies(cfg))
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
@@ -241,11 +244,13 @@ def assemble_world(
     part: Part | None = None,
     tell: Tell | None = None,
     searches: bool = True,
+    services: bool = True,
 ) -> World:
     """Builds the World of a card; cheap checks for missing or invalid parts come first.
 
     checkpoint: model folder with the architecture and tokenizer of the policies. judges: external models in use.
-    searches: False if nothing will be searched, so that no index is needed. Otherwise as `assemble`.
+    searches: False if nothing will be searched, so that no index is needed. services: False: those of tools are not
+    started. Otherwise as `assemble`.
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     game = game_of(cfg)
@@ -265,7 +270,7 @@ def assemble_world(
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     search = search_of(cfg, tokenizer, lookup)
     toolbox = toolbox_of(cfg, game, search)
-    for service in services_of(toolbox.values()):
+    for service in services_of(toolbox.values()) if services else ():
         service.start()
     local = rollouts_of(cfg, engine, tokenizer, lookup)
     sampler = Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None)

@@ -196,7 +196,7 @@ def torn(run: Path) -> list[str]:
     return found
 
 
-def _record(step: int, episode: Episode) -> dict[str, Any]:
+def record_of(step: int, episode: Episode) -> dict[str, Any]:
     return {
         "step": step,
         "role": episode.role,
@@ -353,7 +353,7 @@ class RunLog:
             with self._adding(self._tokens) as path:
                 tokens.append(path, step, episodes, self.token_bytes)
         with self._adding(self._episodes) as path:
-            _append(path, [_record(step, episode) for episode in episodes])
+            _append(path, [record_of(step, episode) for episode in episodes])
 
     def exams(self, step: int, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Appends the measures of an evaluation's questions, by name of the set; returns when they are on disk."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -302,10 +301,8 @@ class StepTools:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Reply]:
-        ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
-
         def replies(part: list[Any]) -> list[Any]:
-            return [asdict(reply) for reply in ask(part)]
+            return [asdict(reply) for reply in self._judge(by)(part, temperature=temperature, max_tokens=max_tokens)]
 
         limits = f"judge {by} {temperature} {max_tokens}"
         answers = self.world.recording.answers(self._number, limits, messages, replies, len, again=True)
@@ -340,7 +337,11 @@ class StepTools:
                 return str(error)
             return ""
 
-        return next(filter(None, together(problem)), "")
+        items = list(range(distributed.count()))  # one for each process
+        problems = self.world.recording.answers(
+            self._number, f"probe {by}", items, lambda part: [problem() for _ in part], again=True
+        )
+        return next(filter(None, problems), "")
 
     def tell(self, sentence: str) -> None:
         if self.world.tell is not None:

@@ -13,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from scope_jax.cli import app
 from scope_jax.run import records
 from scope_jax.run.recording import FOLDER, NAME
 from tests.train import runs
 from tests.user_game import test_user_game
+
+
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
 
 DUEL = Path(test_user_game.__file__).with_name("duel.py")
 OPTIONS = """[duel]
@@ -125,6 +133,25 @@ def test_two_processes_and_two_policies_agree(folder: Path) -> None:
     episodes = outcome(folder, "both")[0]
     assert {episode["role"] for episode in episodes} == {"first", "second"}
     assert all(turn["kind"] == "sampled" for turn in episodes[0]["text"]["turns"][:1])
+
+
+def test_a_step_is_played_again_with_its_tools_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(folder, spec(folder, "seen", *TWO)) == [[0]], log(folder, "seen")
+    result = cli("replay", str(folder / "seen"), "--step", "2")
+    assert result.exit_code == 0 and "all the same" in result.stdout, result.output
+    lines = record(folder / "seen")
+    for line in lines:
+        if line["step"] == 1 and line.get("tool") == "clock":
+            line["text"] = "1" if int(line["text"][-1]) % 2 == 0 else "2"
+    (folder / "seen" / NAME).unlink()
+    for step in (1, 2):
+        records.append_step(folder / "seen" / NAME, [line for line in lines if line["step"] == step])
+    result = cli("replay", str(folder / "seen"), "--step", "1", "--json")
+    assert result.exit_code == 1 and len(json.loads(result.stdout)["different"]) >= 8
+    records.cut_steps(folder / "seen" / NAME, 1)
+    for step, sentence in (("2", "is not in the record"), ("3", "has no episodes of step 3")):
+        result = cli("replay", str(folder / "seen"), "--step", step)
+        assert result.exit_code == 2 and sentence in " ".join(result.stderr.split()), result.output
 
 
 @pytest.mark.slow  # about fifty runs
