@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool, ToolError
-from scope_jax.play.tool_execution import Call, RolloutCalls, tools_of
+from scope_jax.play.tool_execution import RolloutCalls, ToolCall, tools_of
 from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.interactions import Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
@@ -28,7 +28,7 @@ class EpisodeContext:
     toolbox: Mapping[str, Tool] = field(default_factory=dict)
 
     def call(self, tool: Tool | str, **arguments: Any) -> str:
-        (result,) = self.calls.run("", -1, [Call(tools_of((tool,), self.toolbox)[0], arguments)])
+        (result,) = self.calls.run("", -1, [ToolCall(tools_of((tool,), self.toolbox)[0], arguments)])
         if result.status != "ok":
             raise ToolError(result.text.removeprefix("error: "))
         return result.text
@@ -91,7 +91,8 @@ class InteractionDriver:
     def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
         """The result, given what the agents have sampled."""
         calls = self.context.calls.results
-        return Interaction(self.value, completions, tuple(calls.get("", ())), self.failed)
+        said = {name: replace(each, calls=tuple(calls.get(name, ()))) for name, each in completions.items()}
+        return Interaction(self.value, said, tuple(calls.get("", ())), self.failed)
 
     def _next(self, spoken: Mapping[str, Spoken]) -> Any:
         if self._generator is None:

@@ -29,7 +29,7 @@ CUT = " … [cut]"
 LONGEST_TOKEN = 64  # characters; no text of n tokens that is read is longer than n times this
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call to be run."""
 
     tool: Tool
@@ -208,18 +208,20 @@ class RolloutCalls:
         self._stack = ExitStack()
         self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
 
-    def run(self, agent: str, turn: int, calls: Sequence[Call | Malformed]) -> list[ToolResult]:
+    def run(self, agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) -> list[ToolResult]:
         """The results of the calls of one turn, in order; those of one state run in order, others together."""
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
-        chains: dict[object, list[tuple[int, Call | Malformed]]] = {}
+        chains: dict[object, list[tuple[int, ToolCall | Malformed]]] = {}
         for number, call in places:
-            stateful = isinstance(call, Call) and call.tool.open is not None
-            chains.setdefault(call.tool if stateful and isinstance(call, Call) else number, []).append((number, call))
+            stateful = isinstance(call, ToolCall) and call.tool.open is not None
+            chains.setdefault(call.tool if stateful and isinstance(call, ToolCall) else number, []).append(
+                (number, call)
+            )
         results: dict[int, ToolResult] = {}
 
-        def chain(members: list[tuple[int, Call | Malformed]]) -> None:
+        def chain(members: list[tuple[int, ToolCall | Malformed]]) -> None:
             for number, call in members:
                 results[number] = self._result(agent, turn, number, call)
 
@@ -239,7 +241,7 @@ class RolloutCalls:
             stack, self._stack = self._stack, ExitStack()
         stack.close()
 
-    def _result(self, agent: str, turn: int, number: int, call: Call | Malformed) -> ToolResult:
+    def _result(self, agent: str, turn: int, number: int, call: ToolCall | Malformed) -> ToolResult:
         if isinstance(call, Malformed):
             return ToolResult(turn, agent, call.name, None, call.problem, "malformed")
         tool, arguments = call.tool, dict(call.arguments)

@@ -25,7 +25,7 @@ from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdic
 from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
-from scope_jax.play.tool_turns import tool_responder
+from scope_jax.play.tool_responder import stops_of, tool_responder
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
@@ -195,6 +195,7 @@ class StepTools:
             agent = agents[name]
             tools, respond = tools_of(agent.tools, self.world.toolbox), agent.respond
             if tools:
+                agent = replace(agent, stop=stops_of(agent, tools, self.world.joiner))
                 messages = replace(messages, tools=tuple(tool.schema for tool in tools))
                 respond = tool_responder(name, agent, tools, calls, self.world.joiner)
             return replace(
