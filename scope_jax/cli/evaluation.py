@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scope_jax.cli.data import data
-from scope_jax.cli.options import Base, Json, Sets
+from scope_jax.cli.options import Base, Json, Sets, load
 from scope_jax.cli.output import check_local, check_place, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError, writing
@@ -250,24 +250,50 @@ def _report(results: dict[str, Any], suites: Sequence[SuiteCard], paper: str | N
 
 @app.command()
 def replay(
-    searcher: Annotated[
-        Path, typer.Argument(metavar="SEARCHER", help="SCOPE run, checkpoint or model folder that searches.")
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run; with WRITER also a checkpoint or model folder.")],
     writer: Annotated[
-        Path, typer.Argument(metavar="WRITER", help="SCOPE run, checkpoint or model folder that writes the answers.")
-    ],
-    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the searcher's].")] = None,
+        Path | None,
+        typer.Argument(metavar="WRITER", help="SCOPE run, checkpoint or folder that answers after RUN's searches."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="The step that is played again.")] = None,
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: that of RUN].")] = None,
     base: Base = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Answer evaluation sets with the searches of one checkpoint and the answers of another (SCOPE Table 4)."""
-    for folder in (searcher, writer):
+    """Play a step of RUN again from its record, with tools and graders off, and compare its episodes (--step).
+
+    With WRITER instead: answer evaluation sets with the searches of RUN and the answers of WRITER (SCOPE Table 4).
+    """
+    if (step is None) == (writer is None):
+        raise UserError("give --step N to play a step of the run again, or WRITER to answer after its searches.")
+    for folder in (run, *([] if writer is None else [writer])):
         check_local(folder)
         if not folder.is_dir():
             raise UserError(
                 f"the folder {folder} does not exist; give a SCOPE run, a checkpoint or a Hugging Face folder."
             )
+    if step is not None:
+        if card is not None or base is not None or set_:
+            raise UserError("a step is played again with the run's own card; leave out --card, --base and --set.")
+        return _replay_step(run, step, as_json)
+    assert writer is not None
     from scope_jax.evaluation.replay import replay as play_again
 
-    show(play_again(searcher, writer, card, base, set_ or [], tell), as_json)
+    show(play_again(run, writer, card, base, set_ or [], tell), as_json)
+
+
+def _replay_step(run: Path, step: int, as_json: bool) -> None:
+    """Exits with code 1 if an episode came out otherwise."""
+    if not (card := run / "config.toml").is_file():
+        raise UserError(f"{run} is not the folder of a run: {card} is missing.")
+    from scope_jax.run.replaying import replay as play
+
+    played = play(load(card, None), run, step, tell)
+    places = ", ".join(map(str, played.different[:10]))
+    outcome = f"{len(played.different)} came out otherwise (from 0: {places})" if played.different else "all the same"
+    typer.echo(f"step {step}: {played.episodes} episodes, {outcome}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps({"step": step, "episodes": played.episodes, "different": list(played.different)}))
+    if played.different:
+        raise typer.Exit(1)

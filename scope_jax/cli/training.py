@@ -11,7 +11,6 @@ import typer
 from scope_jax.cli.options import Card, Json, RunPlace, Sets, load
 from scope_jax.cli.output import check_local, console, show, tell
 from scope_jax.cli.program import app
-from scope_jax.errors import UserError
 
 DEMO_CARD = Path("ssp/atlas")  # a shipped card
 
@@ -69,32 +68,6 @@ def train(
                 progress.say(f"curves and episodes: {write_report(folder)}")
         if writes():
             show(results | {"run": run}, as_json)
-
-
-@app.command()
-def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    step: Annotated[int, typer.Option(metavar="N", min=1, help="The step.")],
-    as_json: Json = False,
-) -> None:
-    """Play a step of RUN again from its record, with tools and graders off, and compare its episodes."""
-    card = run / "config.toml"
-    if not card.is_file():
-        raise UserError(f"{run} is not the folder of a run: {card} is missing.")
-    cfg = load(card, None)
-    from scope_jax.run.replaying import replay as play
-
-    played = play(cfg, run, step, tell)
-    shown = ", ".join(map(str, played.different[:10]))
-    typer.echo(
-        f"step {step}: {played.episodes} episodes, "
-        + (f"{len(played.different)} came out otherwise (from 0: {shown})" if played.different else "all the same"),
-        err=as_json,
-    )
-    if as_json:
-        typer.echo(json.dumps({"step": step, "episodes": played.episodes, "different": list(played.different)}))
-    if played.different:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -213,7 +213,7 @@ class RolloutCalls:
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
-        chains: dict[object, list[tuple[int, ToolCall | Malformed]]] = {}
+        chains: dict[Tool | int, list[tuple[int, ToolCall | Malformed]]] = {}
         for number, call in places:
             stateful = isinstance(call, ToolCall) and call.tool.open is not None
             chains.setdefault(call.tool if stateful and isinstance(call, ToolCall) else number, []).append(

@@ -111,7 +111,7 @@ def kill_and_resume(folder: Path, name: str, kills: list[tuple[int, int]], *sets
     for each in names:
         assert set(before[each]) <= {place(line) for line in record(folder / each)}
         assert lines(folder / each) == []
-    again = [spec(folder, f"{each}-again", *sets) for each in names]
+    again = [spec(folder, f"{each}-again", *sets, record=record(folder / each)) for each in names]
     assert run(folder, *again) == [[0]] * len(names)
     for each in names:
         assert outcome(folder, each) == outcome(folder, f"{each}-again")
@@ -134,7 +134,7 @@ def test_two_processes_and_two_policies_agree(folder: Path) -> None:
     assert all(turn["kind"] == "sampled" for turn in episodes[0]["text"]["turns"][:1])
 
 
-def test_a_step_is_played_again_with_its_tools_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_played_again_with_its_tools_off(folder: Path) -> None:
     assert run(folder, spec(folder, "seen", *TWO)) == [[0]], log(folder, "seen")
     result = cli("replay", str(folder / "seen"), "--step", "2")
     assert result.exit_code == 0 and "all the same" in result.stdout, result.output

@@ -1,2 +1,0 @@
-def tool_responder(name, agent, calls, joiner):
-    raise NotImplementedError
