@@ -38,6 +38,7 @@ START_SECONDS = 300.0  # for the zygote's imports, which take a second, or minut
 FORK_SECONDS = 60.0  # for a fork, which takes milliseconds
 END_SECONDS = 60.0  # for the kernel to end a killed worker
 MOST_WORKERS = 16  # by default
+MOST_DESCRIPTORS = 65_536  # of this process, if its limits allow as many
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from isolation.zygote import launch; launch()"
 _PLAY = Path(__file__).parent
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{8,16}\b")
@@ -186,8 +187,8 @@ class Sandbox:
         with self._lock:
             if self._zygote is not None:
                 return
-            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a session takes three descriptors
+            now, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a session takes three descriptors
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MOST_DESCRIPTORS)), most))
             if self._section.isolation == "none":
                 self._start_unisolated()
                 return
