@@ -240,7 +240,7 @@ def _limit(settings: dict[str, Any]) -> None:
         resource.RLIMIT_CPU: settings["cpu_seconds"],
         resource.RLIMIT_FSIZE: settings["tmp_mib"] * MIB,
         resource.RLIMIT_NOFILE: 128,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # byte: a program that takes cores is not even started, as it would be with 0
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
