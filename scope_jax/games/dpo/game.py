@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from scope_jax.config import Config, LossCard
 from scope_jax.config.base import GameSection
+from scope_jax.data.sources import Source
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import given
 from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Memory, Panel
@@ -29,6 +31,13 @@ def check(cfg: Config) -> None:
     """Raises ValueError for a loss of another kind."""
     if options(cfg).loss.objective != "dpo":
         raise ValueError('dpo.loss.objective must be "dpo"; for conversations there is system = "sft"')
+
+
+def source(cfg: Config) -> Source:
+    """The pairs. Raises UserError if the card has none."""
+    if cfg.data.preferences is None:
+        raise UserError("data.preferences is missing; dpo needs a file of preferences.")
+    return Source(cfg.data.preferences, "preferences", cfg.data)
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
@@ -68,6 +77,7 @@ GAME = Game(
     check=check,
     start=lambda cfg: {"drawn": 0},
     data=("preferences",),
+    source=source,
     panels=(
         ACCURACY,
         Panel("Pairs ranked as given", (f"{ROLE}/implicit_accuracy",), True),
