@@ -74,6 +74,13 @@ Column = Literal[
     "options",
     "task",
     "quality",
+    "messages",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "system",
+    "tools",
 ]
 
 
@@ -286,6 +293,10 @@ class DataSection(RowsSection):
     """SPELL with `spell.mode = "rlvr"`: questions about given texts, with answers."""
     queries: CardPath | None = None
     """SCORE: questions to report on."""
+    conversations: CardPath | None = None
+    """SFT: conversations, as `messages` or as `prompt` and `completion` (docs/distillation.md#supervised-training)."""
+    preferences: CardPath | None = None
+    """DPO: `prompt`, `chosen` and `rejected` (docs/distillation.md#preferences)."""
     max_searches: Whole = 1
     """Upper bound of the range of `min_searches`."""
     min_searches: Whole = 1

@@ -12,6 +12,7 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     queries     {"question": "…"}                             to report on, without an answer
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
+    conversations, preferences    given answers, see `conversations`
 
 The card may set the columns (`columns`); otherwise the names used by the published data sets are recognised
 (docs/data.md).
@@ -22,10 +23,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from scope_jax.data.conversations import conversations, preferences
 from scope_jax.retrieval.corpus import DOCUMENT, passage
 from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, repeated, required, text_of
 
-Kind = Literal["answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters"]
+Kind = Literal[
+    "answers",
+    "questions",
+    "choices",
+    "tasks",
+    "marked",
+    "readings",
+    "queries",
+    "documents",
+    "clusters",
+    "conversations",
+    "preferences",
+]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
 QUESTION = ("question", "problem", "query")
@@ -50,6 +64,8 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "queries": ("question",),
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
+    "conversations": ("messages", "prompt", "completion", "system", "tools"),
+    "preferences": ("prompt", "chosen", "rejected", "system", "tools"),
 }
 
 
@@ -204,6 +220,8 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "readings": readings,
     "queries": queries,
     "clusters": clusters,
+    "conversations": conversations,
+    "preferences": preferences,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -110,6 +110,15 @@ class Tools(Protocol):
 
         Of several processes each decides its share, and all get the same verdicts; those of a run are recorded, and a
         resumed run gets the recorded ones.
+        """
+        ...
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        """A given conversation as rows to be trained on, with the tokens of the assistant's messages from number
+        `first` on as sampled (`play.conversations`). tools: JSON schemas of functions that the template shows. Raises
+        ValueError if the chat template rejects it.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -347,6 +347,11 @@ class RenderingTools:
         raise _Sampled(None)
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> NoReturn:
+        raise _Sampled(None)
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
         raise _Sampled(None)
 
     def score(self, by: str, rows: Sequence[Datum], **options: Any) -> NoReturn:

@@ -19,6 +19,7 @@ from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.conversations import trained_rows
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
@@ -182,6 +183,12 @@ class StepTools:
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
         return self.world.verdicts.compare(comparisons, seconds)
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        options = self.world.cfg.model.chat_template_kwargs
+        return trained_rows(self.world.tokenizer, messages, first, tools, options)
 
     def score(
         self,
