@@ -119,7 +119,9 @@ def learn(
             name = f"{update.policy}/{share.role}"
             places = [i for i, e in enumerate(episodes) if e.role == share.role and e.policy == update.policy]
             rule = share.advantage or update.card
-            rated, baseline = advantages.assign([episodes[i] for i in places], rule, baselines.get(name))
+            rated, baseline = [episodes[i] for i in places], None
+            if update.card.objective == "policy":
+                rated, baseline = advantages.assign(rated, rule, baselines.get(name))
             if baseline is not None:
                 baselines[name] = baseline
                 metrics[f"{share.role}/baseline"] = baseline

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def new(
     card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
     game: Annotated[
-        str, typer.Option(metavar="NAME", help="The game: ssp, scope, spice, spell, score, or a Python file with one.")
+        str, typer.Option(metavar="NAME", help="The game: ssp, scope, spice, spell, score, sft, dpo, or a Python file.")
     ],
     model: Annotated[
         str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")

@@ -11,6 +11,7 @@ import typer
 from scope_jax.cli.options import Card, Json, RunPlace, Sets, load
 from scope_jax.cli.output import check_local, console, show, tell
 from scope_jax.cli.program import app
+from scope_jax.errors import UserError
 
 DEMO_CARD = Path("ssp/atlas")  # a shipped card
 
@@ -68,6 +69,30 @@ def train(
                 progress.say(f"curves and episodes: {write_report(folder)}")
         if writes():
             show(results | {"run": run}, as_json)
+
+
+def _on_given_answers(system: str, description: str) -> None:
+    """The command that trains a card of this system: `train`, which does the same."""
+
+    @app.command(system, help=description)
+    def command(
+        card: Card,
+        run: RunPlace,
+        plan_first: Annotated[
+            bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
+        ] = False,
+        set_: Sets = None,
+        as_json: Json = False,
+    ) -> None:
+        if (found := load(card, set_).system) != system:
+            raise UserError(
+                f"{card} has system = {found!r}, but this command is for {system!r}; use scope-jax train instead."
+            )
+        train(card, run, plan_first=plan_first, set_=set_, as_json=as_json)
+
+
+_on_given_answers("sft", 'Train on the conversations of CARD (system = "sft"). Run it again to resume.')
+_on_given_answers("dpo", 'Train on the preference pairs of CARD (system = "dpo"). Run it again to resume.')
 
 
 @app.command()

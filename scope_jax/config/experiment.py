@@ -29,7 +29,8 @@ class Config(Section):
 
     system: CardPath
     """The game: `ssp`, `scope`, `spice`, `spell`, `score`, or the path of a Python file with a game of your own, which
-    defines `GAME` (docs/tutorial.md). The options of a game are in the table of its name."""
+    defines `GAME` (docs/tutorial.md); `sft` or `dpo` to train on given answers (docs/distillation.md). The options of a
+    game are in the table of its name."""
     seed: Seed = 0
     """The seed of all random numbers of the run."""
     model: ModelSection

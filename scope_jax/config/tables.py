@@ -74,6 +74,13 @@ Column = Literal[
     "options",
     "task",
     "quality",
+    "messages",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "system",
+    "tools",
 ]
 
 
@@ -288,6 +295,10 @@ class DataSection(RowsSection):
     """SCORE: questions to report on."""
     rows: CardPath | None = None
     """A game of your own: rows with columns that only the game knows."""
+    conversations: CardPath | None = None
+    """SFT: conversations, as `messages` or as `prompt` and `completion` (docs/distillation.md#supervised-training)."""
+    preferences: CardPath | None = None
+    """DPO: `prompt`, `chosen` and `rejected` (docs/distillation.md#preferences)."""
     max_searches: Whole = 1
     """Upper bound of the range of `min_searches`."""
     min_searches: Whole = 1

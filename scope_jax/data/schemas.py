@@ -13,6 +13,7 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
     rows        all columns as they are, for a game that reads its own
+    conversations, preferences    given answers, see `conversations`
 
 The card may set the columns (`columns`); otherwise the names used by the published data sets are recognised
 (docs/data.md).
@@ -23,11 +24,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from scope_jax.data.conversations import conversations, preferences
 from scope_jax.retrieval.corpus import DOCUMENT, passage
 from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, repeated, required, text_of
 
 Kind = Literal[
-    "answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters", "rows"
+    "answers",
+    "questions",
+    "choices",
+    "tasks",
+    "marked",
+    "readings",
+    "queries",
+    "documents",
+    "clusters",
+    "conversations",
+    "preferences",
+    "rows",
 ]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
@@ -54,6 +67,8 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
     "rows": (),
+    "conversations": ("messages", "prompt", "completion", "system", "tools"),
+    "preferences": ("prompt", "chosen", "rejected", "system", "tools"),
 }
 
 
@@ -214,6 +229,8 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "queries": queries,
     "clusters": clusters,
     "rows": rows,
+    "conversations": conversations,
+    "preferences": preferences,
 }
 
 

@@ -151,6 +151,11 @@ class EndpointTools:
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
         return self.math.verdicts(comparisons, seconds)
 
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        raise UserError("an endpoint is evaluated, not trained; its tokens are not known here.")
+
     def score(self, by: str, rows: Sequence[Datum], **options: Any) -> list[np.ndarray]:
         raise UserError(f"an exam of an endpoint has no tokens that {by} could rate; evaluate a run or a model folder.")
 

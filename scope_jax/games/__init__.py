@@ -20,10 +20,11 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import scope, score, spell, spice, ssp
+from scope_jax.games import dpo, scope, score, sft, spell, spice, ssp
 from scope_jax.play.game import Game
 
-GAMES: dict[str, Game] = {game.name: game for game in (ssp.GAME, scope.GAME, spice.GAME, spell.GAME, score.GAME)}
+PLAYED = (ssp.GAME, scope.GAME, spice.GAME, spell.GAME, score.GAME)
+GAMES: dict[str, Game] = {game.name: game for game in (*PLAYED, sft.GAME, dpo.GAME)}
 
 
 # ------------------------------------------------------------------------------------------------------------- games

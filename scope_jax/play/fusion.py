@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
-from scope_jax.play.sandbox import readable
+from scope_jax.play.python_worker import readable
 from scope_jax.play.tool_calls import ToolError
 from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown
 

@@ -91,6 +91,15 @@ class Tools(Protocol):
         """
         ...
 
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        """A given conversation as rows to be trained on, with the tokens of the assistant's messages from number
+        `first` on as sampled (`play.conversations`). tools: JSON schemas of functions that the template shows. Raises
+        ValueError if the chat template rejects it.
+        """
+        ...
+
     def score(
         self,
         by: str,

@@ -395,6 +395,11 @@ class RenderingTools:
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> NoReturn:
         raise _Sampled(None)
 
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        raise _Sampled(None)
+
     def score(self, by: str, rows: Sequence[Datum], **options: Any) -> NoReturn:
         raise _Sampled(None)
 

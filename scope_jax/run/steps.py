@@ -183,7 +183,7 @@ class Steps:
 
     def remarks(self, episodes: list[Episode], metrics: Metrics, end: RunEnd) -> list[str]:
         """What the user is told about the step: who learned nothing, and after the first, rules without a metric."""
-        sentences = [*idle_roles(episodes), *idle_updates(metrics)]
+        sentences = [*idle_roles(episodes, self.world.game.updates(self.cfg)), *idle_updates(metrics)]
         missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])
 

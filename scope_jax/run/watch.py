@@ -17,7 +17,7 @@ from functools import reduce
 from typing import Any
 
 from scope_jax.config import Config, WatchRule
-from scope_jax.learner.types import Episode, Update
+from scope_jax.learner.types import Datum, Episode, Update
 
 EVALUATED = ("eval/", "time/evaluate")  # what the names of the metrics of an evaluation alone begin with
 
@@ -114,10 +114,25 @@ Outcome = tuple[str, float, float]  # role, reward and advantage of a trained ep
 SHOWN = 5  # steps that the report names
 
 
-def idle_roles(episodes: Iterable[Episode]) -> list[str]:
-    """One for every role whose advantages in a step are all 0: that they are, and what to look at."""
-    step = [(e.role, e.reward, e.advantage) for e in episodes if e.trained and e.advantage is not None]
+def idle_roles(episodes: Iterable[Episode], updates: Iterable[Update] = ()) -> list[str]:
+    """One for every role whose advantages and credits in a step are all 0: that they are, and what to look at. Roles
+    that learn from something else by one of the updates, a teacher or given answers, are left out."""
+    others = {
+        share.role
+        for update in updates
+        if update.card.objective != "policy" or update.card.teacher != "none"
+        for share in update.roles
+    }
+    step = [
+        (e.role, e.reward, max([abs(e.advantage), *map(_credit, e.datums)]))
+        for e in episodes
+        if e.trained and e.advantage is not None and e.role not in others
+    ]
     return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
+
+
+def _credit(datum: Datum) -> float:
+    return 0.0 if datum.credit_T is None else float(abs(datum.credit_T[datum.sampled_T]).max(initial=0.0))
 
 
 def idle_updates(metrics: Mapping[str, float]) -> list[str]:

@@ -18,6 +18,7 @@ from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.conversations import trained_rows
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
@@ -315,6 +316,12 @@ class StepTools:
 
         items = [[each.prediction, [*each.golds]] for each in comparisons]
         return self.world.recording.answers(self._number, "math", items, verdicts)
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        options = self.world.cfg.model.chat_template_kwargs
+        return trained_rows(self.world.tokenizer, messages, first, tools, options)
 
     def score(
         self,

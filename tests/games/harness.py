@@ -250,6 +250,11 @@ class ScriptedTools:
         self.compared += comparisons
         return [compare(*comparison) for comparison in comparisons]
 
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[Datum, ...]:
+        raise AssertionError("scripted games encode no conversations")
+
     def score(self, by: str, rows: Sequence[Datum], **options: Any) -> list[np.ndarray]:
         """Every sampled token has the log-prob −1."""
         return [np.full(int(row.sampled_T.sum()), -1.0, np.float32) for row in rows]

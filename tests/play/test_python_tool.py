@@ -19,7 +19,8 @@ from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
 from scope_jax.play import sandbox as module
 from scope_jax.play.python_tool import python_tool
-from scope_jax.play.sandbox import Sandbox, readable
+from scope_jax.play.python_worker import readable
+from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import Service, Tool, ToolError
 from tests.play.test_hostile_programs import descendants
 
@@ -115,6 +116,20 @@ def test_a_session_whose_process_ends_is_over(sandbox: Sandbox) -> None:
         with pytest.raises(ToolError, match="the session is over: the process ended before"):
             session.run("x")
     assert sandbox.run("1") == "1"
+
+
+def test_a_session_that_answers_for_its_loop_is_ended(sandbox: Sandbox) -> None:
+    """Code can find the token of its call; whoever sends it too early has no second answer that is believed."""
+    early = (
+        "import os, sys, time\nframe = sys._getframe()\nwhile 'request' not in frame.f_locals: frame = frame.f_back\n"
+        "os.write(3, frame.f_locals['request']['token'].encode() + b'\\n')\ntime.sleep(1)"
+    )
+    with sandbox.session() as session:
+        assert session.run(early) == ""
+        with pytest.raises(ToolError, match="the worker failed"):
+            session.run("x = 1")
+        with pytest.raises(ToolError, match="the session is over"):
+            session.run("x")
 
 
 def test_the_schema_is_that_of_one_string() -> None:

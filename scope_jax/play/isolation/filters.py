@@ -44,6 +44,11 @@ REFUSED = {
     "fsmount": (432, 432),
     "pidfd_getfd": (438, 438),
     "mount_setattr": (442, 442),
+    "memfd_create": (319, 279),  # memory beside the limits, as are the next
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
     "personality": (135, 92),
     "reboot": (169, 142),
     "swapon": (167, 224),

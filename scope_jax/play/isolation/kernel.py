@@ -56,7 +56,10 @@ def unmount(target: str) -> None:
 
 def pivot_root(new: str, old: str) -> None:
     """Makes the mount `new` the root, and leaves the former one at `old` in it."""
-    call("syscall", SYS_PIVOT_ROOT[os.uname().machine], new.encode(), old.encode())
+    machine = os.uname().machine
+    if machine not in SYS_PIVOT_ROOT:
+        raise OSError(f"isolation is not written for {machine}")
+    call("syscall", SYS_PIVOT_ROOT[machine], new.encode(), old.encode())
 
 
 def restrict(target: str, flags: int, recursive: bool = True) -> None:

@@ -79,7 +79,10 @@ def _command(program: str, folder: str, function: str, settings: dict[str, Any])
 
 def _load(packages: list[str]) -> None:
     sys.path[:] = [path for path in sys.path if path != sys.argv[1]] + packages
-    import numpy  # noqa: F401 - workers find them loaded
+    import numpy.fft
+    import numpy.linalg
+    import numpy.polynomial
+    import numpy.random  # noqa: F401 - workers find all of them loaded, which numpy imports at their first use
     import sympy  # noqa: F401
 
     vars(os.environ)["_data"].clear()  # for code; the C library and programs that are started keep the fixed one
@@ -237,7 +240,7 @@ def _limit(settings: dict[str, Any]) -> None:
         resource.RLIMIT_CPU: settings["cpu_seconds"],
         resource.RLIMIT_FSIZE: settings["tmp_mib"] * MIB,
         resource.RLIMIT_NOFILE: 128,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # byte: a program that takes cores is not even started, as it would be with 0
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }

@@ -1,0 +1,79 @@
+"""What games that train on given answers share: their episodes, metrics and exam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.play.exams import Exam
+from scope_jax.play.game import ACTOR
+from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import Row
+from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
+
+METRICS = ("episodes", "too_long")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation of the data with its tokens."""
+
+    messages: Sequence[dict[str, Any]]
+    """All of them."""
+    first: int
+    """The number of the first that may be trained."""
+    datums: tuple[Datum, ...]
+    """Its rows."""
+
+
+def encoded(tools: Tools, row: Row) -> Encoded:
+    """A row of kind `conversations` through the chat template."""
+    return Encoded(row["messages"], row["first"], tools.encode(row["messages"], row["first"], row["tools"]))
+
+
+def fits(cfg: Config, one: Encoded) -> bool:
+    """Whether each of its rows fits into a row of the learner."""
+    return all(len(datum.ids_T) <= max(cfg.learner.buckets) for datum in one.datums)
+
+
+def episode(one: Encoded, *, role: str, group: str, reward: float) -> Episode:
+    """The episode of a given answer; its text is that of the messages."""
+    start = next(i for i, message in enumerate(one.messages) if i >= one.first and message["role"] == "assistant")
+    kinds = {"assistant": "sampled"}
+    turns = [
+        {"kind": kinds.get(message["role"], "observation"), "text": message["content"]}
+        for message in one.messages[start:]
+    ]
+    prompt = "\n\n".join(message["content"] for message in one.messages[:start])
+    text = {"prompt": prompt, "turns": turns}
+    return Episode(role=role, policy=ACTOR, group=group, datums=one.datums, reward=reward, text=text)
+
+
+def metrics(tools: Tools, role: str, fitting: Sequence[bool], episodes: Sequence[Episode]) -> Metrics:
+    """Of a step: its episodes, and the rows of the data that were too long, of which the user is told."""
+    too_long = list(fitting).count(False)
+    if too_long:
+        tools.tell(
+            f"{too_long} of {len(fitting)} rows of this step are longer than the largest of learner.buckets, and left "
+            "out; add a larger bucket."
+        )
+    return {f"{role}/episodes": float(len(episodes)), f"{role}/too_long": float(too_long)}
+
+
+def exam(cfg: Config) -> Exam:
+    """Questions as user messages; the answer is the whole reply, without its thinking."""
+    return Exam(
+        policy=ACTOR,
+        prompt=lambda row, tokens: Messages(row["question"]),
+        read=_answer,
+        measures=("accuracy",),
+        accuracy=("exact-match", "math"),
+    )
+
+
+def _answer(completion: Completion) -> str | None:
+    return completion.turns[-1].content.strip() or None if completion.turns else None
