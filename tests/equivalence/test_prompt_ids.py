@@ -1,4 +1,4 @@
-"""Prompts of the games in every dialect and real template: they keep their ids, which `prompt_ids.json` has a digest of."""
+"""Prompts of the games in every dialect and real template keep their ids (digests in `prompt_ids.json`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.games.scope import messages as of_scope
-from scope_jax.games.scope.state import TaskOrder
 from scope_jax.games.score import messages as of_score
 from scope_jax.games.score.roles import fixed_rubric
 from scope_jax.games.ssp import messages as of_ssp
@@ -33,23 +32,21 @@ GOLDEN = Path(__file__).with_name("prompt_ids.json")
 
 
 def prompts(dialect: str) -> list[Messages]:
-    """Those of the roles that search, as the cards of Atlas and of the papers have them."""
+    """Those of the roles that search, as the cards have them."""
 
     def card(game: str, name: str) -> Config:
         cfg = load_card(ROOT / "configs" / game / f"{name}.toml")
         return cfg.model_copy(update={"model": cfg.model.model_copy(update={"dialect": dialect})})
 
-    found = []
-    for name in ("atlas", "qwen2.5-7b"):
-        ssp, scope, score = (card(game, name) for game in ("ssp", "scope", "score"))
-        found += [
-            of_ssp.for_proposer(ssp, Slot(0, 0, ("Bern",), 2), 3),
-            of_ssp.for_solver(ssp, "Which city lies on the Aare?"),
-            of_scope.for_challenger(scope, TaskOrder(0, "k", "(Title: Bern)\nA.", "planning", 2)),
-            of_scope.for_solver(scope, "Tell of Bern."),
-            of_score.for_solver(score, "Tell of Bern.", fixed_rubric(score)),
-        ]
-    return [*found, *(replace(one, system="Be brief.") for one in found[:2]), Messages("?")]
+    ssp, scope, score = card("ssp", "qwen2.5-7b"), card("scope", "qwen2.5-7b"), card("score", "qwen2.5-7b")
+    proposer = of_ssp.for_proposer(ssp, Slot(0, 0, ("Bern",), 2), 3)
+    return [
+        proposer,
+        replace(proposer, system="Be brief."),
+        of_ssp.for_solver(card("ssp", "atlas"), "Which city lies on the Aare?"),
+        of_scope.for_solver(scope, "Tell of Bern."),
+        of_score.for_solver(score, "Tell of Bern.", fixed_rubric(score)),
+    ]
 
 
 def ids_of(tokenizer: Tokenizer, dialect: str, mode: Mode) -> str:
