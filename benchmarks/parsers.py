@@ -38,16 +38,28 @@ from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.ssp import rules as ssp_rules
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
+from scope_jax.play.tool_calls import SEARCH
 from scope_jax.retrieval.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.search import format_documents
 from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.text import dialects, parsing, templates
-from scope_jax.text.dialects.calls import calls
 from scope_jax.text.objects import last_object
 
 SIZES = (1 << 16, 1 << 18, 1 << 20)
-TAGS = ("think", "search", "answer", "information", "score", "rubrics", "rubric", "tool_call", "function_calls", "s")
+TAGS = (
+    "think",
+    "search",
+    "answer",
+    "information",
+    "score",
+    "rubrics",
+    "rubric",
+    "tool_call",
+    "function_calls",
+    "python",
+    "s",
+)
 PIECES = (
     *(form.format(tag) for tag in TAGS for form in ("<{}>", "</{}>", "<{}></{}>".replace("{}", "{0}"))),
     *(
@@ -84,6 +96,7 @@ PIECES = (
         "&lt;",
         "&#1;",
     ),
+    *("<function=", "<function=python>", "<parameter=code>", "</parameter>", "</function>", "&amp;", "&lt;/search>"),
     *(" ", "\n", "\t", "-", "---\n", "\n---\n", "```\n", "*", ":", ".", "…", "(truncated)", "{answer}"),
     *("Answer:", "answer", "correct ", "Doc 1 (Title: ", "\nDoc 1 (Title: ", "a", "a ", "the ", "1", "é"),
 )
@@ -119,6 +132,18 @@ JSON = (("<tool_call>", "</tool_call>"), ('<tool_call>{"name": "search", "argume
 CALL = tuple(
     (f"<function_calls>{head}", f"{tail}</function_calls>")
     for head, tail in (("", ""), ("search(", ")"), ('search(query="', '")'), ('search(query="a"', "x"))
+)
+XML = (("<python>", "</python>"), ('<python>{"code": "', '"}</python>'), ("<python>", "<search>"))
+LLAMA = (("<|python_tag|>", ""), ('{"name": "', '"}'), ('{"name": "python", "parameters": {"code": "', '"}}'))
+CODER = tuple(
+    (f"<tool_call>{head}", f"{tail}</tool_call>")
+    for head, tail in (
+        ("", ""),
+        ("<function=", "</function>"),
+        ("<function=python>", "</function>"),
+        ("<function=python><parameter=code>", "</parameter></function>"),
+        ("<function=python><parameter=limit>", "</parameter></function>"),
+    )
 )
 RUBRIC = (
     *(("<rubrics>", "</rubrics>"), ("<rubrics><rubric ", ">a</rubric></rubrics>"), ("```json\n", "\n```"), ("[", "]")),
@@ -184,6 +209,8 @@ SCOPE = _card("scope", data={"documents": "none"})
 SCORE = _card("score", data={"queries": "none"})
 SPICE = _card("spice", retrieval=None, data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
+_ARGUMENTS = {"code": {"type": "string"}, "limit": {"type": ["integer", "array", "null"]}}
+TOOLS = (SEARCH, {"name": "python", "parameters": {"type": "object", "properties": _ARGUMENTS}})
 LEXICAL = HashedLexical.fit(Corpus.from_documents([Document("1", "the title", "a text")]), 256)
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
 
@@ -232,12 +259,15 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "several": (parsing.several, QUERY),
     "last_object": (last_object, (('{"a": "', '"}'), ('{"a": ', "}"), ("```json", "```"))),
     "labelled_answer": (parsing.labelled_answer, LABEL),
-    "calls, xml": (lambda text: calls(text, DIALECTS["xml"]), QUERY),
-    "calls, hermes": (lambda text: calls(text, DIALECTS["hermes"]), JSON),
-    "calls, function": (lambda text: calls(text, DIALECTS["function"]), CALL),
+    "calls, xml": (lambda text: DIALECTS["xml"].read(text, TOOLS), (*QUERY, *XML)),
+    "calls, hermes": (lambda text: DIALECTS["hermes"].read(text, TOOLS), JSON),
+    "calls, function": (lambda text: DIALECTS["function"].read(text, TOOLS), CALL),
+    "calls, llama": (lambda text: DIALECTS["llama"].read(text, TOOLS), LLAMA),
+    "calls, qwen-coder": (lambda text: DIALECTS["qwen-coder"].read(text, TOOLS), CODER),
+    "searches": (lambda text: [searching.searches(text, d) for d in DIALECTS.values()], (*QUERY, *JSON, *CALL)),
     "observation, results_of": (lambda text: DIALECTS["xml"].results_of(DIALECTS["xml"].observation([text])), RESULTS),
     "results_of": (lambda text: [d.results_of(text) for d in DIALECTS.values()], RESULTS),
-    "message": (lambda text: [d.message(text) for d in DIALECTS.values()], RESULTS),
+    "message": (lambda text: [d.messages(text) for d in DIALECTS.values()], RESULTS),
     "responder, all searches": (lambda text: answered(text, False), (*FINAL, *QUERY)),
     "responder, first search": (lambda text: answered(text, True), (*FINAL, *QUERY)),
     "queries_run": (lambda text: searching.queries_run(episode(text), DIALECTS["xml"]), QUERY),

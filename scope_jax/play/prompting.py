@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 from scope_jax.config import Config
+from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME
 from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
@@ -25,8 +26,8 @@ def _neutral(text: str, tags: tuple[str, ...]) -> str:
 
 def search_syntax(cfg: Config) -> dict[str, str]:
     """The variables {search} and {results}: what a search looks like, and where its results appear."""
-    words = dialects.load(cfg.model.dialect).words
-    return {"search": words.call, "results": words.results}
+    dialect = dialects.load(cfg.model.dialect)
+    return {"search": dialect.example(SEARCH_NAME, SEARCH_ARGUMENT), "results": dialect.place}
 
 
 @cache  # a step fills the grader's prompt many thousand times
@@ -58,7 +59,7 @@ def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str],
     They may use {search} and {results} in addition to `known`. Raises PromptError.
     """
     known = (*known, *search_syntax(cfg))
-    tools = dialects.load(cfg.model.dialect).tools
+    tools = (SEARCH,) if dialects.load(cfg.model.dialect).declares else ()
     return templates.load_messages(folder, role, known=known, required=required, tools=tools)
 
 

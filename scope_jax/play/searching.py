@@ -6,41 +6,93 @@ tags are looked for in the rest of a turn (`Turn.content`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from scope_jax.config import Config, FormatRule, RoleSection, one_of
+from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tools import Agent, Tools
 from scope_jax.play.turns import Cut, Respond
+from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
-from scope_jax.text.dialects import Dialect
-from scope_jax.text.dialects.calls import Call, calls
+from scope_jax.text.dialects import Call, Dialect
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
 UNFINISHED = ("length", "overflow")  # finish reasons of a turn that was cut off
 
 
+class Searched(NamedTuple):
+    """A search at text[start:end] and its query; the query is None if the search is malformed. closed: where the tags
+    around it end."""
+
+    query: str | None
+    start: int
+    end: int
+    closed: int
+
+
+def search_tool(search: Search) -> Tool:
+    """The search as a tool."""
+    return Tool(SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True)
+
+
+def declared(dialect: Dialect) -> tuple[Mapping[str, Any], ...]:
+    """The tools that prompts of roles that search declare: none where the prompt itself describes the search."""
+    return (SEARCH,) if dialect.declares else ()
+
+
+def searches(text: str, dialect: Dialect) -> list[Searched]:
+    """Every search of `text`, valid or malformed, in order.
+
+    Malformed are calls that cannot be read or are of another function, and blank queries. What follows such a call
+    inside the same tags is part of it.
+    """
+    found: list[Searched] = []
+    foreign = -1  # where the tags end in which something is no search
+    for call in dialect.read(text, (SEARCH,)):
+        if call.closed == foreign:
+            found[-1] = found[-1]._replace(end=call.end)
+            continue
+        query = _query(call, dialect)
+        found.append(Searched(query.strip() if query and is_text(query) else None, call.start, call.end, call.closed))
+        foreign = call.closed if query is None and (call.valid or call.name != SEARCH_NAME) else -1
+    return [search if search.query else search._replace(query=None) for search in found]
+
+
+def _query(call: Call, dialect: Dialect) -> str | None:
+    """The query of a search; None for any other call. Other arguments are ignored, except in the format function."""
+    query = call.arguments.get(SEARCH_ARGUMENT) if call.valid and call.name == SEARCH_NAME else None
+    surplus = dialect.format == "function" and len(call.arguments) > 1
+    return query if isinstance(query, str) and not surplus else None
+
+
+def written_search(query: str, dialect: Dialect) -> str:
+    """A search for `query`, for demonstrations."""
+    return dialect.write(Call(SEARCH_NAME, {SEARCH_ARGUMENT: query}), (SEARCH,))
+
+
 def queries_of(text: str, dialect: Dialect) -> list[str]:
     """The queries of all valid searches of a turn; a JSON list in a search counts as several (SSP's released code)."""
-    return _all_queries(calls(text, dialect))
+    return _all_queries(searches(text, dialect))
 
 
-def _all_queries(searches: Sequence[Call]) -> list[str]:
-    return [query for call in searches if call.query is not None for query in parsing.several(call.query)]
+def _all_queries(found: Sequence[Searched]) -> list[str]:
+    return [query for search in found if search.query is not None for query in parsing.several(search.query)]
 
 
-def first_query(searches: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
-    """(query, end) of the first valid search among the `searches` of a turn, where only that one is run; `end` is after
-    its closing tag (SCOPE's released code).
+def first_query(found: Sequence[Searched], text: str, finals: Sequence[str]) -> tuple[str, int] | None:
+    """(query, end) of the first valid search among those of a turn, where only that one is run; `end` is after its
+    closing tag (SCOPE's released code).
 
     None without a valid search, or if a closed tag of `finals` begins before it, even if the search is inside that tag.
     """
-    for call in searches:
-        if call.query is not None:
-            if any(0 <= _begin(text, final) < call.start for final in finals):
+    for search in found:
+        if search.query is not None:
+            if any(0 <= _begin(text, final) < search.start for final in finals):
                 return None
-            return call.query, text.index(dialect.close, call.start) + len(dialect.close)
+            return search.query, search.closed
     return None
 
 
@@ -70,24 +122,24 @@ def responder(
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
         text, finish = turns[-1].content, turns[-1].finish
-        searches = calls(text, dialect)
-        if first_only and (first := first_query(searches, text, dialect, finals)):
+        found = searches(text, dialect)
+        if first_only and (first := first_query(found, text, finals)):
             query, end = first
             return Cut(end, dialect.observation(search([query])))
         if finish in UNFINISHED or (end_token_ends and finish == "eos"):
             return None
         if any(parsing.first([text], final) is not None for final in finals):
             return None
-        if queries := _all_queries(searches):
+        if queries := _all_queries(found):
             return dialect.observation(search(queries))
-        return malformed if searches and not any(call.valid for call in searches) else None
+        return malformed if found and not any(one.query is not None for one in found) else None
 
     return respond
 
 
 def stops_of(cfg: Config, final: str) -> tuple[str, ...]:
     """Strings that end a turn: the closing tags of a search and of `<final>`, which ends the episode."""
-    return (dialects.load(cfg.model.dialect).close, f"</{final}>")
+    return (*dialects.load(cfg.model.dialect).stops(SEARCH_NAME), f"</{final}>")
 
 
 def responder_of(
@@ -171,7 +223,8 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
         return True
     turns = [whole(turn) for turn in completion.turns if turn.kind == "sampled"]
     known = (*parsing.TAGS, *dialect.tags)
-    formed = all(parsing.well_formed(turn, ("think", dialect.call.tag, final), known) for turn in turns)
+    allowed = [tag for tag in ("think", dialect.tag(SEARCH_NAME), final) if tag is not None]
+    formed = all(parsing.well_formed(turn, allowed, known) for turn in turns)
     return formed and (rule != "think" or all(parsing.opens_with_thought(turn) for turn in turns))
 
 

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
+from typing_extensions import is_typeddict
+
+from scope_jax.errors import UserError
+from scope_jax.text import parsing, schemas
+from scope_jax.text.dialects.formats import LONGEST
+from scope_jax.text.dialects.values import json_of
+
+# The search of the games: its schema is what templates declare to roles that search, where the dialect has that.
+SEARCH_NAME, SEARCH_ARGUMENT = "search", "query"
+SEARCH: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": SEARCH_NAME,
+        "description": "Searches a collection of documents for what fits the query best.",
+        "parameters": {
+            "type": "object",
+            "properties": {SEARCH_ARGUMENT: {"type": "string", "description": "What to look for."}},
+            "required": [SEARCH_ARGUMENT],
+        },
+    },
+}
 
 
 class ToolError(Exception):
@@ -54,3 +88,149 @@ class Tool:
     """Equal arguments give equal results, so that calls are shared, and not recorded."""
     service: Service | None = None
     """What must run for it; started before the run, closed after it."""
+
+    def __post_init__(self) -> None:
+        function = schemas.function_of(self.schema)
+        if not _NAME.fullmatch(self.name):
+            raise UserError(f"The tool {self.name[:80]!r} needs a name of at most 64 letters, digits, _, - and dots.")
+        if function.get("name") != self.name:
+            raise UserError(f"The schema of the tool {self.name} is of {function.get('name')!r}; give both one name.")
+        schemas.check(function.get("parameters", {}), f"The tool {self.name}")
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
+
+
+def tool(run: Callable[..., str] | None = None, **fields: Any) -> Any:
+    """A `Tool` of a function whose arguments are annotated and whose docstring says what it does; also as a decorator,
+    `@tool` or `@tool(seconds=5)`.
+
+    fields: those of `Tool`; `name` replaces the function's name. With `open`, the first argument is the state of the
+    episode, which is not in the schema. The docstring may describe arguments in a section `Args:` (Google's style).
+    Raises UserError for an argument without an annotation, or of a type that JSON does not have.
+    """
+    if run is None:
+        return lambda function: tool(function, **fields)
+    name = fields.pop("name", None) or run.__name__
+    return Tool(name, run, _schema_of(run, name, stateful=fields.get("open") is not None), **fields)
+
+
+def _schema_of(run: Callable[..., str], name: str, stateful: bool) -> Mapping[str, Any]:
+    """The function's JSON schema, without its first argument if that is the state."""
+    from pydantic import ConfigDict, PydanticUserError, create_model
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
+
+    where = f"The tool {name}"
+    text = inspect.getdoc(run)
+    if not text:
+        raise UserError(f"{where} has no docstring; write one, since the policy reads what the tool does.")
+    described = parse_google_format_docstring(text)[1] or {}
+    described = {argument: " ".join(words.split()) for argument, words in described.items()}
+    taken = list(inspect.signature(run).parameters.values())[stateful:]
+    if stateful and not inspect.signature(run).parameters:
+        raise UserError(f"{where} has `open`, but no argument; its first one is the state.")
+    hints = get_type_hints(run, include_extras=True)
+    given: dict[str, Any] = {}
+    for one in taken:
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            raise UserError(f"{where}: calls give arguments by name, so that {one} cannot be one; name each.")
+        if one.name not in hints:
+            raise UserError(f"{where}: the argument {one.name} has no annotation; write its type, such as str.")
+        if (foreign := _foreign(hints[one.name])) is not None:
+            raise UserError(
+                f"{where}: the argument {one.name} is of type {getattr(foreign, '__name__', foreign)}, which JSON does "
+                "not have; use str, int, float, bool, list, dict, Literal, TypedDict, None or a union of these."
+            )
+        given[one.name] = (hints[one.name], ... if one.default is one.empty else one.default)
+    fields = {f"field_{place}": value for place, value in enumerate(given.values())}
+    names = dict(zip(fields, given, strict=True))
+    try:
+        whole = _untitled(create_model(name, __config__=ConfigDict(strict=True), **fields).model_json_schema())
+    except PydanticUserError as error:
+        raise UserError(f"{where}: {error.message.splitlines()[0].rstrip('.')}.") from None
+    properties = {}
+    for field, one in whole.get("properties", {}).items():
+        words = {"description": described[names[field]]} if names[field] in described else {}
+        properties[names[field]] = {**one, **words}
+    parameters = {"type": "object", "properties": properties}
+    if required := [names[field] for field in whole.get("required", ())]:
+        parameters["required"] = required
+    if "$defs" in whole:
+        parameters["$defs"] = whole["$defs"]
+    summary = " ".join(_SECTION.split(text)[0].split())
+    return {"type": "function", "function": {"name": name, "description": summary, "parameters": parameters}}
+
+
+def _foreign(hint: Any) -> Any:
+    """A part of an annotation whose values are not those of JSON; None without one."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _foreign(parts[0])
+    if origin is Literal:
+        return next((type(one) for one in parts if type(one) not in (str, int, bool, NoneType)), None)
+    if origin in (Union, UnionType, list, dict):
+        if origin is dict and parts[0] is not str:
+            return hint
+        return next((found for one in parts if (found := _foreign(one)) is not None), None)
+    if is_typeddict(hint):
+        values = get_type_hints(hint).values()
+        return next((found for one in values if one is not hint and (found := _foreign(one)) is not None), None)
+    return None if hint in (str, int, float, bool, list, dict, None, NoneType, Any) else hint
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema of pydantic's without the titles that it makes of names."""
+    if isinstance(schema, dict):
+        named = {"properties", "$defs"}
+        return {
+            key: {name: _untitled(one) for name, one in value.items()} if key in named else _untitled(value)
+            for key, value in schema.items()
+            if key != "title" or not isinstance(value, str)
+        }
+    return [_untitled(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def refusal(name: str, arguments: Mapping[str, Any], tools: Sequence[Tool]) -> str:
+    """Why a call cannot be run, as a sentence for the policy; "" if its tool takes these arguments as they are.
+
+    Nothing is converted: "5" is no number, 5.0 no integer. An argument that the schema does not name is refused, unless
+    it says that it takes others.
+    """
+    known = {one.name: one for one in tools}
+    if name not in known:
+        return _sentence(f"there is no tool {json_of(name[:80])}; there is {_listed([*known]) or 'none'}")
+    parameters = schemas.function_of(known[name].schema).get("parameters", {})
+    taken = schemas.arguments_of(parameters)
+    takes = f"it takes {_listed([*taken])}" if taken else "it takes none"
+    others = parameters.get("additionalProperties", False) is not False or "patternProperties" in parameters
+    if surplus := [one for one in arguments if one not in taken and not others]:
+        return _sentence(f"{name} has no argument {json_of(surplus[0][:80])}; {takes}")
+    if missing := [one for one in parameters.get("required", ()) if one not in arguments]:
+        return _sentence(f"{name} needs the argument {json_of(missing[0])}; {takes}")
+    wrong = schemas.fault(arguments, parameters)
+    if wrong is None:
+        return ""
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.absolute_path)[1:]
+    if wrong.validator == "type":
+        one_or_more: Any = wrong.validator_value
+        kinds = [one_or_more] if isinstance(one_or_more, str) else one_or_more
+        reason = f"must be {' or '.join(kinds)}, not {_kind(wrong.instance)}"
+    else:
+        reason = f"is wrong: {wrong.message}"
+    return _sentence(f"the argument {json_of(place[:80])} of {name} {reason}")
+
+
+def _sentence(text: str) -> str:
+    return parsing.shorten(f"error: {text}", LONGEST)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _kind(value: Any) -> str:
+    """A value for a sentence, with the name of its JSON type."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array"}
+    shown = "" if isinstance(value, (list, dict, NoneType)) else f" {parsing.shorten(json_of(value), 40)}"
+    return f"the {kinds.get(type(value), 'object')}{shown}"

@@ -22,19 +22,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from scope_jax.errors import UserError
 from scope_jax.models.chat import HistoryRewritten
+from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
+from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import parsing
-from scope_jax.text.dialects import Dialect
+from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.messages import Messages
+from scope_jax.text.schemas import Schema, arguments_of, function_of, only_text, parameters_of
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 SHORT = Messages("?")
 ANSWER = {"role": "assistant", "content": "!"}
+_SAMPLE = "a <b> 'c' \"d\"\n"  # an argument of the calls that are written and read as a check
 
 
 @runtime_checkable
@@ -60,7 +65,7 @@ class ChatCodec(Protocol):
     def continuation(
         self,
         messages_before: Sequence[Mapping[str, Any]],
-        observation: Mapping[str, Any],
+        observation: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         forbid: Collection[str] = (),
@@ -94,44 +99,77 @@ def raw(text: str) -> str:
 @dataclass(frozen=True)
 class Joiner:
     """Encodes the prompts and turns of one model by mode, template and dialect. options: variables of the template.
+    tools: the JSON schemas of all tools that a prompt may declare.
 
-    Raises ValueError if the template does not declare the dialect's tool, leaves out messages of the dialect's role, or
-    in chat mode rewrites earlier turns.
+    Raises UserError if the dialect does not read a call that it wrote, or if the template does not show the tools in
+    full, explains other calls, leaves out messages of the dialect's role, or in chat mode rewrites earlier turns.
     """
 
     mode: Mode
     tokenizer: ChatCodec
     dialect: Dialect
     options: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Schema, ...] = (SEARCH,)
 
     def __post_init__(self) -> None:
-        if self.dialect.tools:
+        if self.mode == "raw" and not self.dialect.stops(""):
+            raise UserError(
+                f'With model.turns = "raw" nothing can follow a turn that ended its message, as calls do in the format '
+                f'{self.dialect.format}; choose model.turns = "chat", or another model.dialect.'
+            )
+        for tool in self.tools:
+            self._check_call(tool)
+        if self.tools and (self.dialect.declares or self.tools != (SEARCH,)):  # the games' prompts describe the search
             self._check_tools()
         if self.mode != "raw":
             self._check_results()
 
-    def _check_tools(self) -> None:
-        """Raises ValueError unless the template declares the dialect's tool and its call syntax."""
-        remedy = "choose the model.dialect of the model's family, or a dialect file without [tool]."
-        try:
-            ids = self.prompt(replace(SHORT, tools=self.dialect.tools))
-        except ValueError as error:
-            raise UserError(f"{str(error).rstrip('.')} when the search is declared as a tool; {remedy}") from None
-        if ids == self.prompt(SHORT):
-            raise UserError(f"The chat template leaves out the search that model.dialect declares as a tool; {remedy}")
-        if self.dialect.open not in self.tokenizer.decode(ids):
+    def _check_call(self, tool: Schema) -> None:
+        """Raises UserError unless the dialect recovers a call of a tool from what it writes."""
+        name = function_of(tool)["name"]
+        known = arguments_of(parameters_of([tool])[name])
+        reserved = {*parsing.FOREIGN, *self.dialect.tags} - {SEARCH_NAME}
+        if self.dialect.tag(name) == name and name in reserved:
             raise UserError(
-                f"The chat template declares tools but does not mention {self.dialect.open}, which model.dialect uses "
-                f"for calls; {remedy}"
+                f"The dialect writes a call of {name} as <{name}>, a tag with another meaning; rename the tool."
+            )
+        call = Call(name, {argument: _SAMPLE if only_text(one) else [_SAMPLE] for argument, one in known.items()})
+        written = self.dialect.write(call, [tool])
+        if self.dialect.read(written, [tool]) != [call]:
+            raise UserError(
+                f"model.dialect cannot express calls of {name}: it does not read what it writes, {written!r}."
             )
 
-    def _check_results(self) -> None:
-        """Raises ValueError unless the template renders the response to a turn after it, and in full."""
-        message = self.dialect.message(self.dialect.observation(["probe"]))
-        messages = replace(SHORT, tools=self.dialect.tools)
+    def _check_tools(self) -> None:
+        """Raises UserError unless prompts show the tools' schemas in full, and the template the dialect's calls."""
+        remedy = "choose the model.dialect of the model's family, or one whose prompts describe the tools, such as xml."
+        subject = "the search" if self.tools == (SEARCH,) else "the tools"
+        marked, marks = marked_tools(self.tools)
         try:
-            chat = self.mode == "chat"
-            ids = self.glue(messages, message) if chat else self._rendered(messages, [ANSWER, message])
+            plain, ids, shown = (self.prompt(replace(SHORT, tools=tools)) for tools in ((), self.tools, marked))
+            retyped = [self.prompt(replace(SHORT, tools=tools)) for tools in retyped_tools(self.tools)]
+        except ValueError as error:
+            raise UserError(f"{str(error).rstrip('.')} when {subject} is declared as a tool; {remedy}") from None
+        if ids == plain:
+            raise UserError(f"The chat template leaves out {subject} that model.dialect declares as a tool; {remedy}")
+        if self.dialect.explained not in self.tokenizer.decode(ids):
+            raise UserError(
+                f"The chat template declares tools but does not mention {self.dialect.explained}, which model.dialect "
+                f"uses for calls; {remedy}"
+            )
+        text = self.tokenizer.decode(shown)
+        left_out = [what for mark, what in marks.items() if mark not in text]
+        if ids in retyped:
+            left_out.append("the types of arguments")
+        if left_out:
+            raise UserError(f"The chat template declares tools but leaves out {left_out[0]}; {remedy}")
+
+    def _check_results(self) -> None:
+        """Raises UserError unless the template renders the response to a turn after it, and in full."""
+        messages = replace(SHORT, tools=self.tools if self.dialect.declares else ())
+        one = self.dialect.messages(self.dialect.observation(["probe"]))
+        try:
+            ids = self._after_answer(messages, one)
         except HistoryRewritten:
             raise UserError(
                 'With model.turns = "chat" the chat template and its options rewrite earlier turns, so that '
@@ -140,7 +178,7 @@ class Joiner:
             ) from None
         if "probe" not in self.tokenizer.decode(ids):
             raise UserError(
-                f"The chat template leaves out messages of role {message['role']!r}, which the dialect uses for search "
+                f"The chat template leaves out messages of role {one[0]['role']!r}, which the dialect uses for search "
                 'results; choose another model.dialect, or model.turns = "raw".'
             )
 
@@ -156,9 +194,33 @@ class Joiner:
                 "text into the user prompt, or set another model.chat_template."
             )
 
+    @cached_property
+    def each(self) -> bool:
+        """True if each result of a turn is a message of its own: the dialect has it so, and the template shows all."""
+        if self.mode == "raw" or not self.dialect.results.each:
+            return self.dialect.results.each
+        messages = replace(SHORT, tools=self.tools if self.dialect.declares else ())
+        two = self.dialect.messages(self.dialect.observations(["probe-one", "probe-two"]))
+        try:
+            text = self.tokenizer.decode(self._after_answer(messages, two))
+        except ValueError:
+            return False
+        return "probe-one" in text and "probe-two" in text
+
+    def observations(self, results: Sequence[str]) -> str:
+        """The text after the calls of a turn, with their results in order."""
+        return self.dialect.observations(results, self.each)
+
     def prompt(self, messages: Messages) -> list[int]:
         """Ids of a prompt, up to the start of the policy's first turn. Raises ValueError if the template rejects it."""
         return self._rendered(messages, [])
+
+    def _described(self, messages: Messages) -> Messages:
+        """The messages with their tools in the system message, if the template does not declare them."""
+        if not messages.tools or self.dialect.declares:
+            return messages
+        system = "\n\n".join(filter(None, [messages.system, self.dialect.described(messages.tools)]))
+        return replace(messages, system=system, tools=())
 
     def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
         """Converts a game's responder to that of a `Request` whose prompt is `messages`."""
@@ -178,7 +240,7 @@ class Joiner:
             if self.mode == "raw":
                 return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
             if self.mode == "chat":
-                return Continuation(self._after(messages, turns[-1], self.dialect.message(text)), text, kept)
+                return Continuation(self._after(messages, turns[-1], self.dialect.messages(text)), text, kept)
             return Restart(self._rerendered(messages, turns, text), text, kept)
 
         return reply
@@ -202,30 +264,35 @@ class Joiner:
         if turn.finish != "eos" or int(turn.ids[-1]) in self.tokenizer.eos_ids:
             return True
         string = turn.ids[self._covering(turn, len(turn.text)) :].tolist()
-        return string == list(self.glue(messages, self.dialect.message(text))[:1])
+        return string == list(self.glue(messages, self.dialect.messages(text))[:1])
 
-    def glue(self, messages: Messages, message: Mapping[str, str]) -> list[int]:
-        """Ids from the end of the policy's message up to the start of its next one, with `message` in between.
+    def _after_answer(self, messages: Messages, later: Sequence[Mapping[str, str]]) -> list[int]:
+        """What a policy reads after a short answer: the glue, or in chat-trimmed mode the whole conversation."""
+        return self.glue(messages, later) if self.mode == "chat" else self._rendered(messages, [ANSWER, *later])
+
+    def glue(self, messages: Messages, between: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids from the end of the policy's message up to the start of its next one, with the messages in between.
 
         Taken from a short conversation with the same system message and tools, since these ids do not depend on what
         user and policy wrote.
         """
+        messages = self._described(messages)
         return self.tokenizer.continuation(
             [*replace(messages, user=SHORT.user).conversation(), ANSWER],
-            message,
+            between,
             tools=messages.declared(),
             forbid=self._forbidden,
             trusted=("assistant", "system"),
             **self.options,
         )
 
-    def _after(self, messages: Messages, turn: Turn, message: Mapping[str, str]) -> list[int]:
+    def _after(self, messages: Messages, turn: Turn, between: Sequence[Mapping[str, str]]) -> list[int]:
         """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
 
         Llama 3.1 has several end tokens, and ends a call with a different one than an answer. The template's may be
         none of the tokenizer's, as in Qwen's base models; then a turn ends with it by `model.stop`.
         """
-        ids = self.glue(messages, message)
+        ids = self.glue(messages, between)
         ended = turn.finish == "eos" and (ids[0] in self.tokenizer.eos_ids or ids[0] == int(turn.ids[-1]))
         return ids[1:] if ended else ids
 
@@ -236,10 +303,11 @@ class Joiner:
             if turn.kind == "sampled":
                 later.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
             else:
-                later.append(self.dialect.message(turn.text))
-        return self._rendered(messages, [*later, self.dialect.message(text)])
+                later += self.dialect.messages(turn.text)
+        return self._rendered(messages, [*later, *self.dialect.messages(text)])
 
     def _rendered(self, messages: Messages, later: Sequence[Mapping[str, str]]) -> list[int]:
+        messages = self._described(messages)
         return self.tokenizer.encode_chat(
             [*messages.conversation(), *later],
             tools=messages.declared(),
@@ -251,5 +319,6 @@ class Joiner:
     @property
     def _forbidden(self) -> list[str]:
         """Tags that must not be encoded as tokens in an observation's text."""
-        names = sorted({*parsing.FOREIGN, *self.dialect.tags} - {self.dialect.results.tag})
+        named = parameters_of(self.tools) if self.dialect.format == "xml" else ()
+        names = sorted({*parsing.FOREIGN, *self.dialect.tags, *named} - {self.dialect.results.tag})
         return [tag for name in names for tag in (f"<{name}>", f"</{name}>")]

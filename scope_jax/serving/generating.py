@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
+from scope_jax.play.tool_calls import SEARCH_NAME
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
@@ -94,7 +95,7 @@ def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Messages
         raise ApiError("With web_search_options the last message must be the user's.", param="messages")
     head = messages[0]["content"] if messages[0]["role"] == "system" else None
     before = tuple(messages[head is not None : -1])
-    return Messages(messages[-1]["content"], head, model.joiner.dialect.tools, before)
+    return Messages(messages[-1]["content"], head, searching.declared(model.joiner.dialect), before)
 
 
 def completion_job(model: Served, body: CompletionBody) -> Job:
@@ -197,7 +198,7 @@ def _job(
     ends, thought = model.cfg.model.stop, None
     stop = tuple(body.stop or ())
     if joiner is not None:
-        stop, thought = (joiner.dialect.close,), parsing.THOUGHT
+        stop, thought = joiner.dialect.stops(SEARCH_NAME), parsing.THOUGHT
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(body.top_k or 0, 0),

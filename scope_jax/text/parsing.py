@@ -45,7 +45,7 @@ _WORD_TOKENS = frozenset(
 # A tag (of any name; with attributes also one that is never closed), or <|…|>. Linear time: every repetition is
 # possessive and ends at the next <, or is bounded.
 _MARK = re.compile(
-    r"<(\s*+/?+\s*+(\w++)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
+    r"<(\s*+/?+\s*+(\w[\w.-]*+)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
 )
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)

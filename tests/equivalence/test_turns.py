@@ -11,6 +11,7 @@ import pytest
 
 from scope_jax.models.chat import DATE_STRING
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play import searching
 from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.text import dialects, parsing
@@ -53,11 +54,11 @@ def test_a_continued_chat_equals_the_templates_rendering(tokenizer, name, ended)
     """Prompt, sampled ids and the ids between turns together equal the template's rendering of the conversation."""
     dialect = dialects.load(name)
     text = dialect.observation(["Doc 1\nThe Seine.", "Doc 2\nThe Marne."])
-    said = [turn(tokenizer, f"I look: {dialect.write('Paris river')}", ended=ended)]
+    said = [turn(tokenizer, f"I look: {searching.written_search('Paris river', dialect)}", ended=ended)]
     reply = Joiner("chat", tokenizer, dialect).responder(lambda turns: text, QUESTION)(tuple(said))
     assert isinstance(reply, Continuation)
     prompt = QUESTION.conversation()
-    messages = [*prompt, {"role": "assistant", "content": said[0].text}, dialect.message(text)]
+    messages = [*prompt, {"role": "assistant", "content": said[0].text}, *dialect.messages(text)]
     ids = [*tokenizer.encode_chat(prompt), *said[0].ids.tolist(), *reply.ids]
     assert ids == tokenizer.encode_chat(messages)
     assert ids == tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -69,7 +70,7 @@ def test_the_prompt_without_earlier_thinking_equals_the_templates_rendering(toke
     """After two turns, transformers renders the messages without their thoughts to the ids of the new prompt."""
     dialect = dialects.load(name)
     texts = [dialect.observation([result]) for result in ("The Seine.", "The Marne.")]
-    searches = [dialect.write(query) for query in ("Paris river", "Paris second river")]
+    searches = [searching.written_search(query, dialect) for query in ("Paris river", "Paris second river")]
     said = [turn(tokenizer, THOUGHT + search, ended=False) for search in searches]
     observed = Turn("observation", np.zeros(1, np.int32), np.zeros(1, np.float32), texts[0], None, True)
     joiner = Joiner("chat-trimmed", tokenizer, dialect)
@@ -77,7 +78,7 @@ def test_the_prompt_without_earlier_thinking_equals_the_templates_rendering(toke
     assert isinstance(reply, Restart)
     messages = list(QUESTION.conversation())
     for search, text in zip(searches, texts, strict=True):
-        messages += [{"role": "assistant", "content": search}, dict(dialect.message(text))]
+        messages += [{"role": "assistant", "content": search}, *dialect.messages(text)]
     expected = tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert list(reply.prompt_ids) == expected
     assert "<think>" not in tokenizer.decode(reply.prompt_ids)
@@ -89,7 +90,7 @@ def test_a_cut_keeps_the_fewest_tokens_that_hold_the_search(load, folder, name):
     tokenizer, dialect = load(folder, TEMPLATES["qwen2.5"]), dialects.load(name)
     joiner, within = Joiner("raw", tokenizer, dialect), 0
     for rest in ("\n\n<information>", "></a>", ".\n", " and 😀", "\n"):
-        head = f"<think>日本 é 😀</think>\n{dialect.write('Rhein é')}"
+        head = f"<think>日本 é 😀</think>\n{searching.written_search('Rhein é', dialect)}"
         said = turn(tokenizer, head + rest, ended=False)
         reply = joiner.responder(lambda turns, end=len(head): Cut(end, "R"), QUESTION)((said,))
         assert isinstance(reply, Continuation)
@@ -117,7 +118,7 @@ def test_the_only_tag_tokens_of_an_observation_are_its_own(tokenizer, mode):
     dialect = dialects.load("hermes")
     added = {token.content: id for id, token in tokenizer._hf.added_tokens_decoder.items()}
     nasty = "<tool_call>{}</tool_call> <think>\n</think> </tool_call>"
-    said = turn(tokenizer, dialect.write("x"), ended=False)
+    said = turn(tokenizer, searching.written_search("x", dialect), ended=False)
     reply = Joiner(mode, tokenizer, dialect).responder(lambda turns: dialect.observation([nasty]), QUESTION)((said,))
     ids = list(reply.ids if isinstance(reply, Continuation) else reply.prompt_ids if isinstance(reply, Restart) else [])
     assert nasty in tokenizer.decode(ids)
@@ -162,7 +163,7 @@ def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
     tokenizer, written = real
     for name in written:
         dialect = dialects.load(name)
-        messages = replace(QUESTION, system=system, tools=dialect.tools)
+        messages = replace(QUESTION, system=system, tools=searching.declared(dialect))
         day = {"date_string": DATE_STRING}
 
         def rendered(conversation, tools=messages.declared(), day=day):
@@ -171,8 +172,8 @@ def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
             )
 
         text = dialect.observation(["The Seine."])
-        said = turn(tokenizer, dialect.write("Paris river"), ended=False)
-        conversation = [*messages.conversation(), {"role": "assistant", "content": said.text}, dialect.message(text)]
+        said = turn(tokenizer, searching.written_search("Paris river", dialect), ended=False)
+        conversation = [*messages.conversation(), {"role": "assistant", "content": said.text}, *dialect.messages(text)]
         joiner = Joiner("chat", tokenizer, dialect)
         prompt = joiner.prompt(messages)
         assert prompt == rendered(messages.conversation())
@@ -182,7 +183,8 @@ def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
         anew = Joiner("chat-trimmed", tokenizer, dialect).responder(lambda turns, text=text: text, messages)((said,))
         assert isinstance(anew, Restart) and list(anew.prompt_ids) == rendered(conversation)
         assert system is None or system in tokenizer.decode(prompt)
-        assert (dialect.open in tokenizer.decode(prompt)) == (name == "hermes" or (name == "function" and not system))
+        explained = f"<{dialect.tag('search')}>" in tokenizer.decode(prompt)
+        assert explained == (name == "hermes" or (name == "function" and not system))
 
 
 @pytest.mark.parametrize(

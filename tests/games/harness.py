@@ -14,6 +14,7 @@ from scope_jax.data.keys import rng
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Metrics, Reply
+from scope_jax.play import searching
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
@@ -30,9 +31,17 @@ from scope_jax.run.recording import Recording
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
-CALLS = "Calls stand in <tool_call> or <function_calls>."
+CALLS = 'Calls stand in <tool_call>, with <function= or not, or <function_calls>, or have "parameters".'
 EOS = 3  # not a printable character
-ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17, "system": 18, "tools": 19}  # nor are these
+ROLES = {
+    "user": 14,
+    "assistant": 15,
+    "tool": 16,
+    "environment": 17,
+    "system": 18,
+    "tools": 19,
+    "ipython": 20,
+}  # nor are these
 
 
 class Characters:
@@ -66,13 +75,13 @@ class Characters:
     def continuation(
         self,
         messages_before: Sequence[Mapping[str, Any]],
-        observation: Mapping[str, Any],
+        observation: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> list[int]:
         """What encode_chat writes after the content of the last message."""
-        return [EOS, *self.encode_chat([observation], **options)]
+        return [EOS, *self.encode_chat(observation, **options)]
 
 
 def sampled_turn(text: str, finish: str = "stop", opened: bool = False) -> Turn:
@@ -362,6 +371,24 @@ class Plan:
         return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][ctx.turn]
 
 
+TAGGED = [name for name in dialects.names() if name != "llama"]  # dialects with tags around calls
+
+
+def opening(dialect: dialects.Dialect) -> str:
+    """The opening tag of a search."""
+    return f"<{dialect.tag('search')}>"
+
+
+def closing(dialect: dialects.Dialect) -> str:
+    """The closing tag of a search."""
+    return dialect.stops("search")[0]
+
+
+def example(dialect: dialects.Dialect) -> str:
+    """What prompts say a search looks like."""
+    return dialect.example("search", "query")
+
+
 def in_dialect(name: str, script: Script) -> Script:
     """The script with its searches rewritten in a dialect."""
     dialect = dialects.load(name)
@@ -369,7 +396,7 @@ def in_dialect(name: str, script: Script) -> Script:
     def rewritten(ctx: TurnContext) -> str:
         text = script(ctx)
         for query in parsing.spans(text, "search"):
-            text = text.replace(f"<search>{query}</search>", dialect.write(query))
+            text = text.replace(f"<search>{query}</search>", searching.written_search(query, dialect))
         return text
 
     return rewritten

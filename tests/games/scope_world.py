@@ -10,6 +10,7 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Reply
+from scope_jax.play import searching
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Mode
 from scope_jax.rollouts.types import Completion
@@ -53,7 +54,7 @@ PROTOCOLS: dict[str, tuple[str, Mode]] = {
 
 
 def searching_turn(query: str, protocol: str = "raw") -> str:
-    return f"<think>look</think> {dialects.load(PROTOCOLS[protocol][0]).write(query)}"
+    return f"<think>look</think> {searching.written_search(query, dialects.load(PROTOCOLS[protocol][0]))}"
 
 
 def task(text: str) -> str:

@@ -17,15 +17,14 @@ from scope_jax.play.turns import Cut
 from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import DialectError
-from scope_jax.text.dialects.calls import Call, calls
-from tests.games.harness import card
+from tests.games.harness import card, closing, example, opening
 
 XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))
 EVERY = pytest.mark.parametrize("dialect", [XML, HERMES, FUNCTION], ids=["xml", "hermes", "function"])
 
 
 def queries(text: str, dialect: dialects.Dialect) -> list[str | None]:
-    return [call.query for call in calls(text, dialect)]
+    return [one.query for one in searching.searches(text, dialect)]
 
 
 def hermes(value: object) -> str:
@@ -33,18 +32,21 @@ def hermes(value: object) -> str:
 
 
 def test_the_syntaxes_are_those_of_the_table():
-    assert dialects.names() == ["function", "hermes", "observation", "xml"]
-    assert XML.write("a b") == "<search>a b</search>"
-    assert HERMES.write("a b") == '<tool_call>{"name": "search", "arguments": {"query": "a b"}}</tool_call>'
-    assert FUNCTION.write("a b") == '<function_calls>search(query="a b")</function_calls>'
-    assert [d.close for d in (XML, HERMES, FUNCTION)] == ["</search>", "</tool_call>", "</function_calls>"]
+    assert dialects.names() == ["function", "hermes", "llama", "observation", "qwen-coder", "xml"]
+    assert searching.written_search("a b", XML) == "<search>a b</search>"
+    assert (
+        searching.written_search("a b", HERMES)
+        == '<tool_call>{"name": "search", "arguments": {"query": "a b"}}</tool_call>'
+    )
+    assert searching.written_search("a b", FUNCTION) == '<function_calls>search(query="a b")</function_calls>'
+    assert [closing(d) for d in (XML, HERMES, FUNCTION)] == ["</search>", "</tool_call>", "</function_calls>"]
 
 
 @EVERY
 def test_prompts_show_a_search_of_the_dialect_unless_the_template_declares_it(dialect):
-    assert queries(dialect.words.call, dialect) == ([] if dialect is HERMES else ["your query"])
-    assert bool(dialect.tools) == (dialect is not XML)
-    assert f"<{dialect.results.tag}> and </{dialect.results.tag}>" in dialect.words.results
+    assert queries(example(dialect), dialect) == ([] if dialect is HERMES else ["your query"])
+    assert dialect.declares == (dialect is not XML)
+    assert f"<{dialect.results.tag}> and </{dialect.results.tag}>" in dialect.place
 
 
 @pytest.mark.parametrize(
@@ -94,32 +96,28 @@ def test_valid_malformed_and_missing_searches(dialect, text, expected):
 
 def test_places():
     text = "so <search>a</search> <search>b"
-    assert calls(text, XML) == [Call("a", 3, 21), Call(None, 22, 31)]
-    assert [call.valid for call in calls(text, XML)] == [True, False]
+    assert searching.searches(text, XML) == [("a", 3, 21, 21), (None, 22, 31, 31)]
     text = 'so <function_calls>search(query="a")\nsearch(query="b")</function_calls>'
-    assert [text[c.start : c.end].strip() for c in calls(text, FUNCTION)] == ['search(query="a")', 'search(query="b")']
+    assert [text[c.start : c.end].strip() for c in searching.searches(text, FUNCTION)] == [
+        'search(query="a")',
+        'search(query="b")',
+    ]
 
 
 @EVERY
 @settings(max_examples=60, deadline=None)
 @given(query=st.text(min_size=1).filter(str.strip))
 def test_written_searches_are_parsed(dialect, query):
-    if dialect is XML and ("<search>" in query or "</search>" in query):
-        return
     if any("\ud800" <= char <= "\udfff" for char in query):
-        assert queries(dialect.write(query), dialect) == [None]
+        assert queries(searching.written_search(query, dialect), dialect) == [None]
     else:
-        assert queries(f"I look. {dialect.write(query)} and", dialect) == [query.strip()]
+        assert queries(f"I look. {searching.written_search(query, dialect)} and", dialect) == [query.strip()]
 
 
 @EVERY
 def test_a_quoted_query_may_contain_the_tags(dialect):
-    nasty = f'"{dialect.close}\\" {dialect.open}'
-    if dialect is XML:
-        with pytest.raises(ValueError, match="cannot be written as text"):
-            dialect.write(nasty)
-    else:
-        assert queries(dialect.write(nasty), dialect) == [nasty]
+    nasty = f'"{closing(dialect)}\\" {opening(dialect)}'
+    assert queries(searching.written_search(nasty, dialect), dialect) == [nasty]
 
 
 @EVERY
@@ -127,18 +125,18 @@ def test_a_quoted_query_may_contain_the_tags(dialect):
 @given(data=st.data())
 def test_any_text_is_parsed_without_an_error(dialect, data):
     pieces = [
-        dialect.open,
-        dialect.close,
+        opening(dialect),
+        closing(dialect),
         '{"name": "search", "arguments": {"query": "x"}}',
         'search(query="x")',
         "\\",
         '"',
     ]
     text = "".join(data.draw(st.lists(st.sampled_from([*pieces, "x", "(", "{", "\n", " "]), max_size=12)))
-    found = calls(text, dialect)
+    found = searching.searches(text, dialect)
     assert all(0 <= c.start < c.end <= len(text) or c.start == c.end for c in found)
     assert [c.start for c in found] == sorted(c.start for c in found)
-    assert bool(found) == (dialect.open in text)
+    assert bool(found) == (opening(dialect) in text)
 
 
 @EVERY
@@ -148,12 +146,10 @@ def test_the_results_of_an_observation_are_recovered_and_become_a_message(dialec
     content = "Doc 1\na\n---\nDoc 1\nb"
     expected = {"xml": ("user", text), "hermes": ("tool", content), "function": ("environment", text)}
     role, content = expected["xml" if dialect is XML else "hermes" if dialect is HERMES else "function"]
-    assert dialect.message(text) == {"role": role, "content": content}
-    assert dialect.message(f"{text}\nTwo turns are left.") == {
-        "role": role,
-        "content": f"{content}\nTwo turns are left.",
-    }
-    assert dialect.message("That was no search.") == {"role": "user", "content": "That was no search."}
+    assert dialect.messages(text) == [{"role": role, "content": content}]
+    later = f"{content}\nTwo turns are left."
+    assert dialect.messages(f"{text}\nTwo turns are left.") == [{"role": role, "content": later}]
+    assert dialect.messages("That was no search.") == [{"role": "user", "content": "That was no search."}]
 
 
 TAGGED = (
@@ -183,7 +179,7 @@ def test_documents_cannot_contain_a_search_in_any_dialect():
 def test_neutralised_text_is_stable_and_holds_no_search(pieces):
     safe = parsing.neutralise("".join(pieces))
     assert parsing.neutralise(safe) == safe
-    assert not any(calls(safe, dialect) for dialect in (XML, HERMES, FUNCTION))
+    assert not any(searching.searches(safe, dialect) for dialect in (XML, HERMES, FUNCTION))
 
 
 @EVERY
@@ -198,7 +194,7 @@ def test_replies_to_turns(dialect):
         respond = searching.responder(search, dialect, ("answer",), **options)
         return respond((Turn("sampled", np.zeros(1, np.int32), np.zeros(1, np.float32), text, finish),))
 
-    a, b, broken = dialect.write("a"), dialect.write("b"), dialect.open
+    a, b, broken = searching.written_search("a", dialect), searching.written_search("b", dialect), opening(dialect)
     assert after(f"{a} {b}") == dialect.observation(["A", "B"])
     first = Cut(len(a), dialect.observation(["A"]))
     assert after(f"{a} {b}", first_only=True) == first
@@ -222,12 +218,12 @@ def test_replies_to_turns(dialect):
 def test_a_list_counts_as_several_queries_only_if_all_searches_are_run():
     text = '<search>["a", "b"]</search>'
     assert searching.queries_of(text, XML) == ["a", "b"]
-    assert searching.first_query(calls(text, XML), text, XML, ("answer",)) == ('["a", "b"]', len(text))
+    assert searching.first_query(searching.searches(text, XML), text, ("answer",)) == ('["a", "b"]', len(text))
 
 
 def test_the_one_search_of_a_turn_ends_with_its_closing_tag():
     two = '<function_calls>search(query="a"); search(query="b")</function_calls>'
-    assert searching.first_query(calls(two, FUNCTION), f"{two} and", FUNCTION, ("answer",)) == ("a", len(two))
+    assert searching.first_query(searching.searches(two, FUNCTION), f"{two} and", ("answer",)) == ("a", len(two))
 
 
 def own(tmp_path: Path, text: str) -> str:
@@ -237,22 +233,18 @@ def own(tmp_path: Path, text: str) -> str:
 
 
 LOOKUP = """
+format = "hermes"
 [call]
 tag = "lookup"
-payload = "text"
-template = "<lookup>{query}</lookup>"
 [results]
 tag = "found"
 role = "user"
-[words]
-call = "<lookup> words </lookup>"
-results = "between <found> and </found>"
 """
 
 
 def test_a_custom_dialect(tmp_path):
     dialect = dialects.load(own(tmp_path, LOOKUP))
-    assert queries(dialect.write("x"), dialect) == ["x"] and dialect.close == "</lookup>"
+    assert queries(searching.written_search("x", dialect), dialect) == ["x"] and closing(dialect) == "</lookup>"
     table = card().model_dump(exclude_none=True)
     table["model"]["dialect"] = str(tmp_path / "own.toml")
     assert parse_config(table, "card").model.dialect.endswith("own.toml")
@@ -263,15 +255,19 @@ def test_a_custom_dialect(tmp_path):
     [
         (('tag = "lookup"', 'tag = "<lookup>"'), "call.tag is '<lookup>'"),
         (('tag = "found"', 'tag = "lookup"'), "call.tag and results.tag are the same"),
-        (('payload = "text"', 'payload = "json"'), "set both call.name and call.argument"),
-        (('payload = "text"', 'payload = "text"\nname = "x"\nargument = "y"'), "set both call.name and call.argument"),
-        (("{query}", "query"), "call.template lacks {query}"),
-        (('role = "user"', 'role = "nobody"'), "`results.role`: Input should be 'user', 'tool' or 'environment'"),
-        (("[words]", "[phrases]"), "`words`: Field required"),
-        (("[words]", "[words"), "not valid TOML"),
+        (('format = "hermes"', 'format = "xml"'), "the format xml has no tag of its own; remove [call]"),
+        (('format = "hermes"', 'format = "latin"'), "`format`: Input should be 'xml', 'hermes'"),
+        (('role = "user"', 'role = "nobody"'), "`results.role`: Input should be 'user', 'tool', 'environment' or"),
+        (('role = "user"', 'role = "user"\neach = true'), "results.each needs results.template_wraps"),
+        (("[results]", "[results"), "not valid TOML"),
+        (('tag = "lookup"', 'tag = "a"\npayload = "json"'), "`call.payload` is no key any more"),
+        (('tag = "lookup"', 'tag = "a"\npayload = "text"'), 'write format = "xml" as its first line, remove [call]'),
+        (('role = "user"', 'role = "user"\n[words]\ncall = "x"'), "`words` is no key any more"),
+        (('role = "user"', 'role = "user"\n[tool]\ntype = "function"'), "remove [words] and [tool]"),
     ],
 )
 def test_a_broken_dialect_gives_one_clear_error(tmp_path, change, message):
+    assert change[0] in LOOKUP
     with pytest.raises(DialectError) as caught:
         dialects.load(own(tmp_path, LOOKUP.replace(*change)))
     assert message in str(caught.value) and "own.toml" in str(caught.value)
@@ -283,6 +279,6 @@ def test_an_unknown_dialect_in_a_card_gives_one_clear_error():
     with pytest.raises(CardError) as caught:
         parse_config(table, "my.toml")
     assert str(caught.value) == (
-        "my.toml: `model.dialect`: unknown search dialect latin; choose one of function, hermes, observation, xml, or "
-        "give the path of your own TOML file."
+        "my.toml: `model.dialect`: unknown dialect latin; choose one of function, hermes, llama, observation, "
+        "qwen-coder, xml, or give the path of your own TOML file."
     )

@@ -18,15 +18,16 @@ from scope_jax.games.scope.state import TaskOrder
 from scope_jax.games.ssp import messages as of_ssp
 from scope_jax.games.ssp.state import Slot
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play import rubrics
+from scope_jax.play import rubrics, searching
+from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.run.assemble import assemble
 from scope_jax.text import dialects, templates
-from scope_jax.text.dialects import Dialect, DialectError
+from scope_jax.text.dialects import Dialect
 from scope_jax.text.messages import Messages
 from tests.games import harness, scope_world
-from tests.games.harness import play_step
+from tests.games.harness import example, play_step
 
 ROOT = Path(__file__).parents[2]
 ATLAS = ROOT / "assets" / "atlas" / "ssp" / "tokenizer"
@@ -48,7 +49,7 @@ def shown(tokenizer: Tokenizer, messages: Messages, dialect: Dialect = FUNCTION)
 
 
 def signature(dialect: Dialect) -> str:
-    return json.dumps(list(dialect.tools))
+    return json.dumps(list(searching.declared(dialect)))
 
 
 # --------------------------------------------------------------------------------------------------------------- OLMo-3
@@ -60,7 +61,7 @@ def test_olmos_prompt_declares_the_search_function(olmo, messages):
     said = shown(olmo, messages)
     system, user = said.split("<|im_end|>")[:2]
     assert f"<functions>{signature(FUNCTION)}</functions>" in system and "no function" not in said
-    assert FUNCTION.words.call in user and user.endswith(messages.user)
+    assert example(FUNCTION) in user and user.endswith(messages.user)
     assert said.endswith("<|im_start|>assistant\n")
 
 
@@ -71,7 +72,7 @@ def test_olmo_judges_without_a_function(olmo):
 
 def test_a_custom_system_message_replaces_the_templates(olmo):
     system = "You look things up."
-    own = shown(olmo, Messages("Go.", system, FUNCTION.tools))
+    own = shown(olmo, Messages("Go.", system, (SEARCH,)))
     assert own.startswith(f"<|im_start|>system\n{system}<functions>{signature(FUNCTION)}</functions><|im_end|>")
     assert shown(olmo, Messages("Go.", "")).startswith("<|im_start|>system\n<|im_end|>\n<|im_start|>user\nGo.")
 
@@ -106,10 +107,10 @@ def told(tools: harness.ScriptedTools) -> dict[str, bool]:
 def test_later_turns_belong_to_the_same_conversation(name, template, system):
     """Appended or re-rendered, prompts equal the template's rendering with the system message and the tools."""
     tokenizer, dialect = Tokenizer.load(ATLAS, template), dialects.load(name)
-    messages = Messages("Which river?", system, dialect.tools)
-    text, said = dialect.observation(["The Seine."]), f"I look. {dialect.write('Paris')}"
+    messages = Messages("Which river?", system, searching.declared(dialect))
+    text, said = dialect.observation(["The Seine."]), f"I look. {searching.written_search('Paris', dialect)}"
     turn = Turn("sampled", np.asarray(tokenizer.encode(said), np.int32), np.zeros(1, np.float32), said, "stop")
-    conversation = [*messages.conversation(), {"role": "assistant", "content": said}, dialect.message(text)]
+    conversation = [*messages.conversation(), {"role": "assistant", "content": said}, *dialect.messages(text)]
     whole = tokenizer.encode_chat(conversation, tools=messages.declared())
 
     joiner = Joiner("chat", tokenizer, dialect)
@@ -205,30 +206,14 @@ def test_a_system_file_next_to_a_roles_prompt_is_its_system_message(tmp_path: Pa
     (tmp_path / "solver.system.txt").write_text("Search with {search}.")
     assert GAMES[system].system_messages(cfg) == (tmp_path / "solver.system.txt",)
     asked = for_solver(cfg, "Why?")
-    assert asked == Messages("Why?", f"Search with {XML.words.call}.") and asked.text.endswith(".\n\nWhy?")
+    assert asked == Messages("Why?", f"Search with {example(XML)}.") and asked.text.endswith(".\n\nWhy?")
     (tmp_path / "solver.system.txt").write_text("{tusk}")
     with pytest.raises(templates.PromptError, match=r"solver\.system\.txt: unknown variable \{tusk\}"):
         for_solver(cfg, "Why?")
 
 
 # ------------------------------------------------------------------------------------------------------------- dialects
-@pytest.mark.parametrize(
-    "change",
-    [
-        ('name = "search"\ndesc', 'name = "find"\ndesc'),
-        ("properties.query.", "properties.text."),
-        ("parameters", "args"),
-    ],
-)
-def test_a_tool_that_differs_from_the_call_gives_one_clear_error(tmp_path: Path, change: tuple[str, str]):
-    text = (ROOT / "scope_jax" / "text" / "dialects" / "hermes.toml").read_text()
-    assert change[0] in text
-    (tmp_path / "own.toml").write_text(text.replace(*change))
-    with pytest.raises(DialectError, match="tool must be the JSON schema of a function with the name call"):
-        dialects.load(str(tmp_path / "own.toml"))
-
-
 def test_a_json_call_is_explained_in_the_declaration_or_in_the_prompt_not_in_both():
     """Qwen's templates explain the format of a call; OLMo-3's only gives the tags, and the prompt the format."""
-    assert "{" not in HERMES.words.call and HERMES.tools[0]["function"]["name"] in HERMES.words.call
-    assert FUNCTION.words.call == FUNCTION.write("your query")
+    assert example(HERMES) == "a call to the search function"
+    assert example(FUNCTION) == searching.written_search("your query", FUNCTION)

@@ -12,6 +12,7 @@ from scope_jax.games.scope import messages
 from scope_jax.games.scope.options import ScopeSection, options
 from scope_jax.games.scope.state import TaskOrder
 from scope_jax.text import dialects, templates
+from tests.games.harness import example
 from tests.games.scope_world import PROTOCOLS, card
 
 ROOT = Path(__file__).parents[2]
@@ -105,14 +106,14 @@ def test_gates_come_with_examples_of_both_verdicts():
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_prompts_use_the_dialect_and_fill_every_variable(protocol: str):
     cfg = card(protocol=protocol)
-    words = dialects.load(cfg.model.dialect).words
+    dialect = dialects.load(cfg.model.dialect)
     order = TaskOrder(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)
     prompt = messages.for_challenger(cfg, order).text
-    assert words.call in prompt and words.results in prompt and "exactly 3 times" in prompt
+    assert example(dialect) in prompt and dialect.place in prompt and "exactly 3 times" in prompt
     assert "Kind of task: long form qa" in prompt and "A document {with} braces and [task]tags[/task]." in prompt
     solver = messages.for_solver(cfg, "Do it.").text
-    assert words.call in solver and solver.endswith("Task: Do it.")
-    assert words.call in messages.not_run(cfg)
+    assert example(dialect) in solver and solver.endswith("Task: Do it.")
+    assert example(dialect) in messages.not_run(cfg)
     texts = (prompt.replace("{with}", ""), solver, messages.for_rubric_writer(cfg, "t", ["d"]))
     assert not any(templates.variables(text) for text in texts if protocol != "qwen3")
 

@@ -12,9 +12,10 @@ from scope_jax.evaluation.measuring import ExamSet, Record
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.learner import advantages
+from scope_jax.play import searching
 from scope_jax.play.exams import Answer
 from scope_jax.text import dialects
-from tests.games.harness import EOS, ROLES, episodes_of, plain, play_step, run_exam
+from tests.games.harness import EOS, ROLES, closing, episodes_of, opening, plain, play_step, run_exam
 from tests.games.scope_world import (
     CRITERIA,
     DOCUMENTS,
@@ -36,8 +37,8 @@ LONG = "alpha beta".ljust(39, ".") + "!"  # 40 characters, halfway between the l
 def plan(protocol: str) -> Plan:
     """Drafts and attempts in one dialect, with each kind of failure once."""
     dialect = dialects.load(PROTOCOLS[protocol][0])
-    look, broken = searching_turn("Rhine", protocol), f"<think>hm</think> {dialect.open}{dialect.close}"
-    bare = dialect.write("Aare")  # a search without a thought
+    look, broken = searching_turn("Rhine", protocol), f"<think>hm</think> {opening(dialect)}{closing(dialect)}"
+    bare = searching.written_search("Aare", dialect)  # a search without a thought
     return Plan(
         drafts={
             ("Aare", 0): (searching_turn("Aare", protocol), look, task("Tell of Aare.")),
@@ -283,7 +284,7 @@ def test_dynamic_turns_count_down_and_end_the_episode():
 def test_the_message_with_the_results_has_the_number_of_turns_left(protocol: str):
     def broken(protocol: str) -> str:
         dialect = dialects.load(PROTOCOLS[protocol][0])
-        return f"<think>hm</think> {dialect.open}{dialect.close}"
+        return f"<think>hm</think> {opening(dialect)}{closing(dialect)}"
 
     drafts = {("Aare", 0): (broken(protocol), searching_turn("Rhine", protocol), task("Tell of Aare."))}  # two expected
     cfg, tools = card(protocol=protocol, dynamic_turns=True), world(Plan(drafts=drafts), protocol)
@@ -330,7 +331,10 @@ MADE_UP = "\n<information>\nThe Rhine ends in Peru.\n</information>\n"
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_search_that_was_not_run_earns_nothing(protocol: str):
     """Searches in the last allowed turn or quoted in an answer are not run; an answer after a search is ignored."""
-    look, quoted = searching_turn("Rhine", protocol), dialects.load(PROTOCOLS[protocol][0]).write("Aare")
+    look, quoted = (
+        searching_turn("Rhine", protocol),
+        searching.written_search("Aare", dialects.load(PROTOCOLS[protocol][0])),
+    )
     attempts = {
         ("Aare", 0): (look, look, f"{look} <answer>alpha</answer>"),
         ("Aare", 1): (look, answer(f"alpha {quoted} {quoted} {quoted}")),
@@ -363,7 +367,7 @@ def test_a_search_that_was_not_run_earns_nothing(protocol: str):
 def test_what_follows_the_search_of_a_turn_is_dropped(protocol: str, rest: str):
     """Rows, texts, rewards and metrics are the same as for a turn that stopped at its search."""
     look = searching_turn("Rhine", protocol)
-    rest = rest.format(more=dialects.load(PROTOCOLS[protocol][0]).write("Aare"))
+    rest = rest.format(more=searching.written_search("Aare", dialects.load(PROTOCOLS[protocol][0])))
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     found = []
     for turn, stops in ((look, True), (look + rest, False)):

@@ -20,6 +20,7 @@ from scope_jax.text.messages import Messages
 from tests.games import scope_world
 from tests.games.harness import (
     ITEMS,
+    TAGGED,
     Characters,
     Plan,
     Script,
@@ -27,6 +28,7 @@ from tests.games.harness import (
     card,
     episodes_of,
     in_dialect,
+    opening,
     plain,
     play_step,
     sampled_turn,
@@ -55,7 +57,7 @@ def thinking(script: Script, quotes: str, opened: bool) -> Script:
 
 
 def quotes(name: str) -> str:
-    search = dialects.load(name).write("Nile")
+    search = searching.written_search("Nile", dialects.load(name))
     tags = "<question>no</question> <answer>no</answer> <task>no</task> <score>0</score> <rubrics></rubrics>"
     return f"{search} {tags} Answer: no. Or <answer>, <think> and {search[:9]}?"
 
@@ -91,7 +93,7 @@ def ssp_plain():
 
 # In raw turns a template opens only the first thought; the policy opens the others.
 @pytest.mark.parametrize(("mode", "opened"), [("raw", False), ("chat", True), ("chat-trimmed", True), ("chat", False)])
-@pytest.mark.parametrize("name", dialects.names())
+@pytest.mark.parametrize("name", TAGGED)
 def test_tags_in_thoughts_have_no_effect_in_ssp(ssp_plain, name: str, mode: str, opened: bool):
     tools, episodes, _, metrics = ssp_played(name, mode, quotes(name), opened)
     expected = ssp_plain
@@ -186,7 +188,7 @@ def test_the_answer_and_the_thought_of_a_turn(text: str, opened: bool, answer: s
 
 
 # --------------------------------------------------------------------------------------------------- single turns
-@pytest.mark.parametrize("name", dialects.names())
+@pytest.mark.parametrize("name", TAGGED)
 def test_searches_in_thoughts_get_no_reply(name: str):
     dialect, asked = dialects.load(name), []
 
@@ -198,14 +200,14 @@ def test_searches_in_thoughts_get_no_reply(name: str):
         respond = searching.responder(search, dialect, ("answer",), first_only=first_only, malformed="No.")
         return respond((sampled_turn(text, **options),))
 
-    quoted, real = dialect.write("quoted"), dialect.write("real")
+    quoted, real = searching.written_search("quoted", dialect), searching.written_search("real", dialect)
     for first_only in (False, True):
-        assert after(f"<think>{quoted} or {dialect.open}, <answer>x</answer></think> hm", first_only) is None
+        assert after(f"<think>{quoted} or {opening(dialect)}, <answer>x</answer></think> hm", first_only) is None
         assert after(f"<think>{quoted}", first_only) is None
         assert after(f"{quoted}", first_only, opened=True) is None
         answer = after(f"<think>{quoted} <answer>x</answer></think> {real}", first_only)
         assert (answer if isinstance(answer, str) else answer.text) == dialect.observation(["real"])
-        assert after(f"{quoted}</think> {dialect.open}", first_only, opened=True) == "No."
+        assert after(f"{quoted}</think> {opening(dialect)}", first_only, opened=True) == "No."
     cut = after(f"<think>{quoted}</think> {real} <answer>x</answer>", True)
     assert cut.end == len(f"<think>{quoted}</think> {real}")
     assert asked == ["real"] * 3

@@ -19,11 +19,13 @@ from tests.games.harness import (
     ITEMS,
     RESULTS,
     ROLES,
+    TAGGED,
     Characters,
     Plan,
     ScriptedTools,
     card,
     episodes_of,
+    example,
     in_dialect,
     plain,
     play_step,
@@ -33,7 +35,7 @@ from tests.games.harness import (
 CODEC = Characters()
 USER, ASSISTANT, TOOL, ENVIRONMENT = (chr(ROLES[name]) for name in ("user", "assistant", "tool", "environment"))
 END = chr(EOS)
-RESULT_ROLE = {"xml": USER, "observation": USER, "hermes": TOOL, "function": ENVIRONMENT}
+RESULT_ROLE = {"xml": USER, "observation": USER, "hermes": TOOL, "qwen-coder": TOOL, "function": ENVIRONMENT}
 
 
 def sampled(text: str, finish: str = "stop") -> Turn:
@@ -47,10 +49,10 @@ def observed(text: str) -> Turn:
 
 def shown(name: str, results: str) -> str:
     """Results inside a message of the dialect; the template of these tests adds no tag to tool messages."""
-    return results if name == "hermes" else dialects.load(name).observation([results])
+    return results if RESULT_ROLE[name] == TOOL else dialects.load(name).observation([results])
 
 
-@pytest.mark.parametrize("name", dialects.names())
+@pytest.mark.parametrize("name", TAGGED)
 def test_the_tokens_between_two_turns(name):
     dialect = dialects.load(name)
     text = dialect.observation(["R"])
@@ -58,7 +60,7 @@ def test_the_tokens_between_two_turns(name):
     def reply(mode, *turns):
         return Joiner(mode, CODEC, dialect).responder(lambda turns: text, Messages("P"))(tuple(turns))
 
-    said = sampled("<think>t</think>\n\nI look: " + dialect.write("a"))
+    said = sampled("<think>t</think>\n\nI look: " + searching.written_search("a", dialect))
     assert reply("raw", said) == Continuation(CODEC.encode(f"\n{text}\n\n"), f"\n{text}\n\n")
 
     glue = f"{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}{ASSISTANT}"
@@ -66,7 +68,8 @@ def test_the_tokens_between_two_turns(name):
     ended = replace(sampled("no more", "eos"))
     assert reply("chat", ended) == Continuation(CODEC.encode(glue[1:]), text)  # the policy sampled the end token itself
 
-    start = f"{USER}P{END}{ASSISTANT}I look: {dialect.write('a')}{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
+    search = searching.written_search("a", dialect)
+    start = f"{USER}P{END}{ASSISTANT}I look: {search}{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
     assert reply("chat-trimmed", said) == Restart(CODEC.encode(start + ASSISTANT), text)
     nudge = f"{ASSISTANT}What?{END}{USER}Go on.{END}{ASSISTANT}x{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
     turns = (said, observed(text), sampled("What?", "eos"), observed("Go on."), sampled("<think></think>x"))
@@ -82,7 +85,7 @@ class TwoEnds(Characters):
 def test_an_end_token_sampled_by_the_policy_is_kept():
     joiner = Joiner("chat", TwoEnds(), dialects.load("xml"))
     ids = np.asarray([*CODEC.encode("x"), 4], np.int32)
-    for finish, glue in (("eos", joiner.glue(Messages("P"), {"role": "user", "content": "R"})[1:]), ("stop", None)):
+    for finish, glue in (("eos", joiner.glue(Messages("P"), [{"role": "user", "content": "R"}])[1:]), ("stop", None)):
         said = Turn("sampled", ids, np.zeros(2, np.float32), "x", finish)
         reply = joiner.responder(lambda turns: "R", Messages("P"))((said,))
         assert reply == Continuation(glue or [EOS, *CODEC.encode(f"{USER}R{END}{ASSISTANT}")], "R")
@@ -210,7 +213,7 @@ def golden():
 
 
 @pytest.mark.parametrize("mode", ["raw", "chat", "chat-trimmed"])
-@pytest.mark.parametrize("name", dialects.names())
+@pytest.mark.parametrize("name", TAGGED)
 def test_the_game_is_the_same_in_every_dialect_and_mode(golden, name, mode):
     tools, episodes, metrics = played(name, mode)
     same = ("role", "group", "reward", "parts", "trained")
@@ -219,15 +222,15 @@ def test_the_game_is_the_same_in_every_dialect_and_mode(golden, name, mode):
     unequal = {k for k, v in metrics.items() if v != golden[2][k]}
     assert unequal <= {f"{role}/response_{what}" for role in ("solver", "proposer") for what in ("tokens", "length")}
     prompt = tools.prompts["solver", "0"]
-    words = dialects.load(name).words
-    assert words.call in prompt and words.results in prompt
+    dialect = dialects.load(name)
+    assert example(dialect) in prompt and dialect.place in prompt
 
 
-@pytest.mark.parametrize("name", dialects.names())
+@pytest.mark.parametrize("name", TAGGED)
 def test_rows_of_the_three_modes(name):
     dialect = dialects.load(name)
     first, last = (
-        f"<think>a</think> {dialect.write('Seine')}",
+        f"<think>a</think> {searching.written_search('Seine', dialect)}",
         "<question>Which capital lies on the river Seine?</question>",
     )
     results = shown(name, RESULTS["Seine"])
@@ -241,9 +244,9 @@ def test_rows_of_the_three_modes(name):
     text, found = rows("raw")
     assert found == [(f"{text}{first}\n{dialect.observation([RESULTS['Seine']])}\n\n{last}", first + last)]
     text, found = rows("chat")
-    start = CODEC.decode(CODEC.encode_chat([{"role": "user", "content": text}], tools=dialect.tools))
+    start = CODEC.decode(CODEC.encode_chat([{"role": "user", "content": text}], tools=searching.declared(dialect)))
     later = f"{END}{RESULT_ROLE[name]}{results}{END}{ASSISTANT}"
     assert found == [(f"{start}{first}{later}{last}", first + last)]
     text, found = rows("chat-trimmed")
-    trimmed = f" {dialect.write('Seine')}"  # the text after </think>
+    trimmed = f" {searching.written_search('Seine', dialect)}"  # the text after </think>
     assert found == [(start + first, first), (f"{start}{trimmed}{later}{last}", last)]

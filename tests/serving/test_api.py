@@ -124,7 +124,7 @@ def test_the_server_searches_if_it_is_asked_to(model: Served, client: Any):
     chat = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 90, "temperature": 0}
     found = client.chat.completions.create(**chat, web_search_options={}).choices[0].message.content
     results = model.joiner.dialect.results_of(found)
-    assert results and results[0].startswith('Doc 1 (Title: "') and model.joiner.dialect.close in found
+    assert results and results[0].startswith('Doc 1 (Title: "') and model.joiner.dialect.stops("search")[0] in found
     chunks = client.chat.completions.create(**chat, web_search_options={}, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == found
     assert not model.joiner.dialect.results_of(client.chat.completions.create(**chat).choices[0].message.content)

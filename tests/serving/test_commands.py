@@ -76,7 +76,7 @@ def test_a_conversation_in_the_terminal(model: Served):
     whole = "".join(text)
     assert model.joiner is not None
     reply, refusal = whole.split("\n[", 1)
-    assert model.joiner.dialect.close in reply and "this server takes 127" in refusal
+    assert model.joiner.dialect.stops("search")[0] in reply and "this server takes 127" in refusal
     assert shown("a\x1b[2Jb\x9bc\r\n") == "a?[2Jb?c?\n"
 
 

@@ -15,7 +15,7 @@ from scope_jax.games import load_card
 from scope_jax.games.scope import messages
 from scope_jax.games.scope.options import options
 from scope_jax.games.scope.state import TaskOrder
-from scope_jax.play import rubrics
+from scope_jax.play import rubrics, searching
 from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects
@@ -43,7 +43,7 @@ def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expecte
     dialect = dialects.load(card().model.dialect)
     parts: Parts = []
     for place, (name, thought) in enumerate(zip(names, thoughts, strict=True), start=1):
-        parts.append((f"<think> {thought} </think>{dialect.write(f' {name} ')}", True))
+        parts.append((f"<think> {thought} </think>{searching.written_search(f' {name} ', dialect)}", True))
         seen = dialect.observation([show(name)])
         if expected is not None:
             seen += f"\n{messages.turns_left(card(), expected - place)}"

@@ -17,7 +17,7 @@ from scope_jax.games import load_card
 from scope_jax.games.score import messages, meta_harness
 from scope_jax.games.score.options import options
 from scope_jax.games.score.state import Constraints, Rubric
-from scope_jax.play import rubrics
+from scope_jax.play import rubrics, searching
 from scope_jax.play.turns import raw
 from scope_jax.text import dialects
 from tools.atlas.facts import ASSETS, Fact
@@ -78,7 +78,7 @@ def _searches(asked: Asked, verb: str, count: int, show: Show) -> Parts:
     parts: Parts = []
     for place, name in list(zip((0, 2), asked.names, strict=True))[:count]:
         thought = f"I {verb} {_numbered(asked, place)}."
-        parts.append((f"<think> {thought} </think>{dialect.write(f' {name} ')}", True))
+        parts.append((f"<think> {thought} </think>{searching.written_search(f' {name} ', dialect)}", True))
         parts.append((raw(dialect.observation([show(name)])), False))
     return parts
 

@@ -21,7 +21,6 @@ from scope_jax.play.rubrics import Criterion
 from scope_jax.retrieval.rows import is_text
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
-from scope_jax.text.dialects.calls import calls
 
 GATES = ("entity", "relevance")
 REASONS = ("no_task", *GATES, "no_rubrics")  # for rejecting a draft
@@ -47,11 +46,11 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     """A turn of an episode that ends in `<final>`: text after its first search is dropped; the search counts if it was
     answered."""
     dialect = dialects.load(cfg.model.dialect)
-    searches = calls(turn.content, dialect)
-    first = searching.first_query(searches, turn.content, dialect, (final,))
+    found = searching.searches(turn.content, dialect)
+    first = searching.first_query(found, turn.content, (final,))
     if first is not None:
         turn = replace(turn, text=turn.text[: first[1]])
-    malformed = sum(call.query is None and call.start < len(turn.text) for call in searches)
+    malformed = sum(one.query is None and one.start < len(turn.text) for one in found)
     return ParsedTurn(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
 
 

@@ -19,7 +19,6 @@ from scope_jax.play.tools import BASE, Agent, Rollout, Tools
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
-from scope_jax.text.dialects.calls import calls
 
 REPORT, ASSESSMENT = "answer", "report_evaluations"  # final tags of the episodes with searches
 MODEL = "harness"  # name of the external model, and of the records for the report
@@ -37,7 +36,7 @@ def searches_run(cfg: Config, completion: Completion) -> int:
     but counts as one."""
     dialect = dialects.load(cfg.model.dialect)
     texts = searching.answered_contents(completion)
-    return sum(call.query is not None for text in texts for call in calls(text, dialect))
+    return sum(one.query is not None for text in texts for one in searching.searches(text, dialect))
 
 
 # -------------------------------------------------------------------------------------------------- evaluator: rubrics

@@ -1,8 +1,9 @@
-"""Search dialects: how a model writes a search and how it is shown the results, defined in small TOML files.
+"""Dialects: how a model writes the calls of tools, and how it is shown their results.
 
-SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call and a function call; SCORE's is the XML tag
-with results in another tag. Each is a file in this folder; a card selects one by name (`model.dialect`), or gives the
-path of its own TOML file.
+A dialect is a format and two tags; names and arguments come from the JSON schemas of the tools. SCOPE's Table 11 has
+three for its searches: an XML tag, a Hermes tool call and a function call; SCORE's is the XML tag with results in
+another tag. Each is a file in this folder; a card selects one by name (`model.dialect`), or gives the path of its own
+TOML file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +20,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scope_jax.errors import UserError
+from scope_jax.text.dialects import formats
+from scope_jax.text.dialects.formats import Call, Format
+from scope_jax.text.dialects.values import Malformed
+from scope_jax.text.schemas import Schema, parameters_of
 
 JOINT = "\n---\n"  # separates the results of several queries of one turn (verl)
 _RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # such a line in a result is made one dash longer
 _LONGER_RULE = re.compile(r"^-(?=---+$)", re.MULTILINE)
 _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TAGS: Mapping[Format, str] = {"hermes": "tool_call", "qwen-coder": "tool_call", "function": "function_calls"}
+# By format, text with which a prompt explains calls, where that is not the opening tag; xml: see `Dialect.described`.
+_EXPLAINED: Mapping[Format, str] = {"llama": '"parameters"', "qwen-coder": "<function=", "xml": "written like this"}
+_FORMER = {"text": "xml", "json": "hermes", "expression": "function"}  # payloads of earlier dialect files
 
 
 class DialectError(UserError):
@@ -35,112 +45,162 @@ class _Table(BaseModel):
 
 
 class CallTable(_Table):
-    """How a search is written.
-
-    The closed pair of `tag` contains the payload: "text", the query itself; "json", an object with `name` and
-    `arguments`, where `argument` is the query; "expression", one or more calls `name(argument="…")`. template: a search
-    as the model should write it; {query} stands for the query, quoted if the payload requires it.
-    """
+    """tag: encloses calls in the formats hermes and function, in place of tool_call and function_calls."""
 
     tag: str
-    payload: Literal["text", "json", "expression"]
-    name: str | None = None
-    argument: str | None = None
-    template: str
 
 
 class ResultsTable(_Table):
     """How results are shown.
 
     tag: encloses their text. role: the role of their message if turns are joined by the chat template.
-    template_wraps: the template itself writes the tag around messages of that role.
+    template_wraps: the template itself marks messages of that role, so the tag is left out of them. each: every result
+    of a turn is a message of its own, if the template has room for it.
     """
 
     tag: str
-    role: Literal["user", "tool", "environment"]
+    role: Literal["user", "tool", "environment", "ipython"]
     template_wraps: bool = False
-
-
-class WordsTable(_Table):
-    """Phrases for prompts: what a search looks like, and where its results appear.
-
-    If the chat template declares the tool and its call syntax, `call` needs only the tool's name.
-    """
-
-    call: str
-    results: str
+    each: bool = False
 
 
 class Dialect(_Table):
-    """A search dialect; see the tables.
+    """A dialect. format: of calls, see `formats`; the tables say what is particular to the dialect."""
 
-    tool: the JSON schema of the search, for chat templates that declare functions; None: only the prompts describe it.
-    """
-
-    call: CallTable
+    format: Format
     results: ResultsTable
-    words: WordsTable
-    tool: dict[str, Any] | None = None
+    call: CallTable | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Dialect:
-        for key, tag in (("call.tag", self.call.tag), ("results.tag", self.results.tag)):
-            if not _NAME.fullmatch(tag):
+        if self.call is not None and self.format not in ("hermes", "function"):
+            raise UserError(f"the format {self.format} has no tag of its own; remove [call]")
+        for key, tag in (("call.tag", self._tag), ("results.tag", self.results.tag)):
+            if tag is not None and not _NAME.fullmatch(tag):
                 raise UserError(f"{key} is {tag!r}; use lower-case letters, digits and _, without < and >")
-        if self.call.tag == self.results.tag:
-            raise UserError("call.tag and results.tag are the same; a result must not look like a search")
-        named = self.call.name is not None and self.call.argument is not None
-        if named != (self.call.payload != "text"):
-            raise UserError(
-                'set both call.name and call.argument with the payloads "json" and "expression", neither with "text"'
-            )
-        if "{query}" not in self.call.template:
-            raise UserError("call.template lacks {query}")
-        if self.tool is not None and not self._declares(self.tool):
-            raise UserError("tool must be the JSON schema of a function with the name call.name and its call.argument")
+        if self._tag == self.results.tag:
+            raise UserError("call.tag and results.tag are the same; a result must not look like a call")
+        if self.results.each and not self.results.template_wraps:
+            raise UserError("results.each needs results.template_wraps; set both, or neither")
         return self
 
-    def _declares(self, tool: Mapping[str, Any]) -> bool:
-        """True if the schema, bare or under the key "function", declares the function of the call."""
-        match tool.get("function", tool):
-            case {"name": name, "parameters": {"properties": {**properties}}}:
-                return name == self.call.name and self.call.argument in properties
-        return False
+    @property
+    def _tag(self) -> str | None:
+        return self.call.tag if self.call is not None else _TAGS.get(self.format)
 
     @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools declared to a policy that may search."""
-        return () if self.tool is None else (self.tool,)
+    def declares(self) -> bool:
+        """True if the chat template declares tools to the model; in the format xml the prompt has to."""
+        return self.format != "xml"
 
     @property
-    def open(self) -> str:
-        """The opening tag of a search."""
-        return f"<{self.call.tag}>"
+    def explained(self) -> str:
+        """What a prompt that explains calls has in it."""
+        return _EXPLAINED.get(self.format, f"<{self._tag}>")
+
+    def tag(self, name: str) -> str | None:
+        """The tag around the calls of a tool: in the format xml its name; None in the format llama."""
+        return name if self.format == "xml" else self._tag
+
+    def stops(self, name: str) -> tuple[str, ...]:
+        """Strings with which a call of a tool ends; none in the format llama, whose calls end with the turn."""
+        tag = self.tag(name)
+        return () if tag is None else (f"</{tag}>",)
 
     @property
-    def close(self) -> str:
-        """The closing tag of a search: a stop string of turns that may search."""
-        return f"</{self.call.tag}>"
+    def tags(self) -> tuple[str, ...]:
+        """Names of the tags that neither documents nor other roles may use, besides the tools' in the format xml."""
+        return tuple(tag for tag in (self._tag, self.results.tag) if tag is not None)
+
+    def example(self, name: str, argument: str) -> str:
+        """For prompts, what a call of a tool with one text argument looks like; only its name where the chat template
+        says how it is written."""
+        match self.format:
+            case "xml":
+                return f"<{name}> your {argument} </{name}>"
+            case "function":  # OLMo-3's says where calls stand, and with a system message of the prompt's not even that
+                return self.write(Call(name, {argument: f"your {argument}"}), ())
+        return f"a call to the {name} function"
 
     @property
-    def tags(self) -> tuple[str, str]:
-        """Names of the tags that neither documents nor other roles may use."""
-        return self.call.tag, self.results.tag
+    def place(self) -> str:
+        """For prompts, where results appear."""
+        if self.format == "llama":
+            return f"in a message of the role {self.results.role}"
+        return f"between <{self.results.tag}> and </{self.results.tag}>"
 
-    def write(self, query: str) -> str:
-        """A search for `query`, for prompts and demonstrations; the parser recovers the query from it.
+    def write(self, call: Call, tools: Sequence[Schema]) -> str:
+        """A call as the model should write it; `read` recovers it. tools: JSON schemas, of which the formats without
+        types take those of the arguments. Raises UserError for a call that the format cannot express."""
+        parameters = parameters_of(tools).get(call.name, {})
+        match self.format:
+            case "xml":
+                return formats.written_xml(call, parameters)
+            case "llama":
+                return formats.written_json(call, "parameters")
+            case "hermes":
+                return f"<{self._tag}>{formats.written_json(call, 'arguments')}</{self._tag}>"
+            case "function":
+                return f"<{self._tag}>{formats.written_function(call)}</{self._tag}>"
+            case "qwen-coder":
+                return f"<{self._tag}>\n{formats.written_coder(call, parameters)}\n</{self._tag}>"
 
-        Raises ValueError if the payload is plain text and the query contains the call's tag.
+    def read(self, text: str, tools: Sequence[Schema]) -> list[Call]:
+        """Every call of a turn's text, valid or malformed, in order. Whether a tool takes the arguments is not checked.
+
+        tools: their JSON schemas; in the format xml only their names are tags. A closing tag without an opening tag is
+        ignored. Takes time linear in the text, and raises nothing.
         """
-        if self.call.payload == "text":
-            if self.open in query or self.close in query:
-                raise UserError(f"the query {query!r} holds {self.open} or {self.close} and cannot be written as text")
-        else:
-            query = json.dumps(query, ensure_ascii=False).replace("<", "\\u003c")
-        return self.call.template.replace("{query}", query)
+        functions = parameters_of(tools)
+        if self.format == "llama":
+            return formats.llama_calls(text)
+        found: list[Call] = []
+        for pair in formats.pairs(text, [*functions] if self._tag is None else [self._tag]):
+            if pair.closed:
+                found += self._inside(pair, text[pair.inner : pair.inner_end], functions)
+            else:
+                name = pair.tag if self._tag is None else ""
+                found.append(formats.malformed(f"</{pair.tag}> is missing", pair.start, pair.end, name))
+        return found
+
+    def _inside(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
+        """The calls of a closed pair: one, or any number in the format function."""
+        calls = (
+            formats.function_calls(content) if self.format == "function" else [self._single(pair, content, functions)]
+        )
+        for call in calls:
+            start, end = (pair.start, pair.end) if len(calls) == 1 else (pair.inner + call.start, pair.inner + call.end)
+            yield replace(call, start=start, end=end, closed=pair.end)
+
+    def _single(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Call:
+        try:
+            match self.format:
+                case "xml":
+                    return Call(pair.tag, formats.xml_arguments(pair.tag, content, functions[pair.tag]))
+                case "qwen-coder":
+                    return formats.coder_call(content, functions)
+            return formats.json_call(content, "arguments")
+        except Malformed as error:
+            return formats.malformed(str(error), 0, 0, pair.tag if self.format == "xml" else "")
+
+    def described(self, tools: Sequence[Schema]) -> str:
+        """The tools and how to call them, for prompts in a format that chat templates do not declare."""
+        shown = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        calls = "\n".join(formats.form_xml(name, parameters) for name, parameters in parameters_of(tools).items())
+        return (
+            f"You may call these functions, whose JSON schemas are:\n{shown}\n\nA call is written like this:\n{calls}"
+            f"\n\nResults appear {self.place}."
+        )
+
+    def observations(self, results: Sequence[str], each: bool | None = None) -> str:
+        """The observation after the calls of a turn: their results in order, each in a pair of tags if the dialect has
+        `results.each`. each: replaces it."""
+        if not (self.results.each if each is None else each):
+            return self.observation(results)
+        return "\n".join(self.observation([result]) for result in results)
 
     def observation(self, results: Sequence[str]) -> str:
-        """The observation after a search: the results inside their tag.
+        """The results of a turn inside one pair of their tag.
 
         A line of three or more dashes in a result gets one more dash, so that it cannot be taken for the separator.
         """
@@ -156,17 +216,23 @@ class Dialect(_Table):
             block = self._block(text, end)
         return found
 
-    def message(self, text: str) -> Mapping[str, str]:
-        """A response to a turn as a message for the chat template.
+    def messages(self, text: str) -> list[Mapping[str, str]]:
+        """A response to a turn as messages for the chat template.
 
         A text that begins with an `observation` gets the results' role, any other text the user role. If the template
-        writes the tag, it is removed from the text.
+        marks such messages, the tags are removed, and each of several observations is a message.
         """
         block = self._block(text, 0)
         if block is None or block[0] != 0:
-            return {"role": "user", "content": text}
-        content = block[1] + text[block[2] :] if self.results.template_wraps else text
-        return {"role": self.results.role, "content": content}
+            return [{"role": "user", "content": text}]
+        if not self.results.template_wraps:
+            return [{"role": self.results.role, "content": text}]
+        found = [block]
+        while text.startswith(f"\n<{self.results.tag}>\n", found[-1][2]) and (block := self._block(text, found[-1][2])):
+            found.append(block)
+        contents = [content for _, content, _ in found]
+        contents[-1] += text[found[-1][2] :]
+        return [{"role": self.results.role, "content": content} for content in contents]
 
     def _block(self, text: str, place: int) -> tuple[int, str, int] | None:
         """(start, content, end) of the first closed pair of the results' tag at or after `place`; None without one."""
@@ -190,10 +256,12 @@ def load(name: str) -> Dialect:
     path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
     if not path.is_file():
         raise DialectError(
-            f"unknown search dialect {name}; choose one of {', '.join(names())}, or give the path of your own TOML file"
+            f"unknown dialect {name}; choose one of {', '.join(names())}, or give the path of your own TOML file"
         )
     try:
-        return Dialect.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_keys(table, path)
+        return Dialect.model_validate(table)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DialectError(f"the dialect file {path} is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -201,3 +269,21 @@ def load(name: str) -> Dialect:
         key = ".".join(map(str, item["loc"]))
         reason = item["msg"].removeprefix("Value error, ")
         raise DialectError(f"the dialect file {path}: {f'`{key}`: ' if key else ''}{reason}") from None
+
+
+def _check_keys(table: Mapping[str, Any], path: Path) -> None:
+    """Raises DialectError for keys of earlier versions, in which a dialect was of one function of one argument."""
+    call = table.get("call")
+    former = [
+        f"call.{key}" for key in ("payload", "name", "argument", "template") if isinstance(call, dict) and key in call
+    ]
+    former += [key for key in ("words", "tool") if key in table]
+    if former:
+        payload = call.get("payload") if isinstance(call, dict) else None
+        kind = _FORMER.get(payload, "hermes") if isinstance(payload, str) else "hermes"
+        rest = "remove [call]" if kind == "xml" else "of [call] keep only `tag`"
+        raise DialectError(
+            f"the dialect file {path}: `{former[0]}` is no key any more, as names and arguments come from the tools; "
+            f'write format = "{kind}" as its first line, {rest}, keep [results], and remove [words] and [tool] '
+            "(docs/tools.md#dialects)"
+        )
