@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
-
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from scope_jax.errors import UserError
 from scope_jax.models import rendering
 from scope_jax.models.fields import cut
+
+if TYPE_CHECKING:  # games need the error of this module, and transformers imports for a second
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
 
 # Replace characters of special tokens' names while a template is rendered.
 PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))

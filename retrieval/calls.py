@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scope_jax.retrieval.exact import BLOCKS
+from scope_jax.retrieval.index import BLOCKS
 from scope_jax.retrieval.search import Hit, Retriever
 from scope_jax.retrieval.web import Refusal
 

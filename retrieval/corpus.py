@@ -13,10 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-
-import datasets
-import pyarrow as pa
-from datasets.exceptions import DatasetGenerationError
+from typing import TYPE_CHECKING
 
 from scope_jax.retrieval.rows import (
     DataError,
@@ -32,6 +29,9 @@ from scope_jax.retrieval.rows import (
     text_of,
 )
 from scope_jax.sharding.files import inside
+
+if TYPE_CHECKING:
+    import datasets  # for a second, which only reading a corpus needs
 
 STATE = "state.json"  # of a saved corpus: names its Arrow files
 VERSION = 2  # of the schema; a new version invalidates all cached copies
@@ -81,6 +81,8 @@ class Corpus:
         rows = [{"id": d.id, "title": d.title, "text": d.text} for d in documents]
         if not rows:
             raise DataError("The corpus is empty: give at least one passage.")
+        import datasets
+
         return Corpus(datasets.Dataset.from_list(rows))
 
     def __len__(self) -> int:
@@ -129,6 +131,9 @@ class Corpus:
     @staticmethod
     def load(folder: Path) -> Corpus:
         """The corpus that `save` wrote; raises DataError if the folder is missing, damaged or names files elsewhere."""
+        import datasets
+        import pyarrow as pa
+
         try:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             for file in state["_data_files"]:
@@ -162,6 +167,9 @@ def load_corpus(
 
     Every row is checked while `datasets` writes its Arrow copy; unchanged data are not read twice.
     """
+    import datasets
+    from datasets.exceptions import DatasetGenerationError
+
     name = str(source)
     check_columns(name, columns, DOCUMENT)
     # these arguments form the cache key of the copy

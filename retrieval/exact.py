@@ -15,11 +15,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
-from scope_jax.retrieval.index import checked_k
+from scope_jax.retrieval.index import BLOCKS, COUNTS, checked_k
 
 CHUNK = 16384  # vectors scored at a time; limits the score matrix to 64 × 16,384 floats
-BLOCKS = (8, 64)  # queries per program, so that two programs handle any number of queries
-COUNTS = (8, 32, 128, 1024)  # passages per query of a program: k is rounded up (beyond: to a power of two) and cut
 SPARE = 8  # candidates beyond k that are rescored
 
 

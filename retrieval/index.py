@@ -7,6 +7,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
+BLOCKS = (8, 64)  # queries per program, so that two programs handle any number of queries
+COUNTS = (8, 32, 128, 1024)  # passages per query of a program: k is rounded up (beyond: to a power of two) and cut
+
 
 @runtime_checkable
 class Index(Protocol):

@@ -15,13 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
-
-import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from scope_jax.errors import UserError
+
+if TYPE_CHECKING:  # what lists or checks a card reads no data, and these import for a second
+    import datasets
+    import pyarrow as pa
 
 Row = dict[str, Any]
 LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -211,6 +211,9 @@ def _object(line: bytes, where: str) -> Row:
 
 # ------------------------------------------------------------------------------------------------------- Parquet, hub
 def _of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -250,6 +253,8 @@ def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str
 def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:
     """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded, as when it is a
     script, which is never run."""
+    import datasets
+
     try:
         table = datasets.load_dataset(name, hub_config, split=split, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - of readers of many formats, each with errors of its own

@@ -15,14 +15,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Corpus, Document
-from scope_jax.retrieval.embed import Embedder
-from scope_jax.retrieval.exact import BLOCKS, COUNTS
-from scope_jax.retrieval.index import Index
+from scope_jax.retrieval.index import BLOCKS, COUNTS, Index
+
+if TYPE_CHECKING:  # games need the texts of this module; scipy is for those who search
+    from scope_jax.retrieval.embed import Embedder
 
 EMPTY_QUERY = "The search query was empty. Write the words to look for."
 NOTHING_FOUND = "No passage was found for this query."

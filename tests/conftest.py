@@ -38,7 +38,20 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="K/N", help="only the K-th of N parts of the selected tests, whole files each")
+    parser.addoption("--part", metavar="K/N", help="only the K-th of N parts of the selected tests, whole groups each")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The tests of a file are a group, which one worker runs, so that fixtures are built once; the cases of a test that
+    takes many minutes name groups of their own."""
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
+
+
+def group_of(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    return str(mark.args[0])
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
@@ -48,10 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     number, count = map(int, part.split("/")) if re.fullmatch(r"\d{1,3}/\d{1,3}", part) else (0, 0)
     if not 1 <= number <= count:
         raise pytest.UsageError(f"--part {part}: give K/N with 1 <= K <= N")
-    files = sorted({item.path for item in items})
-    chosen = set(files[number - 1 :: count])
-    config.hook.pytest_deselected(items=[item for item in items if item.path not in chosen])
-    items[:] = [item for item in items if item.path in chosen]
+    chosen = set(sorted(set(map(group_of, items)))[number - 1 :: count])
+    config.hook.pytest_deselected(items=[item for item in items if group_of(item) not in chosen])
+    items[:] = [item for item in items if group_of(item) in chosen]
 
 
 @pytest.fixture(scope="session")

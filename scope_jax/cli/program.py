@@ -124,9 +124,10 @@ def run() -> None:
     try:
         app()
     except BaseException as error:
-        from scope_jax.run.processes import leave
+        if "scope_jax.run.processes" in sys.modules:  # it joins processes, and imports JAX
+            from scope_jax.run.processes import leave
 
-        leave(error)
+            leave(error)
         raise
     finally:
         if "scope_jax.retrieval.exchange" in sys.modules:

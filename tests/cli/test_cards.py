@@ -264,6 +264,15 @@ def test_version_and_completion() -> None:
     assert sorted(done.stdout.split()) == ["search", "selftest", "serve"]
 
 
+def test_a_list_of_cards_imports_no_library_that_computes_or_reads_data() -> None:
+    """The options of a game come with its rules; what these need to play waits until they play."""
+    command = [sys.executable, "-X", "importtime", "-m", "scope_jax", "cards"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "pydantic" in imported and "ssp/atlas" in done.stdout
+    assert not imported & {"jax", "datasets", "pyarrow", "transformers", "tokenizers", "scipy", "sklearn"}
+
+
 @pytest.mark.slow
 def test_export_imports_nothing_that_it_does_not_need() -> None:
     code = (

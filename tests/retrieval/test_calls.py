@@ -17,7 +17,8 @@ import pytest
 
 from scope_jax.retrieval.calls import LARGE, WAITING, Calls
 from scope_jax.retrieval.corpus import Document
-from scope_jax.retrieval.exact import BLOCKS, COUNTS, ExactIndex
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.index import BLOCKS, COUNTS
 from scope_jax.retrieval.search import Hit
 from scope_jax.retrieval.web import Refusal
 from tests.retrieval.serving import serving
