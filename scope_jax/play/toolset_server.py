@@ -5,7 +5,6 @@ The environment variable TOOLSET holds its config as JSON."""
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import sys
 from typing import Any
@@ -16,11 +15,9 @@ async def serve(name: str, config: str) -> None:
     from mcp.server.mcpserver import MCPServer
     from pydantic_config import BaseConfig  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.generic import concrete_type  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils.loaders import plugged_fn  # pyright: ignore[reportMissingImports]
 
-    module, _, qualified = name.partition(":")
-    kind: Any = importlib.import_module(module)
-    for part in qualified.split("."):
-        kind = getattr(kind, part)
+    kind: Any = plugged_fn(name)
     settings = concrete_type(kind, BaseConfig)
     assert settings is not None  # verifiers demands it of a toolset
     toolset = kind(settings.model_validate_json(config))
