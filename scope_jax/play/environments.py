@@ -66,13 +66,19 @@ def _readable(observation: Any) -> str:
     return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
 
+def _line(error: Exception) -> str:
+    """An error's message on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class OpenEnv:
     """An episode on an OpenEnv server, by the project's client (extra `openenv`), which needs no code of the server.
 
     to_action: the server's action of a turn; it may raise ToolError, whose sentence the agent reads, and has another
-    turn. to_text: what the agent reads of an observation (fields as the server names them); its JSON by default.
-    prompt: stands before the first observation. reset: arguments of the server's reset, such as {"seed": 3}. seconds:
-    of each answer. headers: sent as the connection is opened. Raises Failed if the server cannot be asked.
+    turn, as it does after an action that the server rejects. to_text: what the agent reads of an observation, whose
+    fields are those of the server; its JSON by default. prompt: stands before the first observation. reset: arguments
+    of the server's reset, such as {"seed": 3}. seconds: of each answer. headers: sent as the connection is opened.
+    Raises Failed if the server cannot be asked.
     """
 
     def __init__(
@@ -99,7 +105,10 @@ class OpenEnv:
         ).sync()
 
     def reset(self) -> str:
-        result = self._asked(lambda: self._client.reset(**self._reset))
+        try:
+            result = self._asked(lambda: self._client.reset(**self._reset))
+        except RuntimeError as error:
+            raise Failed(f"the OpenEnv server {self._url}: {_line(error)}") from None
         text = self._to_text(result.observation)
         return f"{self._prompt}\n\n{text}" if self._prompt else text
 
@@ -108,7 +117,10 @@ class OpenEnv:
             action = dict(self._to_action(text))
         except ToolError as error:
             return f"error: {error}", 0.0, False
-        result = self._asked(lambda: self._client.step(action))
+        try:
+            result = self._asked(lambda: self._client.step(action))
+        except RuntimeError as error:  # the client's for an action that the server rejects; the session goes on
+            return f"error: {_line(error)}", 0.0, False
         return self._to_text(result.observation), float(result.reward or 0.0), bool(result.done)
 
     def close(self) -> None:
@@ -117,10 +129,8 @@ class OpenEnv:
     def _asked(self, request: Callable[[], Any]) -> Any:
         try:
             return request()
-        except (OSError, TimeoutError, RuntimeError) as error:  # the client's for errors that the server reports
-            raise Failed(
-                f"the OpenEnv server {self._url}: {' '.join(str(error).split()) or type(error).__name__}"
-            ) from None
+        except OSError as error:  # of connections, and of time
+            raise Failed(f"the OpenEnv server {self._url}: {_line(error)}") from None
 
 
 class SkyRlGym:

@@ -6,17 +6,15 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from scope_jax.errors import UserError
 from scope_jax.play.tool_calls import ToolError
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, ContentBlock, Tool
-
-    from scope_jax.play.mcp import Mcp
 
 GRACE = 5.0  # seconds after a call's limit until it is given up without the SDK
 ENDING = 0.5  # seconds until the task of a failed transport has ended
@@ -34,10 +32,26 @@ class Lost(Exception):
     """The session could not be opened or is over; the message gives the reason."""
 
 
+@runtime_checkable
+class Server(Protocol):
+    """What a session knows of its server; the fields of `Mcp`."""
+
+    name: str
+    url: str | None
+    command: Sequence[str]
+    per: str
+    headers: Mapping[str, str] | None
+    env: Mapping[str, str] | None
+    cwd: str | None
+    seconds: float
+    connect_seconds: float
+    max_bytes: int
+
+
 class McpSession:
     """A session; one task holds it, as the SDK wants it to be closed by the task that opened it."""
 
-    def __init__(self, server: Mcp) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._ending = asyncio.Event()
         self._client: Any = None

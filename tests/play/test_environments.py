@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +159,51 @@ def test_prompts_of_openai_messages():
 
 
 def test_openenv_without_its_client_is_a_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "openenv", None)
+    monkeypatch.setitem(sys.modules, "openenv", None)
     with pytest.raises(UserError, match=r"pip install 'scope-jax\[openenv\]'"):
         OpenEnv("http://127.0.0.1:9", lambda text: {"message": text})
+
+
+def test_openenv(tmp_path: Path):
+    pytest.importorskip("openenv")
+    file = tmp_path / "port"
+    server = subprocess.Popen([sys.executable, str(Path(__file__).with_name("openenv_server.py")), str(file)])
+    try:
+        while not (file.exists() and file.read_text()):
+            assert server.poll() is None
+            time.sleep(0.1)
+        url = f"http://127.0.0.1:{file.read_text()}"
+
+        def to_action(text: str) -> dict[str, str]:
+            if not text.islower():
+                raise ToolError("in small letters, please")
+            return {"message": text.strip()}
+
+        def make(context: Any) -> OpenEnv:
+            return OpenEnv(url, to_action, to_text=lambda heard: heard["text"], prompt="Speak.", reset={"seed": 3})
+
+        def play(_: int) -> tuple[Any, list[Any]]:
+            turns = [Turn("abc"), Turn("X"), Turn("a?"), Turn("a"), Turn("never")]
+            value, asks = drive(environment("a", "player", make), turns)
+            return value, [ask.say for ask in asks]
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(play, range(4)))
+        expected = ["Speak.\n\nready 3", "abc", "error: in small letters, please", "a?"]
+        assert results == [({"rewards": [3.0, 0.0, 2.0, 1.0], "done": True}, expected)] * 4
+        rejected = environment("a", "player", lambda context: OpenEnv(url, lambda text: {"message": "?"}))
+        assert "error: " in str(first_asks(rejected, [Turn("x")])[1].say)
+    finally:
+        server.kill()
+        server.wait()
+    with pytest.raises(Failed, match="the OpenEnv server http"):
+        drive(environment("a", "player", make), [Turn("a")])
+
+
+def first_asks(rollout: Rollout, turns: Sequence[Turn]) -> list[Ask]:
+    """What a rollout asks after each of these turns; then it is closed."""
+    assert rollout.play is not None
+    play = rollout.play(None)
+    asks = [next(play), *(play.send(turn) for turn in turns)]
+    play.close()
+    return asks
