@@ -16,6 +16,7 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
 from scope_jax.learner.learner import METRICS, Learner
+from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
@@ -84,6 +85,11 @@ def played_score() -> set[str]:
     return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
+def given_answers(name: str) -> set[str]:
+    ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
+    return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
+
+
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
     return set(set_metrics("eval", name, records))
 
@@ -97,6 +103,7 @@ def produced() -> dict[str, frozenset[str]]:
         "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
+        **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)
     return {
