@@ -124,7 +124,8 @@ class Recording:
                 known = self._answers.setdefault(line["step"], {})
                 known[line["name"], _key(line["item"]), line["time"]] = line["value"]
 
-    def _write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[Line]) -> None:
+        """Records lines; returns when a killed process would not lose them. In any thread."""
         if self._file is None or not lines:
             return
         with self._lock, writing(Path(self._file.name)):
@@ -137,6 +138,10 @@ class Recording:
         """The record of the calls in one sample of a rollout, of the process that plays it. step: see `answers`."""
         step = self.step if step is None else step
         return RolloutRecord(self, {"step": step, "role": role, "rollout": rollout, "sample": sample})
+
+    def recorded(self, where: Line) -> list[Line]:
+        """What an earlier process recorded of a sample of a rollout."""
+        return self._calls.get(tuple(where.values()), [])
 
     def answers(
         self,
@@ -163,7 +168,7 @@ class Recording:
             )
         values = divided(work, list(new.values()), [costs(item) for item in new.values()]) if new else []
         if writes():
-            self._write(
+            self.write(
                 [
                     {"step": step, "name": name, "item": item, "time": key[2], "value": value}
                     for (key, item), value in zip(new.items(), values, strict=True)
@@ -196,11 +201,10 @@ class RolloutRecord:
         self.closed = recording.closed
 
     def earlier(self, agent: str) -> list[Mapping[str, Any]]:
-        lines = self._recording._calls.get(tuple(self._where.values()), [])
-        return [line for line in lines if line["agent"] == agent]
+        return [line for line in self._recording.recorded(self._where) if line["agent"] == agent]
 
     def write(self, agent: str, number: int, result: ToolResult) -> None:
-        self._recording._write([self._where | {"agent": agent, "number": number} | asdict(result)])
+        self._recording.write([self._where | {"agent": agent, "number": number} | asdict(result)])
 
     def differs(self, agent: str, number: int) -> None:
         where = ", ".join(f"{name} {value!r}" for name, value in self._where.items())

@@ -109,7 +109,7 @@ def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
         path.unlink(missing_ok=True)
         StepTools.compare_math = noted(StepTools.compare_math, path)
     if run.get("kill") and process == 0:
-        Recording._write = killed(Recording._write, run["kill"])
+        Recording.write = killed(Recording.write, run["kill"])
     if "record" in run:
         Recording.open = filled(Recording.open, run["record"])
     Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))
