@@ -33,6 +33,9 @@ class EpisodeContext:
             raise ToolError(result.text.removeprefix("error: "))
         return result.text
 
+    def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float = 60.0) -> Any:
+        return self.calls.recorded(name, arguments, work, seconds)
+
 
 @dataclass
 class _Speaker:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
-from typing import Any, Protocol
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from scope_jax.errors import UserError
-from scope_jax.play.rollouts import Ask, Failed, Rollout
+from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
 from scope_jax.play.tool_calls import ToolError
 from scope_jax.text.messages import Messages
 
 
+@runtime_checkable
 class Environment(Protocol):
     """The world of one episode. Its methods may raise Failed: the rollout is not used."""
 
@@ -29,36 +31,78 @@ class Environment(Protocol):
         ...
 
 
-def environment(name: str, agent: str, make: Callable[[Any], Environment]) -> Rollout:
+def environment(name: str, agent: str, make: Callable[[Context], Environment], *, seconds: float = 60.0) -> Rollout:
     """A rollout of one agent in an environment, which `make(context)` makes. Its value is {"rewards": [one number for
-    each turn], "done": whether the environment, and not the agent's limits, ended it}."""
+    each turn], "done": whether the environment, and not the agent's limits, ended it}.
 
-    def play(context: Any) -> Generator[Any, Any, dict[str, Any]]:
-        with closing(make(context)) as world:
+    What the environment answers is recorded: in a resumed run the recorded answers stand, and an environment that has
+    to go on takes the turns before first. seconds: of an answer; a later one makes the rollout fail.
+    """
+
+    def play(context: Context) -> Generator[Ask, Response, dict[str, Any]]:
+        world: list[Environment] = []
+        taken: list[str | None] = []  # None: reset
+
+        def act(text: str | None) -> Any:
+            if not world:
+                world.append(make(context))
+                for before in taken:
+                    _act(world[0], before)
+            return _act(world[0], text)
+
+        def answered(text: str | None) -> Any:
+            try:
+                answer = context.recorded("environment", {"text": text}, partial(act, text), seconds)
+            except TimeoutError as error:
+                raise Failed(f"the environment gave {error}") from None
+            taken.append(text)
+            return answer
+
+        try:
             rewards, done, over = [], False, False
-            say = world.reset()
+            say = _prompt(answered(None))
             while not (done or over):
                 response = yield Ask(agent, say)
                 if response.finish is None:  # it could not speak: the prompt or the message does not fit
                     break
-                say, reward, done = world.step(response.content.strip())
+                say, reward, done = answered(response.content.strip())
                 rewards.append(float(reward))
                 over = response.over
             return {"rewards": rewards, "done": done}
+        finally:
+            for environment in world:
+                environment.close()
 
     return Rollout(name, play=play)
 
 
+def _act(world: Environment, text: str | None) -> Any:
+    """The environment's answer as plain data."""
+    if text is not None:
+        say, reward, done = world.step(text)
+        return [say, float(reward), bool(done)]
+    prompt = world.reset()
+    return prompt if isinstance(prompt, str) else asdict(prompt)
+
+
+def _prompt(plain: str | dict[str, Any]) -> str | Messages:
+    if isinstance(plain, str):
+        return plain
+    return Messages(plain["user"], plain["system"], tuple(plain["tools"]), tuple(plain["before"]))
+
+
 def as_messages(conversation: Sequence[Mapping[str, Any]]) -> Messages:
-    """OpenAI's messages as a prompt. Raises UserError unless it is a user message, alone or after a system message."""
-    roles = [message["role"] for message in conversation]
-    texts = [message["content"] for message in conversation]
-    if roles not in (["user"], ["system", "user"]) or not all(isinstance(text, str) for text in texts):
-        raise UserError(
-            f"a prompt of the roles {', '.join(roles) or 'none'} cannot be used; give the text of a user message, and "
-            "at most that of a system message before it."
-        )
-    return Messages(texts[-1], system=texts[0] if len(texts) == 2 else None)
+    """OpenAI's messages as a prompt: turns so far, perhaps after a system message, and a user message. Raises UserError
+    for others."""
+    if not conversation or conversation[-1]["role"] != "user":
+        raise UserError("a prompt ends with a user message; give one.")
+    if not all(isinstance(message["content"], str) for message in conversation):
+        raise UserError("a message of a prompt is not text; give texts alone.")
+    system = conversation[0]["content"] if conversation[0]["role"] == "system" else None
+    before = tuple({"role": m["role"], "content": m["content"]} for m in conversation[system is not None : -1])
+    if wrong := [message["role"] for message in before if message["role"] not in ("user", "assistant")]:
+        raise UserError(f"a message of the role {wrong[0]!r} cannot stand within a prompt; user and assistant can.")
+    return Messages(conversation[-1]["content"], system=system, before=before)
 
 
 def _readable(observation: Any) -> str:

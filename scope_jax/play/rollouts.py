@@ -120,6 +120,11 @@ class Context(Protocol):
         Raises ToolError if the tool fails."""
         ...
 
+    def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float = 60.0) -> Any:
+        """The result of `work`, plain data, from the record if there is one: for what is no function of the seed and no
+        tool. What it raises is raised here; TimeoutError if it takes longer. arguments: what it depends on."""
+        ...
+
 
 Play = Callable[[Context], Generator[Any, Any, Any]]  # yields an Ask or a tuple of them, receives Response or a tuple
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from scope_jax.errors import UserError
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
 from scope_jax.rollouts.types import RolloutError, ToolResult
 
+T = TypeVar("T")
 TOGETHER = 8  # calls of one turn that run at a time
 LEAST = 20  # calls of a step before their failures end a run
 CUT = " … [cut]"
@@ -99,7 +101,12 @@ class Execution:
         if tool.pure and key in self._shared:
             return *self._shared[key], 0.0
         began = time.monotonic()
-        status, text, unavailable = self._within(tool, arguments, state)
+        try:
+            status, text, unavailable = self.within(
+                tool.name, lambda: self._outcome(tool, arguments, state), tool.seconds
+            )
+        except TimeoutError as error:
+            status, text, unavailable = "timeout", f"error: {error}", True
         seconds = time.monotonic() - began
         text = self.shortened(text, tool.max_output_tokens)
         with self._lock:
@@ -122,34 +129,33 @@ class Execution:
             return text
         return self.decode(ids[: max(tokens - len(self.tokens(CUT)), 1)]) + CUT
 
-    def _within(
-        self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None
-    ) -> tuple[str, str, bool]:
-        """(status, text, whether its service was unavailable) of a call, which has its time from here on."""
-        outcome: list[tuple[str, str, bool]] = []
+    def within(self, name: str, work: Callable[[], T], seconds: float) -> T:
+        """The result of `work`, in a thread of its own. Raises what it raises, TimeoutError if it takes longer, and
+        UserError if too many calls have not come back."""
+        outcome: list[T] = []
         failure: list[BaseException] = []
         done = threading.Event()
 
-        def work() -> None:
+        def worker() -> None:
             try:
-                outcome.append(self._outcome(tool, arguments, state))
+                outcome.append(work())
             except BaseException as error:  # noqa: BLE001 (raised in the thread that waits)
                 failure.append(error)
             finally:
                 done.set()
 
-        threading.Thread(target=work, name=f"tool {tool.name}", daemon=True).start()
-        if not done.wait(tool.seconds):
+        threading.Thread(target=worker, name=f"tool {name}", daemon=True).start()
+        if not done.wait(seconds):
             with self._lock:
                 self._late += 1
                 left = self._late
             threading.Thread(target=self._returned, args=(done,), daemon=True).start()
             if 2 * left > self.threads:
                 raise UserError(
-                    f"{left} calls of tools, last of {tool.name}, have not come back after their time of "
-                    f"{tool.seconds:g} s; let the tool end its calls itself, or raise rollout.search_threads."
+                    f"{left} calls of tools, last of {name}, have not come back after their time of {seconds:g} s; let "
+                    "the tool end its calls itself, or raise rollout.search_threads."
                 )
-            return "timeout", f"error: no result within {tool.seconds:g} s", True
+            raise TimeoutError(f"no result within {seconds:g} s")
         if failure:
             raise failure[0]
         return outcome[0]
@@ -200,12 +206,13 @@ class RolloutCalls:
         self._rng = rng
         self._record = record
         self._lock = threading.Lock()
-        self._states: dict[Tool, Any] = {}
-        self._in_order: dict[Tool, threading.Lock] = {}
-        self._rebuilt: dict[Tool, list[Mapping[str, Any]]] = {}  # arguments of recorded calls that were not run
+        self._states: dict[Any, Any] = {}  # by what opens them: tools with an equal `open` share a state
+        self._in_order: dict[Any, threading.Lock] = {}
+        self._rebuilt: dict[Any, list[ToolCall]] = {}  # recorded calls that were not run
         self._numbers: dict[str, int] = {}
         self._earlier: dict[str, list[Mapping[str, Any]]] = {}
         self._stack = ExitStack()
+        self._closed = False
         self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
 
     def run(self, agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) -> list[ToolResult]:
@@ -213,12 +220,10 @@ class RolloutCalls:
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
-        chains: dict[Tool | int, list[tuple[int, ToolCall | Malformed]]] = {}
+        chains: dict[Any, list[tuple[int, ToolCall | Malformed]]] = {}
         for number, call in places:
-            stateful = isinstance(call, ToolCall) and call.tool.open is not None
-            chains.setdefault(call.tool if stateful and isinstance(call, ToolCall) else number, []).append(
-                (number, call)
-            )
+            state = call.tool.open if isinstance(call, ToolCall) else None
+            chains.setdefault(state or number, []).append((number, call))
         results: dict[int, ToolResult] = {}
 
         def chain(members: list[tuple[int, ToolCall | Malformed]]) -> None:
@@ -234,12 +239,25 @@ class RolloutCalls:
         self.results.setdefault(agent, []).extend(ordered)
         return ordered
 
+    def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float) -> Any:
+        """The result of `work`, plain data as JSON has it, recorded like a call that the rollout makes; what it raises
+        is raised here. Raises TimeoutError if it takes longer."""
+        number = self._numbers.get("", 0)
+        self._numbers[""] = number + 1
+        if (stored := self._recorded("", number, name, arguments)) is not None:
+            return json.loads(stored["text"])
+        began = time.monotonic()
+        text = json.dumps(self._execution.within(name, work, seconds), ensure_ascii=False)
+        took = time.monotonic() - began
+        self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok", took))
+        return json.loads(text)
+
     def close(self) -> None:
         """Closes the states of the rollout."""
         with self._lock:
             self._states.clear()
-            stack, self._stack = self._stack, ExitStack()
-        stack.close()
+            self._closed = True
+        self._stack.close()
 
     def _result(self, agent: str, turn: int, number: int, call: ToolCall | Malformed) -> ToolResult:
         if isinstance(call, Malformed):
@@ -247,17 +265,17 @@ class RolloutCalls:
         tool, arguments = call.tool, dict(call.arguments)
         if not tool.pure and (stored := self._recorded(agent, number, tool.name, arguments)) is not None:
             if tool.open is not None:
-                self._rebuilt.setdefault(tool, []).append(arguments)
+                self._rebuilt.setdefault(tool.open, []).append(ToolCall(tool, arguments))
             return ToolResult(turn, agent, tool.name, arguments, stored["text"], stored["status"])
         if tool.open is None:
             status, text, seconds = self._execution.run(tool, arguments, None)
         else:
             with self._ordered(tool):
-                for before in self._rebuilt.pop(tool, ()):
-                    self._execution.run(tool, before, lambda: self._state(tool))
-                status, text, seconds = self._execution.run(tool, arguments, lambda: self._state(tool))
+                for before in self._rebuilt.pop(tool.open, ()):
+                    self._execution.run(before.tool, before.arguments, partial(self._state, before.tool))
+                status, text, seconds = self._execution.run(tool, arguments, partial(self._state, tool))
                 if status == "timeout":
-                    self._states.pop(tool, None)  # it may still be at work; the next call opens another one
+                    self._states.pop(tool.open, None)  # it may still be at work; the next call opens another one
         result = ToolResult(turn, agent, tool.name, arguments, text, status, seconds)  # type: ignore[arg-type]
         if not tool.pure:
             self._record.write(agent, number, result)
@@ -278,18 +296,23 @@ class RolloutCalls:
 
     def _ordered(self, tool: Tool) -> threading.Lock:
         with self._lock:
-            return self._in_order.setdefault(tool, threading.Lock())
+            return self._in_order.setdefault(tool.open, threading.Lock())
 
     def _state(self, tool: Tool) -> Any:
         """The state of a tool in this rollout; called in the thread of a call, one at a time for each tool."""
-        if tool not in self._states:
+        if tool.open not in self._states:
             assert tool.open is not None
             manager = tool.open(self._rng(tool.name))
             state = manager.__enter__()
             with self._lock:
-                self._stack.push(manager)
-                self._states[tool] = state
-        return self._states[tool]
+                closed = self._closed
+                if not closed:
+                    self._stack.push(manager)
+                    self._states[tool.open] = state
+            if closed:  # the rollout has ended while a late call opened it
+                manager.__exit__(None, None, None)
+                raise ToolError("the rollout has ended")
+        return self._states[tool.open]
 
 
 def tools_of(tools: Sequence[Tool | str], toolbox: Mapping[str, Tool]) -> tuple[Tool, ...]:

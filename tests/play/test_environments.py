@@ -19,6 +19,7 @@ from scope_jax.play.environments import Gymnasium, OpenEnv, SkyRlGym, as_message
 from scope_jax.play.rollouts import Ask, Failed, Rollout
 from scope_jax.play.tool_calls import ToolError
 from scope_jax.text.messages import Messages
+from tests.play.contexts import Record, context
 
 
 @dataclass
@@ -30,10 +31,10 @@ class Turn:
     finish: str | None = "stop"
 
 
-def drive(rollout: Rollout, turns: Sequence[Turn]) -> tuple[Any, list[Ask]]:
+def drive(rollout: Rollout, turns: Sequence[Turn], record: Record | None = None) -> tuple[Any, list[Ask]]:
     """(the rollout's value, what it asked)."""
     assert rollout.play is not None
-    play, asks, answers = rollout.play(None), [], iter(turns)
+    play, asks, answers = rollout.play(context(record)), [], iter(turns)
     try:
         asks.append(next(play))
         while True:
@@ -88,7 +89,7 @@ def test_a_world_is_closed_however_its_rollout_ends():
     assert world.closed == 1
     rollout = environment("a", "player", lambda context: world)
     assert rollout.play is not None
-    play = rollout.play(None)
+    play = rollout.play(context())
     next(play)
     play.close()
     assert world.closed == 2
@@ -151,11 +152,48 @@ def test_gymnasium():
 def test_prompts_of_openai_messages():
     user, system = {"role": "user", "content": "u"}, {"role": "system", "content": "s"}
     assert as_messages([user]) == Messages("u") and as_messages([system, user]) == Messages("u", system="s")
-    for conversation in ([], [system], [user, user], [user, {"role": "assistant", "content": "a"}, user]):
-        with pytest.raises(UserError, match="a prompt of the roles"):
+    said = {"role": "assistant", "content": "a"}
+    assert as_messages([system, user, said, user]) == Messages("u", "s", before=(user, said))
+    assert as_messages([user, said, user]).conversation() == [user, said, user]
+    for conversation, sentence in (
+        ([], "ends with a user message"),
+        ([system], "ends with a user message"),
+        ([user, said], "ends with a user message"),
+        ([user, system, user], "of the role 'system' cannot stand within"),
+        ([user, {"role": "tool", "content": "t"}, user], "of the role 'tool' cannot stand within"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "is not text"),
+    ):
+        with pytest.raises(UserError, match=sentence):
             as_messages(conversation)
-    with pytest.raises(UserError, match="a prompt of the roles user"):
-        as_messages([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_what_an_environment_answers_is_recorded():
+    worlds: list[Count] = []
+
+    def make(_: Any) -> Count:
+        worlds.append(Count())
+        return worlds[-1]
+
+    rollout, turns = environment("count", "player", make), [Turn("1"), Turn("4"), Turn("2"), Turn("3")]
+    whole = Record()
+    value, asks = drive(rollout, turns, whole)
+    assert len(whole.written) == 5 and len(worlds) == 1
+    for kept in range(6):
+        worlds.clear()
+        again = Record(whole.written[:kept])
+        assert drive(rollout, turns, again) == (value, asks)
+        assert len(again.written) == 5 - kept
+        assert [(world.next, world.closed) for world in worlds] == ([(4, 1)] if kept < 5 else [])
+
+
+def test_an_environment_that_hangs_fails_its_rollout():
+    class Slow(Count):
+        def step(self, text: str) -> tuple[str, float, bool]:
+            time.sleep(0.5)
+            return super().step(text)
+
+    with pytest.raises(Failed, match=r"the environment gave no result within 0\.1 s"):
+        drive(environment("a", "player", lambda context: Slow(), seconds=0.1), [Turn("1")])
 
 
 def test_openenv_without_its_client_is_a_sentence(monkeypatch):
@@ -203,7 +241,7 @@ def test_openenv(tmp_path: Path):
 def first_asks(rollout: Rollout, turns: Sequence[Turn]) -> list[Ask]:
     """What a rollout asks after each of these turns; then it is closed."""
     assert rollout.play is not None
-    play = rollout.play(None)
+    play = rollout.play(context())
     asks = [next(play), *(play.send(turn) for turn in turns)]
     play.close()
     return asks
