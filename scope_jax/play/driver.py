@@ -36,6 +36,12 @@ class EpisodeContext:
     def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float = 60.0) -> Any:
         return self.calls.recorded(name, arguments, work, seconds)
 
+    def stored(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        return self.calls.stored(name, arguments)
+
+    def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
+        return self.calls.store(name, arguments, value)
+
 
 @dataclass
 class _Speaker:

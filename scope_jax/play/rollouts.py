@@ -125,6 +125,14 @@ class Context(Protocol):
         tool. What it raises is raised here; TimeoutError if it takes longer. arguments: what it depends on."""
         ...
 
+    def stored(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """What an earlier process of the run has stored at this place; None if it has not."""
+        ...
+
+    def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
+        """Records plain data at this place."""
+        ...
+
 
 Play = Callable[[Context], Generator[Any, Any, Any]]  # yields an Ask or a tuple of them, receives Response or a tuple
 

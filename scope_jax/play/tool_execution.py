@@ -242,14 +242,24 @@ class RolloutCalls:
     def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float) -> Any:
         """The result of `work`, plain data as JSON has it, recorded like a call that the rollout makes; what it raises
         is raised here. Raises TimeoutError if it takes longer."""
+        if (stored := self.stored(name, arguments)) is not None:
+            return stored
+        return self.store(name, arguments, self._execution.within(name, work, seconds))
+
+    def stored(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """What an earlier process has stored at this place of the rollout; None if it has not."""
+        line = self._recorded("", self._numbers.get("", 0), name, arguments)
+        if line is None:
+            return None
+        self._numbers[""] = self._numbers.get("", 0) + 1
+        return json.loads(line["text"])
+
+    def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
+        """Records plain data at this place of the rollout; returns it as it will be read."""
+        text = json.dumps(value, ensure_ascii=False)
         number = self._numbers.get("", 0)
         self._numbers[""] = number + 1
-        if (stored := self._recorded("", number, name, arguments)) is not None:
-            return json.loads(stored["text"])
-        began = time.monotonic()
-        text = json.dumps(self._execution.within(name, work, seconds), ensure_ascii=False)
-        took = time.monotonic() - began
-        self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok", took))
+        self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok"))
         return json.loads(text)
 
     def close(self) -> None:

@@ -13,18 +13,20 @@ class Messages:
 
     system: None leaves it to the template, which may have a default; "" is an empty message. tools: JSON schemas of
     the functions that are declared to the model. before: messages, {"role": …, "content": …}, between the system
-    message and the user's last one, such as the turns so far, or demonstrations.
+    message and the user's last one, such as the turns so far, or demonstrations. role: of the last message, if that is
+    not the user's.
     """
 
     user: str
     system: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     before: tuple[Mapping[str, str], ...] = ()
+    role: str = "user"
 
     def conversation(self) -> list[Mapping[str, str]]:
         """The messages for a chat template."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *self.before, {"role": "user", "content": self.user}]
+        return [*system, *self.before, {"role": self.role, "content": self.user}]
 
     def declared(self) -> list[Mapping[str, Any]] | None:
         """The tools for a chat template: None instead of an empty list, as templates expect."""

@@ -133,6 +133,7 @@ class ScriptedTools:
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
     told: list[str] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
+    record: Any = None  # of every rollout's calls; None: nothing is known or kept
 
     def rows(self, first: int, count: int) -> list[Row]:
         self.taken.append((first, count))
@@ -206,7 +207,9 @@ class ScriptedTools:
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
         execution = Execution(self.codec.encode, self.codec.decode, self.told.append, 8)
         place = role, rollout.name, sample
-        calls = RolloutCalls(execution, lambda tool: rng("tool", *place, tool), Recording().calls(0, *place))
+        calls = RolloutCalls(
+            execution, lambda tool: rng("tool", *place, tool), self.record or Recording().calls(0, *place)
+        )
         context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls)
 
         def request(name: str, messages: Messages) -> Request:
