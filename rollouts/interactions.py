@@ -8,11 +8,12 @@ no row holds a slot while it waits for another: rollouts cannot block each other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from scope_jax.rollouts.episodes import ActiveEpisode
+from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
 
 Move = Request | Continuation | Restart  # of an agent: its first turn begins, or its row goes on
@@ -76,11 +77,10 @@ class ActiveInteraction:
             {name: Spoken(tuple(self.rows[name].turns), bool(over)) for name, over in self._asked.items()}
         )
 
-    def ask(self, moves: Mapping[str, Move], number: Callable[[], int]) -> list[tuple[ActiveEpisode, str]]:
-        """Applies moves, and returns for each the row and how it continues: it "begins", "goes on", "starts anew" or
-        is "over"."""
+    def ask(self, moves: Mapping[str, Move], number: Callable[[], int]) -> list[tuple[ActiveEpisode, Outcome]]:
+        """Applies moves, and returns for each the row and how it continues; a first turn "starts anew"."""
         self._asked = dict.fromkeys(moves)
-        outcomes: list[tuple[ActiveEpisode, str]] = []
+        outcomes: list[tuple[ActiveEpisode, Outcome]] = []
         for name, move in moves.items():
             row = self.rows.get(name)
             if isinstance(move, Request) == (row is not None):
@@ -89,7 +89,7 @@ class ActiveInteraction:
                 assert isinstance(move, Request)
                 row = self.rows[name] = self._row(move, number())
                 row.interaction = self
-                outcomes.append((row, "over" if row.finish_reason is not None else "begins"))
+                outcomes.append((row, "over" if row.finish_reason is not None else "starts anew"))
             else:
                 outcomes.append((row, "over" if row.finish_reason is not None else row.observe(move)))
         return outcomes
@@ -108,3 +108,74 @@ class ActiveInteraction:
     def completions(self) -> dict[str, Completion]:
         """The completion of each agent that was asked, once the rollout is over."""
         return {name: row.completion() for name, row in self.rows.items()}
+
+
+class Interactions:
+    """The interactions of one decode loop. weights: the name of those in use; rows that want others wait. most: how
+    many may be under way; those that wait for other weights do not count."""
+
+    def __init__(self, weights: str, most: int) -> None:
+        self._weights = weights
+        self._most = most
+        self._unstarted: deque[ActiveInteraction] = deque()
+        self._under_way: dict[ActiveInteraction, None] = {}
+        self._rows = 0
+
+    def __bool__(self) -> bool:
+        """Whether one is to be started."""
+        return bool(self._unstarted)
+
+    def add(self, interactions: Sequence[ActiveInteraction]) -> list[ActiveEpisode]:
+        """Takes over interactions, which are started in their order; returns the rows that have waited for the weights
+        in use."""
+        self._unstarted.extend(each for each in interactions if not each.started)
+        rows: list[ActiveEpisode] = []
+        for each in interactions:
+            here = [row for row in each.waiting if row.request.weights == self._weights]
+            each.waiting = [row for row in each.waiting if row not in here]
+            if here:
+                self._under_way[each] = None
+            for row in here:
+                row.index = self._number()
+            rows += here
+        return rows
+
+    def start(self) -> Iterator[ActiveInteraction]:
+        """Those that start now, as fewer than `most` are under way."""
+        while self._unstarted and len(self._under_way) < self._most:
+            interaction = self._unstarted.popleft()
+            self._under_way[interaction] = None
+            yield interaction
+
+    def step(
+        self, interaction: ActiveInteraction, moves: Mapping[str, Move], holder: ActiveEpisode | None
+    ) -> tuple[Outcome, list[ActiveEpisode], bool]:
+        """Lets an interaction go on with its driver's moves. holder: the row that has kept its slot.
+
+        Returns how the holder continues ("over": it leaves its slot), the rows that are to be placed, and whether the
+        driver is to be asked again, as nobody that it asked can speak.
+        """
+        kept: Outcome = "over"
+        placed, silent = [], []
+        outcomes = interaction.ask(moves, self._number)
+        for row, outcome in outcomes:
+            if outcome == "over":
+                silent.append(row)
+            elif row is holder:
+                kept = outcome
+            else:
+                if outcome == "goes on":
+                    row.resume()
+                (placed if row.request.weights == self._weights else interaction.waiting).append(row)
+        for row in silent:
+            interaction.answered(row)
+        if not outcomes:
+            interaction.end()
+        if not outcomes or interaction.waiting:
+            self._under_way.pop(interaction, None)
+        return kept, placed, bool(outcomes) and interaction.complete
+
+    def _number(self) -> int:
+        """The next row's number: negative, as those of requests are not."""
+        self._rows += 1
+        return -self._rows

@@ -22,8 +22,8 @@ from typing import Any, cast
 import numpy as np
 
 from scope_jax.rollouts.engine import Engine, PagingEngine
-from scope_jax.rollouts.episodes import ActiveEpisode
-from scope_jax.rollouts.interactions import ActiveInteraction
+from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
+from scope_jax.rollouts.interactions import ActiveInteraction, Interactions
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
@@ -85,7 +85,6 @@ class DecodeLoop:
         weights: str = "",
     ) -> None:
         self._engine = engine
-        self._weights = weights
         self.params = params
         self.state = state
         self.responders = Responders(threads, tool)
@@ -101,9 +100,7 @@ class DecodeLoop:
         self._live: dict[int, ActiveEpisode] = {}
         self._asked: dict[Future[object], _Asked] = {}
         self._ending: list[Future[object]] = []  # what is called when episodes are over
-        self._unstarted: deque[ActiveInteraction] = deque()
-        self._interactions: dict[ActiveInteraction, None] = {}  # that have started, are not over and want no others
-        self._rows = 0  # of interactions so far
+        self._interactions = Interactions(weights, config.slots)
         self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
         self._failed: list[tuple[ActiveEpisode, NonFiniteError]] = []  # in this round
@@ -125,20 +122,8 @@ class DecodeLoop:
 
     def interact(self, interactions: Sequence[ActiveInteraction]) -> None:
         """Puts interactions at the end of the queue: those to be started, and rows that wait for the loop's weights."""
-        self._unstarted.extend(each for each in interactions if not each.started)
-        for each in interactions:
-            rows = [row for row in each.waiting if row.request.weights == self._weights]
-            each.waiting = [row for row in each.waiting if row not in rows]
-            if rows:
-                self._interactions[each] = None
-            for row in rows:
-                row.index = self._number()
-                self._queue.append([row])
-
-    def _number(self) -> int:
-        """The next row's number: negative, as those of requests are not."""
-        self._rows += 1
-        return -self._rows
+        for row in self._interactions.add(interactions):
+            self._queue.append([row])
 
     def round(self) -> list[tuple[ActiveEpisode, NonFiniteError]]:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
@@ -147,7 +132,8 @@ class DecodeLoop:
         and nothing can be placed, the round ends with news of a responder, or after a moment.
         """
         self._failed = []
-        self._start()
+        for interaction in self._interactions.start():
+            self._advance_interaction(interaction, None, None)
         self._resume()
         self._place()
         before = len(self._free), len(self._suspended)
@@ -166,7 +152,7 @@ class DecodeLoop:
     def busy(self) -> bool:
         """Whether an episode is under way or waits."""
         under_way = self._queue or self._filling or self._live or self._asked or self._suspended
-        return bool(under_way or self._unstarted or self._ending)
+        return bool(under_way or self._interactions or self._ending)
 
     @property
     def used(self) -> int:
@@ -270,7 +256,7 @@ class DecodeLoop:
             extensions += self._continue(slot, episode, episode.observe(reply))
         self._extend(extensions)
 
-    def _continue(self, slot: int | None, episode: ActiveEpisode, outcome: str) -> list[tuple[int, ActiveEpisode]]:
+    def _continue(self, slot: int | None, episode: ActiveEpisode, outcome: Outcome) -> list[tuple[int, ActiveEpisode]]:
         """Lets an episode with a slot, or in host memory, continue as `outcome` says; returns it if its observation is
         to be appended in its slot."""
         aside = self._aside.pop(episode.index, None)
@@ -296,13 +282,6 @@ class DecodeLoop:
             self._ending.append(self.responders.ask(episode.request.on_end))
 
     # ------------------------------------------------------------------------------------------------ interactions
-    def _start(self) -> None:
-        """Starts interactions while fewer are under way than there are slots."""
-        while self._unstarted and len(self._interactions) < self._engine.config.slots:
-            interaction = self._unstarted.popleft()
-            self._interactions[interaction] = None
-            self._advance_interaction(interaction, None, None)
-
     def _advance_interaction(
         self, interaction: ActiveInteraction, slot: int | None, episode: ActiveEpisode | None
     ) -> None:
@@ -325,45 +304,19 @@ class DecodeLoop:
         self, asked: _Asked, interaction: ActiveInteraction, future: Future[Any]
     ) -> list[tuple[int, ActiveEpisode]]:
         """Lets an interaction go on with its driver's moves; returns observations that are to be appended in slots."""
+        kept, placed, again = self._interactions.step(interaction, future.result(), asked.episode)
         extensions: list[tuple[int, ActiveEpisode]] = []
-        outcomes, silent = interaction.ask(future.result(), self._number), []
-        if asked.episode not in [row for row, _ in outcomes]:
-            self._leave(asked)
-        for row, outcome in outcomes:
-            if outcome == "over":
-                if row is asked.episode:
-                    self._leave(asked)
-                silent.append(row)
-            elif row is asked.episode:
-                extensions += self._continue(asked.slot, row, outcome)
-            else:
-                if outcome == "goes on":
-                    row.resume()
-                self._enqueue(row)
-        for row in silent:
-            interaction.answered(row)
-        if not outcomes:
-            interaction.end()
-            self._interactions.pop(interaction, None)
-        elif interaction.complete:
-            self._advance_interaction(interaction, None, None)
-        elif interaction.waiting:
-            self._interactions.pop(interaction, None)
-        return extensions
-
-    def _leave(self, asked: _Asked) -> None:
-        """The row that has kept its slot while the driver decided leaves it."""
-        if asked.episode is not None:
+        if asked.episode is not None and kept != "over":
+            extensions = self._continue(asked.slot, asked.episode, kept)
+        elif asked.episode is not None:
             self._aside.pop(asked.episode.index, None)
-        if asked.slot is not None:
-            self._end(asked.slot)
-
-    def _enqueue(self, row: ActiveEpisode) -> None:
-        """Puts a row of an interaction into the queue, or lets it wait for its weights."""
-        if row.request.weights != self._weights:
-            row.interaction.waiting.append(row)
-        else:
+            if asked.slot is not None:
+                self._end(asked.slot)
+        for row in placed:
             self._queue.add(row)
+        if again:
+            self._advance_interaction(interaction, None, None)
+        return extensions
 
     def _extend(self, asked: Sequence[tuple[int, ActiveEpisode]]) -> None:
         by_bucket: dict[int, list[tuple[int, ActiveEpisode]]] = {}
