@@ -39,6 +39,7 @@ from scope_jax.games.ssp import rules as ssp_rules
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.tool_calls import SEARCH
+from scope_jax.play.tool_turns import read_turn
 from scope_jax.retrieval.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.search import format_documents
@@ -235,8 +236,9 @@ def numbered(text: str) -> str:
 
 
 def answered(text: str, first_only: bool) -> Any:
-    """The responder's reply to a turn if its first search is run, or all of them."""
-    return searching.responder(list, DIALECTS["xml"], ("answer",), first_only=first_only)((turn("sampled", text),))
+    """The searches of a turn that are answered if its first one is run, or all of them."""
+    tools, calls = (searching.reader(DIALECTS["xml"]),), "first" if first_only else "stop"
+    return read_turn(turn("sampled", text), tools, DIALECTS["xml"], calls=calls, finals=("answer",), malformed="end")
 
 
 HARNESS_NOW = meta_harness.default(SCORE)
@@ -268,8 +270,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "observation, results_of": (lambda text: DIALECTS["xml"].results_of(DIALECTS["xml"].observation([text])), RESULTS),
     "results_of": (lambda text: [d.results_of(text) for d in DIALECTS.values()], RESULTS),
     "message": (lambda text: [d.messages(text) for d in DIALECTS.values()], RESULTS),
-    "responder, all searches": (lambda text: answered(text, False), (*FINAL, *QUERY)),
-    "responder, first search": (lambda text: answered(text, True), (*FINAL, *QUERY)),
+    "answered, all searches": (lambda text: answered(text, False), (*FINAL, *QUERY)),
+    "answered, first search": (lambda text: answered(text, True), (*FINAL, *QUERY)),
     "queries_run": (lambda text: searching.queries_run(episode(text), DIALECTS["xml"]), QUERY),
     "results_read": (lambda text: searching.results_read(episode(text), DIALECTS["xml"]), RESULTS),
     "keeps_format": (

@@ -268,6 +268,7 @@ class ActiveEpisode:
             turns=tuple(self.turns),
             finish_reason=self.finish_reason,
             text="".join(turn.text for turn in self.turns),
+            calls=tuple(self.request.calls()),
         )
 
 

@@ -155,6 +155,8 @@ class Request:
     """Called in a responder's thread when the episode is over, whatever ended it."""
     weights: str = ""
     """In an interaction: the name of the weights that sample; the row waits until they are loaded."""
+    calls: Callable[[], Sequence[ToolResult]] = tuple
+    """Called when the episode is over: the calls of tools in its turns."""
 
 
 @dataclass(frozen=True)

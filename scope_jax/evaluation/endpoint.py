@@ -98,7 +98,7 @@ class EndpointTools:
                 "the base model cannot judge the answers of an endpoint; give the grader an endpoint, "
                 "such as --set evaluate.grader.endpoint.url=…"
             )
-        if agent.respond is not None or agent.max_turns != 1:
+        if agent.tools or agent.max_turns != 1:
             raise UserError("a model behind an endpoint answers without searches; use an exam's own prompt.")
         given = agent.sampling
         fields: dict[str, Any] = {name: getattr(given, name) for name in ("temperature", "max_tokens", "top_p")}

@@ -145,7 +145,7 @@ def evaluation(
         "rollout": cfg.rollout.model_copy(update={"max_length": longest}),
     }
     world_cfg = all_generate(cfg.model_copy(update=changes))
-    searches = any(one.exam.respond is not None for one in sets)
+    searches = any(exams.searches(one.exam) for one in sets)
     with index_folder(target, cfg) as index:
         world = assemble_world(world_cfg, index, str(folder), judges_of(sets), tell=tell, searches=searches)
         yield Evaluation(world, sets, model, others, grader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -99,9 +99,7 @@ class InteractionDriver:
 
     def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
         """The result, given what the agents have sampled."""
-        calls = self.context.calls.results
-        said = {name: replace(each, calls=tuple(calls.get(name, ()))) for name, each in completions.items()}
-        return Interaction(self.value, said, tuple(calls.get("", ())), self.failed)
+        return Interaction(self.value, completions, tuple(self.context.calls.results.get("", ())), self.failed)
 
     def _next(self, spoken: Mapping[str, Spoken]) -> Any:
         if self._generator is None:

@@ -88,7 +88,8 @@ def _act(world: Environment, text: str | None) -> Any:
 def _prompt(plain: str | dict[str, Any]) -> str | Messages:
     if isinstance(plain, str):
         return plain
-    return Messages(plain["user"], plain["system"], tuple(plain["tools"]), tuple(plain["before"]))
+    tools = None if plain["tools"] is None else tuple(plain["tools"])
+    return Messages(plain["user"], plain["system"], tools, tuple(plain["before"]), plain["role"])
 
 
 def as_messages(conversation: Sequence[Mapping[str, Any]]) -> Messages:

@@ -16,10 +16,8 @@ from scope_jax.errors import UserError
 from scope_jax.play import grading, pairwise, rating, rubrics
 from scope_jax.play.asking import Judge
 from scope_jax.play.rubrics import Grader
-from scope_jax.play.searching import Search
-from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_calls import SEARCH_NAME, Tool
 from scope_jax.play.tools import Agent, Rollout, Tools
-from scope_jax.play.turns import Respond
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
@@ -62,12 +60,14 @@ class Exam:
     """As in `Agent`, with `tools`."""
     calls: Literal["all", "stop", "first"] = "all"
     """As in `Agent`, with `tools`."""
+    malformed: Literal["answer", "end", "remind"] = "answer"
+    """As in `Agent`, with `tools`."""
+    reminder: str = ""
+    """As in `Agent`, with `tools`."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn."""
     max_turns: int = 1
     """Most turns of an episode, unless the card says otherwise."""
-    respond: Callable[[Search], Respond] | None = None
-    """The responder of its turns, given the search; None: an episode has one turn."""
     searches: Callable[[Completion], int] | None = None
     """Counts the searches of an episode; None in a game that does not search."""
     prompts: str | None = None
@@ -103,12 +103,17 @@ def max_turns_of(cfg: Config, exam: Exam) -> int:
     """Most turns of an episode. Raises ValueError if the card has a number, but its game's exam has no searches."""
     if cfg.evaluate.max_turns is None:
         return exam.max_turns
-    if exam.respond is None and not exam.tools:
+    if not exam.tools:
         raise UserError(
             f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched or "
             "called, so an episode has one turn; remove it."
         )
     return cfg.evaluate.max_turns
+
+
+def searches(exam: Exam) -> bool:
+    """True if its turns may search."""
+    return any((tool if isinstance(tool, str) else tool.name) == SEARCH_NAME for tool in exam.tools)
 
 
 def measures_of(exam: Exam, eval_set: EvalSet) -> tuple[str, ...]:
@@ -194,8 +199,6 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
     """
     for questions in rows.values():
         exam.prompt(questions[0], len)
-    if exam.respond is not None:
-        exam.respond(lambda queries: [])
     max_turns_of(cfg, exam)
     used = _used_measures(cfg, exam)
     if "judge" in used:
@@ -239,7 +242,8 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
         tools=exam.tools,
         finals=exam.finals,
         calls=exam.calls,
-        respond=None if exam.respond is None else exam.respond(tools.search),
+        malformed=exam.malformed,
+        reminder=exam.reminder,
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
     groups = tools.play("eval", rollouts, agent, eval_set.samples)

@@ -42,7 +42,7 @@ def filled(folder: str, name: str, values: Mapping[str, object], required: tuple
 
 @lru_cache(maxsize=64)
 def _messages(folder: str, role: str, known: tuple[str, ...], required: tuple[str, ...]) -> Messages:
-    return templates.load_messages(folder, role, known=known, required=required, tools=())
+    return templates.load_messages(folder, role, known=known, required=required, tools=None)
 
 
 def for_role(folder: str, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:

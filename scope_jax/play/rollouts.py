@@ -22,7 +22,6 @@ import numpy as np
 
 from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.play.tool_calls import Tool
-from scope_jax.play.turns import Respond
 from scope_jax.rollouts.types import Completion, ToolResult, Turn
 from scope_jax.text.messages import Messages
 
@@ -49,11 +48,11 @@ class Agent:
     calls: Literal["all", "stop", "first"] = "all"
     """Which calls of a turn are run: "all"; "stop": the first closing tag ends the turn; "first": the first one, and
     the rest of the turn is dropped."""
-    malformed: Literal["answer", "end"] = "answer"
-    """A malformed call is answered with what is wrong, or it ends the agent's move."""
-    respond: Respond | None = None
-    """Returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the agent's move; the text
-    is encoded according to the card's `model.turns`. For an agent without `tools`."""
+    malformed: Literal["answer", "end", "remind"] = "answer"
+    """A malformed call is answered with what is wrong, or it counts for nothing; "remind": neither, but a turn with no
+    other is answered with `reminder`."""
+    reminder: str = ""
+    """See `malformed`."""
     tempered: bool = True
     """Log-probs are those of the distribution at the sampling temperature."""
 
@@ -150,8 +149,9 @@ class Rollout:
     """Unique within a step and role; folded into every sample's PRNG key."""
     messages: Messages = field(default_factory=lambda: Messages(""))
     """The prompt of its only agent; later turns may render the conversation again with it."""
-    respond: Respond | None = None
-    """Responds to its turns in place of the agent's `respond`."""
+    remark: Callable[[int], str | None] | None = None
+    """What follows the results of a turn's calls on a line of its own, by the number of turns so far; None: they are
+    not run, and the move ends."""
     prompt_ids: tuple[int, ...] | None = None
     """Token ids of the prompt; None: those of `messages` through the chat template."""
     play: Play | None = None

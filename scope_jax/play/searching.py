@@ -1,4 +1,4 @@
-"""Episodes of a policy that may search: the response to a turn, and the searches and answers in an episode.
+"""The search as a tool, and the searches and answers in an episode of a policy that may search.
 
 Everything that depends on how a model writes a search comes from its dialect. Thinking is ignored: searches and final
 tags are looked for in the rest of a turn (`Turn.content`).
@@ -7,20 +7,20 @@ tags are looked for in the rest of a turn (`Turn.content`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from scope_jax.config import Config, FormatRule, RoleSection, one_of
+from scope_jax.config import Config, FormatRule, one_of
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
-from scope_jax.play.tools import Agent, Tools
-from scope_jax.play.turns import Cut, Respond
+from scope_jax.play.tool_turns import UNFINISHED, read_calls
 from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects.formats import Format
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
-UNFINISHED = ("length", "overflow")  # finish reasons of a turn that was cut off
 
 
 class Searched(NamedTuple):
@@ -33,9 +33,28 @@ class Searched(NamedTuple):
     closed: int
 
 
-def search_tool(search: Search) -> Tool:
-    """The search as a tool."""
-    return Tool(SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True)
+def search_tool(search: Search, dialect: Dialect) -> Tool:
+    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code), and arguments
+    besides the query are left out, but not in the format function."""
+    return _tool(search, dialect.format)
+
+
+def _tool(search: Search, form: Format) -> Tool:
+    def batch(calls: Sequence[Mapping[str, Any]]) -> list[str]:
+        return search([arguments[SEARCH_ARGUMENT] for arguments in calls])
+
+    strict = form == "function"
+    return Tool(
+        SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True, strict=strict, parts=_queries, batch=batch
+    )
+
+
+def _queries(arguments: Mapping[str, Any], several: bool) -> list[Mapping[str, Any]]:
+    """The searches that one stands for; none if the query is blank, or no text."""
+    query = arguments[SEARCH_ARGUMENT].strip()
+    if not query or not is_text(query):
+        return []
+    return [{SEARCH_ARGUMENT: part} for part in (parsing.several(query) if several else [query])]
 
 
 def declared(dialect: Dialect) -> tuple[Mapping[str, Any], ...]:
@@ -49,23 +68,21 @@ def searches(text: str, dialect: Dialect) -> list[Searched]:
     Malformed are calls that cannot be read or are of another function, and blank queries. What follows such a call
     inside the same tags is part of it.
     """
-    found: list[Searched] = []
-    foreign = -1  # where the tags end in which something is no search
-    for call in dialect.read(text, (SEARCH,)):
-        if call.closed == foreign:
-            found[-1] = found[-1]._replace(end=call.end)
-            continue
-        query = _query(call, dialect)
-        found.append(Searched(query.strip() if query and is_text(query) else None, call.start, call.end, call.closed))
-        foreign = call.closed if query is None and (call.valid or call.name != SEARCH_NAME) else -1
-    return [search if search.query else search._replace(query=None) for search in found]
+    found = read_calls(text, (reader(dialect),), dialect, calls="first", malformed="end")
+    return [
+        Searched(call.arguments[SEARCH_ARGUMENT] if call.valid else None, call.start, call.end, call.closed)
+        for call in found
+    ]
 
 
-def _query(call: Call, dialect: Dialect) -> str | None:
-    """The query of a search; None for any other call. Other arguments are ignored, except in the format function."""
-    query = call.arguments.get(SEARCH_ARGUMENT) if call.valid and call.name == SEARCH_NAME else None
-    surplus = dialect.format == "function" and len(call.arguments) > 1
-    return query if isinstance(query, str) and not surplus else None
+def reader(dialect: Dialect) -> Tool:
+    """The search tool, to read turns with: it finds nothing."""
+    return _reader(dialect.format)
+
+
+@cache
+def _reader(form: Format) -> Tool:
+    return _tool(lambda queries: [""] * len(queries), form)
 
 
 def written_search(query: str, dialect: Dialect) -> str:
@@ -75,91 +92,14 @@ def written_search(query: str, dialect: Dialect) -> str:
 
 def queries_of(text: str, dialect: Dialect) -> list[str]:
     """The queries of all valid searches of a turn; a JSON list in a search counts as several (SSP's released code)."""
-    return _all_queries(searches(text, dialect))
+    found = read_calls(text, (reader(dialect),), dialect, malformed="end")
+    return [call.arguments[SEARCH_ARGUMENT] for call in found if call.valid]
 
 
-def _all_queries(found: Sequence[Searched]) -> list[str]:
-    return [query for search in found if search.query is not None for query in parsing.several(search.query)]
-
-
-def first_query(found: Sequence[Searched], text: str, finals: Sequence[str]) -> tuple[str, int] | None:
-    """(query, end) of the first valid search among those of a turn, where only that one is run; `end` is after its
-    closing tag (SCOPE's released code).
-
-    None without a valid search, or if a closed tag of `finals` begins before it, even if the search is inside that tag.
-    """
-    for search in found:
-        if search.query is not None:
-            if any(0 <= _begin(text, final) < search.start for final in finals):
-                return None
-            return search.query, search.closed
-    return None
-
-
-def _begin(text: str, tag: str) -> int:
-    """Start of the first closed `<tag>`; -1 without one."""
-    end = text.find(f"</{tag}>")
-    return text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
-
-
-def responder(
-    search: Search,
-    dialect: Dialect,
-    finals: Sequence[str],
-    *,
-    first_only: bool = False,
-    end_token_ends: bool = True,
-    malformed: str | None = None,
-) -> Callable[[Sequence[Turn]], str | Cut | None]:
-    """The responder of turns: the results of a turn's searches, in the dialect's format.
-
-    It returns None, which ends the episode, after a closed tag of `finals`, without a search, and after a turn that was
-    cut off. first_only: only the first search of a turn is run, if no final tag begins before it, and everything after
-    it is dropped, however the turn ended. end_token_ends: an end token sampled by the policy ends the episode; needed
-    for raw turns, where nothing can follow it. malformed: the response to a turn whose searches are all malformed
-    (None: the episode ends).
-    """
-
-    def respond(turns: Sequence[Turn]) -> str | Cut | None:
-        text, finish = turns[-1].content, turns[-1].finish
-        found = searches(text, dialect)
-        if first_only and (first := first_query(found, text, finals)):
-            query, end = first
-            return Cut(end, dialect.observation(search([query])))
-        if finish in UNFINISHED or (end_token_ends and finish == "eos"):
-            return None
-        if any(parsing.first([text], final) is not None for final in finals):
-            return None
-        if queries := _all_queries(found):
-            return dialect.observation(search(queries))
-        return malformed if found and not any(one.query is not None for one in found) else None
-
-    return respond
-
-
-def stops_of(cfg: Config, final: str) -> tuple[str, ...]:
-    """Strings that end a turn: the closing tags of a search and of `<final>`, which ends the episode."""
-    return (*dialects.load(cfg.model.dialect).stops(SEARCH_NAME), f"</{final}>")
-
-
-def responder_of(
-    cfg: Config, search: Search, final: str, *, first_only: bool = False, malformed: str | None = None
-) -> Respond:
-    """The `responder` of the turns of an episode that ends with `<final>`, in the card's dialect."""
-    ends = cfg.model.turns == "raw"
-    dialect = dialects.load(cfg.model.dialect)
-    return responder(search, dialect, (final,), first_only=first_only, end_token_ends=ends, malformed=malformed)
-
-
-def agent(
-    cfg: Config,
-    tools: Tools,
-    card: RoleSection,
-    policy: str,
-    final: str,
-) -> Agent:
-    """An agent that may search, with the limits of a role's table; its episodes end with `<final>`."""
-    return Agent.of_role(card, policy, stop=stops_of(cfg, final), respond=responder_of(cfg, tools.search, final))
+def until(final: str) -> dict[str, Any]:
+    """The fields of an agent, or of an exam, that may search: every search ends a turn and is run, `<final>` ends the
+    episode, and so does a turn without a search."""
+    return {"tools": (SEARCH_NAME,), "finals": (final,), "calls": "stop", "malformed": "end"}
 
 
 def contents(completion: Completion) -> list[str]:

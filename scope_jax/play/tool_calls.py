@@ -86,6 +86,14 @@ class Tool:
     """Most tokens of a result; a longer one is cut, with a mark."""
     pure: bool = False
     """Equal arguments give equal results, so that calls are shared, and not recorded."""
+    strict: bool = True
+    """An argument that the schema does not name is refused; False: it is left out."""
+    parts: Callable[[Mapping[str, Any], bool], Sequence[Mapping[str, Any]]] | None = None
+    """The calls that one call stands for, such as a list of queries, by its arguments and whether a turn may have
+    several; none: the call is empty, thus malformed. None: every call stands for itself."""
+    batch: Callable[[Sequence[Mapping[str, Any]]], list[str]] | None = None
+    """Of a tool that belongs to the run, as the search does: the results of the calls of a turn, in place of `run`. It
+    is called in the thread of the turn and has limits of its own; what it raises ends the run."""
     service: Service | None = None
     """What must run for it; started before the run, closed after it."""
 

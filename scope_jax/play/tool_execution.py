@@ -220,11 +220,13 @@ class RolloutCalls:
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
+        together = {number: call for number, call in places if isinstance(call, ToolCall) and call.tool.batch}
+        results = dict(zip(together, run_batches(agent, turn, [*together.values()]), strict=True))
         chains: dict[Any, list[tuple[int, ToolCall | Malformed]]] = {}
         for number, call in places:
-            state = call.tool.open if isinstance(call, ToolCall) else None
-            chains.setdefault(state or number, []).append((number, call))
-        results: dict[int, ToolResult] = {}
+            if number not in results:
+                state = call.tool.open if isinstance(call, ToolCall) else None
+                chains.setdefault(state or number, []).append((number, call))
 
         def chain(members: list[tuple[int, ToolCall | Malformed]]) -> None:
             for number, call in members:
@@ -235,7 +237,7 @@ class RolloutCalls:
         elif chains:
             with ThreadPoolExecutor(min(len(chains), TOGETHER)) as pool:
                 list(pool.map(chain, chains.values()))
-        ordered = [results[number] for number, _ in places]
+        ordered = [results[number] for number in numbers]
         self.results.setdefault(agent, []).extend(ordered)
         return ordered
 
@@ -271,7 +273,7 @@ class RolloutCalls:
 
     def _result(self, agent: str, turn: int, number: int, call: ToolCall | Malformed) -> ToolResult:
         if isinstance(call, Malformed):
-            return ToolResult(turn, agent, call.name, None, call.problem, "malformed")
+            return _not_run(agent, turn, call)
         tool, arguments = call.tool, dict(call.arguments)
         if not tool.pure and (stored := self._recorded(agent, number, tool.name, arguments)) is not None:
             if tool.open is not None:
@@ -323,6 +325,28 @@ class RolloutCalls:
                 manager.__exit__(None, None, None)
                 raise ToolError("the rollout has ended")
         return self._states[tool.open]
+
+
+def run_batches(agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) -> list[ToolResult]:
+    """The results of calls of one turn, in order, all of tools that run them together (`Tool.batch`)."""
+    texts: dict[int, str] = {}
+    began = time.monotonic()
+    places = {number: call for number, call in enumerate(calls) if isinstance(call, ToolCall)}
+    for tool in dict.fromkeys(call.tool for call in places.values()):
+        members = {number: call.arguments for number, call in places.items() if call.tool is tool}
+        assert tool.batch is not None
+        texts |= dict(zip(members, tool.batch([*members.values()]), strict=True))
+    seconds = time.monotonic() - began
+    return [
+        ToolResult(turn, agent, call.tool.name, dict(call.arguments), texts[number], "ok", seconds)
+        if isinstance(call, ToolCall)
+        else _not_run(agent, turn, call)
+        for number, call in enumerate(calls)
+    ]
+
+
+def _not_run(agent: str, turn: int, call: Malformed) -> ToolResult:
+    return ToolResult(turn, agent, call.name, None, call.problem, "malformed")
 
 
 def tools_of(tools: Sequence[Tool | str], toolbox: Mapping[str, Tool]) -> tuple[Tool, ...]:

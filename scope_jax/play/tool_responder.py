@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
-from scope_jax.play.tool_execution import Malformed, RolloutCalls, ToolCall
+from scope_jax.play.tool_execution import Malformed, ToolCall
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
 from scope_jax.play.turns import Cut, Joiner, Respond
-from scope_jax.rollouts.types import Turn
+from scope_jax.rollouts.types import ToolResult, Turn
+from scope_jax.text.dialects import Call
+
+Run = Callable[[str, int, Sequence[ToolCall | Malformed]], list[ToolResult]]  # see `RolloutCalls.run`
+Remark = Callable[[int], str | None]  # see `Rollout.remark`
 
 
-def tool_responder(name: str, agent: Agent, tools: Sequence[Tool], calls: RolloutCalls, joiner: Joiner) -> Respond:
+def tool_responder(
+    name: str, agent: Agent, tools: Sequence[Tool], run: Run, joiner: Joiner, remark: Remark | None = None
+) -> Respond:
     """Responds to the turns of the agent `name`; None after a turn that calls nothing, or ends its move.
 
     In raw mode nothing can follow an end token that the policy has sampled.
     """
     by_name = {tool.name: tool for tool in tools}
 
+    def shown(call: Call, result: ToolResult) -> str:
+        tool = by_name.get(call.name)
+        if tool is not None and tool.batch is not None and call.valid:
+            return result.text  # neutralised where it comes from
+        return neutralised(result.text, tools, joiner.dialect, agent.finals)
+
     def respond(turns: tuple[Turn, ...]) -> str | Cut | None:
-        turn = turns[-1]
+        turn, number = turns[-1], sum(turn.kind == "sampled" for turn in turns)
         wanted = read_turn(
             turn, tools, joiner.dialect, calls=agent.calls, finals=agent.finals, malformed=agent.malformed
         )
-        if not wanted or (joiner.mode == "raw" and turn.finish == "eos" and agent.calls != "first"):
+        ending = remark(number) if remark is not None and wanted else ""
+        if not wanted or ending is None:
             return None
-        number = sum(turn.kind == "sampled" for turn in turns) - 1
-        results = calls.run(
-            name,
-            number,
-            [
-                ToolCall(by_name[call.name], call.arguments) if call.valid else Malformed(call.name, call.error)
-                for call in wanted
-            ],
-        )
-        text = joiner.observations([neutralised(each.text, tools, joiner.dialect, agent.finals) for each in results])
-        return Cut(wanted[0].closed, text) if agent.calls == "first" else text
+        first = agent.calls == "first" and wanted[0].valid
+        if joiner.mode == "raw" and turn.finish == "eos" and not first:
+            return None
+        called = [
+            ToolCall(by_name[call.name], call.arguments) if call.valid else Malformed(call.name, call.error)
+            for call in wanted
+        ]
+        results = zip(wanted, run(name, number - 1, called), strict=True)
+        if agent.malformed == "remind" and not wanted[0].valid:
+            text = agent.reminder
+        else:
+            parts = groupby(results, key=lambda each: each[0].start)
+            text = joiner.observations([[shown(*each) for each in part] for _, part in parts])
+        text = f"{text}\n{ending}" if ending else text
+        return Cut(wanted[0].closed, text) if first else text
 
     return respond
 

@@ -6,6 +6,7 @@ Running the tools is not done here. Thinking is ignored: calls and final tags ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -15,8 +16,10 @@ from scope_jax.rollouts.thoughts import blanked
 from scope_jax.rollouts.types import Turn
 from scope_jax.text import parsing
 from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.schemas import arguments_of, function_of
 
 Policy = Literal["all", "stop", "first"]
+OnMalformed = Literal["answer", "end", "remind"]
 UNFINISHED = ("length", "overflow")  # finish reasons of a turn that was cut off
 
 
@@ -32,7 +35,7 @@ def read_turn(
     *,
     calls: Policy = "all",
     finals: Sequence[str] = (),
-    malformed: Literal["answer", "end"] = "answer",
+    malformed: OnMalformed = "answer",
 ) -> list[Call]:
     """The calls of a turn that are answered, in order: valid ones by their tool, the others by their `error`.
 
@@ -40,22 +43,47 @@ def read_turn(
 
     finals: if a tag of these is closed outside of calls, nothing is answered. calls: "first": only the first valid
     call, if no final tag begins before it, however the turn ended; the caller drops the text from its `closed` on.
-    Otherwise nothing is answered after a turn that was cut off. malformed: "end" leaves out malformed calls.
+    Otherwise nothing is answered after a turn that was cut off. malformed: "end" leaves out malformed calls, "remind"
+    does if a call is valid.
     """
     text = turn.content
-    schemas = [tool.schema for tool in tools]
-    found = [call if call.error else _checked(call, tools) for call in dialect.read(text, schemas)]
+    found = read_calls(text, tools, dialect, calls=calls, malformed=malformed)
     begins = _first_final(text, found, finals)
     valid = [call for call in found if call.valid]
     if calls == "first" and valid:
         return valid[:1] if begins < 0 or valid[0].start < begins else []
     if turn.finish in UNFINISHED or begins >= 0:
         return []
-    return valid if malformed == "end" else found
+    return valid if malformed == "end" or (malformed == "remind" and valid) else found
 
 
-def _checked(call: Call, tools: Sequence[Tool]) -> Call:
-    return replace(call, error=refusal(call.name, call.arguments, tools))
+def read_calls(
+    text: str, tools: Sequence[Tool], dialect: Dialect, *, calls: Policy = "all", malformed: OnMalformed = "answer"
+) -> list[Call]:
+    """Every call of a text, valid or malformed, in order; each of the calls that one stands for, unless only the first
+    is run. malformed: unless each is answered, what follows a call that its tool refuses inside the same tags is part
+    of it."""
+    by_name = {tool.name: tool for tool in tools}
+    found: list[Call] = []
+    refused = -1  # where the tags end in which a call was refused
+    for call in dialect.read(text, [tool.schema for tool in tools]):
+        if call.closed == refused:
+            found[-1] = replace(found[-1], end=call.end)
+            continue
+        tool = by_name.get(call.name)
+        if tool is not None and not tool.strict:
+            known = arguments_of(function_of(tool.schema).get("parameters", {}))
+            call = replace(call, arguments={name: value for name, value in call.arguments.items() if name in known})
+        error = call.error or refusal(call.name, call.arguments, tools)
+        refused = call.closed if error and malformed != "answer" else -1
+        if not error and tool is not None and tool.parts is not None:
+            parts = tool.parts(call.arguments, calls != "first")
+            found += [replace(call, arguments=part) for part in parts]
+            if parts:
+                continue
+            error = f"error: the call of {call.name} is empty"
+        found.append(replace(call, error=error))
+    return found
 
 
 def _first_final(text: str, found: Sequence[Call], finals: Sequence[str]) -> int:
@@ -63,9 +91,12 @@ def _first_final(text: str, found: Sequence[Call], finals: Sequence[str]) -> int
     text = blanked(text, tuple((call.start, call.end) for call in found if call.valid))
     begins = []
     for final in finals:
-        end = text.find(f"</{final}>")
-        if end >= 0 and (start := text.rfind(f"<{final}>", 0, end)) >= 0:
-            begins.append(start)
+        opened = -1
+        for mark in re.finditer(f"<(/?){re.escape(final)}>", text):
+            if mark[1] and opened >= 0:
+                begins.append(opened)
+                break
+            opened = -1 if mark[1] else mark.start()
     return min(begins, default=-1)
 
 

@@ -66,7 +66,11 @@ class Tools(Protocol):
         ...
 
     def search(self, queries: Sequence[str]) -> list[str]:
-        """Formatted result text of each query, within the card's token budget, with our own tags neutralised."""
+        """Formatted result text of each query, within the card's token budget, with our own tags neutralised.
+
+        Of several processes each searches for its share. An agent searches with the tool "search", a generator with
+        `Context.call`.
+        """
         ...
 
     def judge(

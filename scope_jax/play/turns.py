@@ -1,6 +1,7 @@
 """How turns of a conversation are joined: the tokens between two turns of a policy.
 
-A game's responder responds to a turn with text. There are three ways to turn it into tokens (`model.turns` of a card):
+What responds to a turn is text, such as the results of its calls. There are three ways to turn it into tokens
+(`model.turns` of a card):
 
     raw           the text, surrounded by line breaks, continues where the turn ended; no message ends (SSP, Search-R1)
     chat          the template ends the policy's message, the text is a separate message, and a new message of the
@@ -207,9 +208,11 @@ class Joiner:
             return False
         return "probe-one" in text and "probe-two" in text
 
-    def observations(self, results: Sequence[str]) -> str:
-        """The text after the calls of a turn, with their results in order."""
-        return self.dialect.observations(results, self.each)
+    def observations(self, results: Sequence[Sequence[str]]) -> str:
+        """The text after the calls of a turn, with the results of each in order: several if it stands for several."""
+        if self.each:
+            return "\n".join(map(self.dialect.observation, results))
+        return self.dialect.observation([text for call in results for text in call])
 
     def prompt(self, messages: Messages) -> list[int]:
         """Ids of a prompt, up to the start of the policy's first turn. Raises ValueError if the template rejects it."""
@@ -223,7 +226,7 @@ class Joiner:
         return replace(messages, system=system, tools=())
 
     def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
-        """Converts a game's responder to that of a `Request` whose prompt is `messages`."""
+        """Converts what responds to turns to the responder of a `Request` whose prompt is `messages`."""
 
         def reply(turns: tuple[Turn, ...]) -> Reply:
             response = respond(turns)

@@ -300,7 +300,7 @@ def assemble_world(
 def toolbox_of(cfg: Config, game: Game, search: SearchTool | None) -> dict[str, Tool]:
     """The game's tools by name, with the search of a game that searches. Raises UserError for a name that is there
     twice."""
-    tools = [*([] if search is None else [search_tool(search)]), *game.tools(cfg)]
+    tools = [*([] if search is None else [search_tool(search, dialects.load(cfg.model.dialect))]), *game.tools(cfg)]
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {game.name} has two tools of the name {min(twice)}; give each its own.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,13 +26,12 @@ from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, 
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
-from scope_jax.play.turns import Joiner, Respond
+from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, NonFiniteError, Request, Responder, SamplingParams, Turn
-from scope_jax.rollouts.types import Reply as Answer
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
 from scope_jax.run.processes import divided, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
@@ -45,7 +43,6 @@ from scope_jax.text.messages import Messages
 T = TypeVar("T")
 Tell = Callable[[str], None]
 ONLY = "agent"  # the name of the agent of an interaction with one question
-_IN_RESPONDER = ContextVar("in a responder", default=False)  # set while one runs, see `StepTools.search`
 
 
 @dataclass(frozen=True)
@@ -111,22 +108,25 @@ class StepTools:
         if not rollouts:
             return []
         _check_names(role, rollouts)
-        if agent.tools:
+        tools = tools_of(agent.tools, self.world.toolbox)
+        if not all(tool.pure and tool.open is None for tool in tools):
             return self._with_tools(role, rollouts, agent, samples)
         distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
-        encoded = {messages: tuple(self.world.joiner.prompt(messages)) for messages in distinct}
+        encoded = {messages: tuple(self.world.joiner.prompt(_declared(messages, tools))) for messages in distinct}
         alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
         requests = [
             self._request(
+                ONLY,
                 agent,
+                rollout,
+                _declared(rollout.messages, tools),
                 ids,
                 (role, rollout.name, sample),
+                self._calls((role, rollout.name, sample)),
                 alike.setdefault(ids, rollout.name),
-                None if responder is None else self._responder(responder, rollout.messages),
             )
             for rollout in rollouts
             for ids in [rollout.prompt_ids or encoded[rollout.messages]]
-            for responder in [rollout.respond or agent.respond]
             for sample in range(samples)
         ]
         with self._naming(role, agent.policy):
@@ -135,14 +135,14 @@ class StepTools:
         return _in_groups(flat, samples)
 
     def _with_tools(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int) -> list[list[Completion]]:
-        """`play` of an agent with tools: interactions with one question."""
+        """`play` of an agent with tools that have a state, or are recorded: interactions with one question."""
 
         def asked(rollout: Rollout) -> Rollout:
             def play(context: Context) -> Generator[Ask, Response, None]:
                 yield Ask(ONLY, rollout.messages)
 
-            if rollout.prompt_ids is not None or rollout.respond is not None:
-                raise ValueError(f"the rollout {rollout.name!r} has prompt_ids or respond, its agent has tools.")
+            if rollout.prompt_ids is not None:
+                raise ValueError(f"the rollout {rollout.name!r} has prompt_ids, its agent has tools with a state.")
             return replace(rollout, play=play)
 
         played = self.interact(role, [asked(rollout) for rollout in rollouts], {ONLY: agent}, samples)
@@ -186,43 +186,48 @@ class StepTools:
         return "" if self.world.sampler.adapters else policy
 
     def _driver(self, role: str, rollout: Rollout, agents: Mapping[str, Agent], sample: int) -> InteractionDriver:
-        cfg, place = self.world.cfg, (role, rollout.name, sample)
-        record = self.world.recording.calls(self._number, *place)
-        where = (cfg.seed, self.step, *place)
-        calls = RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
-        context = EpisodeContext(rollout.name, sample, rng("rollout", *where), calls, self.world.toolbox)
+        place = (role, rollout.name, sample)
+        calls = self._calls(place)
+        generator = rng("rollout", self.world.cfg.seed, self.step, *place)
+        context = EpisodeContext(rollout.name, sample, generator, calls, self.world.toolbox)
 
         def request(name: str, messages: Messages) -> Request:
             agent = agents[name]
-            tools, respond = tools_of(agent.tools, self.world.toolbox), agent.respond
-            if tools:
-                agent = replace(agent, stop=stops_of(agent, tools, self.world.joiner))
-                messages = replace(messages, tools=tuple(tool.schema for tool in tools))
-                respond = tool_responder(name, agent, tools, calls, self.world.joiner)
-            return replace(
-                self._request(
-                    agent,
-                    tuple(self.world.joiner.prompt(messages)),
-                    place if len(agents) == 1 else (*place, name),
-                    None,
-                    None if respond is None else self._responder(respond, messages),
-                ),
-                weights=self._weights(agent.policy),
-            )
+            messages = _declared(messages, tools_of(agent.tools, self.world.toolbox))
+            ids = tuple(self.world.joiner.prompt(messages))
+            where = place if len(agents) == 1 else (*place, name)
+            row = self._request(name, agent, rollout, messages, ids, where, calls, None)
+            return replace(row, weights=self._weights(agent.policy))
 
         return InteractionDriver(rollout, agents, context, self.world.joiner, request)
 
+    def _calls(self, place: tuple[str, str, int]) -> RolloutCalls:
+        """The calls of tools in one sample of a rollout. place: role, rollout and sample."""
+        where = (self.world.cfg.seed, self.step, *place)
+        record = self.world.recording.calls(self._number, *place)
+        return RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
+
     def _request(
-        self, agent: Agent, ids: tuple[int, ...], place: tuple[Any, ...], group: str | None, respond: Responder | None
+        self,
+        name: str,
+        agent: Agent,
+        rollout: Rollout,
+        messages: Messages,
+        ids: tuple[int, ...],
+        place: tuple[Any, ...],
+        calls: RolloutCalls,
+        group: str | None,
     ) -> Request:
-        """The request of an agent's row. place: role, rollout, sample and perhaps the agent's name, for the key."""
-        sampling = agent.sampling
+        """The request of a row of the agent `name`, whose prompt has these ids. place: role, rollout, sample and
+        perhaps the agent's name, for the key."""
+        sampling, joiner, tools = agent.sampling, self.world.joiner, tools_of(agent.tools, self.world.toolbox)
+        respond = tool_responder(name, agent, tools, calls.run, joiner, rollout.remark) if tools else None
         params = SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
-            stop=agent.stop,
+            stop=stops_of(agent, tools, joiner),
             stop_ids=self.world.tokenizer.eos_ids,
             tempered_logprobs=agent.tempered,
             thought=parsing.THOUGHT,
@@ -235,10 +240,11 @@ class StepTools:
             key=key_data(self.world.cfg.seed, self.step, *place),
             group=group,
             max_turns=agent.max_turns,
-            respond=respond,
+            respond=None if respond is None else joiner.responder(respond, messages),
             max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
             max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
             policy=self.world.sampler.named(agent.policy),
+            calls=lambda: calls.results.get(name, ()),
         )
 
     @contextmanager
@@ -276,21 +282,7 @@ class StepTools:
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
             raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
-        if _IN_RESPONDER.get():  # of the process that generates its episode; the others know nothing of it
-            return self.world.search(queries)
-        return divided(self.world.search, queries, [1.0] * len(queries))  # the game's own, which all processes make
-
-    def _responder(self, respond: Respond, messages: Messages) -> Responder:
-        joined = self.world.joiner.responder(respond, messages)
-
-        def responder(turns: tuple[Turn, ...]) -> Answer:
-            before = _IN_RESPONDER.set(True)
-            try:
-                return joined(turns)
-            finally:
-                _IN_RESPONDER.reset(before)
-
-        return responder
+        return divided(self.world.search, queries, [1.0] * len(queries))
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))
@@ -359,6 +351,11 @@ class StepTools:
         if name not in self.world.judges:
             raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
         return self.world.judges[name]
+
+
+def _declared(messages: Messages, tools: Sequence[Tool]) -> Messages:
+    """A prompt for an agent with these tools, which it declares unless it says itself what it declares."""
+    return messages if messages.tools is not None else replace(messages, tools=tuple(tool.schema for tool in tools))
 
 
 def _check_names(role: str, rollouts: Sequence[Rollout]) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from scope_jax.config import SamplingSection
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH_NAME
+from scope_jax.play.tool_execution import run_batches
+from scope_jax.play.tool_responder import tool_responder
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
@@ -28,6 +32,8 @@ from scope_jax.text.messages import Messages
 RESERVED = frozenset(("messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters)) | frozenset(
     signature(Tokenizer.encode_chat).parameters
 )
+
+SEARCHER = Agent("", SamplingSection(), calls="stop", malformed="end")
 
 
 @dataclass(frozen=True)
@@ -222,9 +228,8 @@ def requests_of(model: Served, job: Job) -> list[Request]:
     if job.searches is not None:
         assert job.joiner is not None
         assert model.search is not None
-        raw = job.joiner.mode == "raw"
-        play = searching.responder(model.search, job.joiner.dialect, (), end_token_ends=raw)
-        respond = job.joiner.responder(play, job.searches)
+        tools = (searching.search_tool(model.search, job.joiner.dialect),)
+        respond = job.joiner.responder(tool_responder("", SEARCHER, tools, run_batches, job.joiner), job.searches)
     group = secrets.token_hex(8)
     return [
         Request(

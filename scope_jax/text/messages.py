@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -12,15 +12,15 @@ class Messages:
     """The start of a conversation, to be rendered by the model's chat template.
 
     system: None leaves it to the template, which may have a default; "" is an empty message. tools: JSON schemas of
-    the functions that are declared to the model. before: messages, {"role": …, "content": …}, between the system
-    message and the user's last one, such as the turns so far, or demonstrations. role: of the last message, if that is
-    not the user's.
+    the functions that are declared to the model; None: those of the agent that reads it. before: messages, {"role": …,
+    "content": …}, between the system message and the user's last one, such as the turns so far, or demonstrations.
+    role: of the last message, if that is not the user's.
     """
 
     user: str
     system: str | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
-    before: tuple[Mapping[str, str], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] | None = field(default=None, hash=False)  # mappings have no hash
+    before: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
     role: str = "user"
 
     def conversation(self) -> list[Mapping[str, str]]:
@@ -30,7 +30,7 @@ class Messages:
 
     def declared(self) -> list[Mapping[str, Any]] | None:
         """The tools for a chat template: None instead of an empty list, as templates expect."""
-        return list(self.tools) or None
+        return list(self.tools or ()) or None
 
     @property
     def text(self) -> str:

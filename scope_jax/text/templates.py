@@ -75,12 +75,17 @@ def _half_braced(text: str, known: Sequence[str]) -> str:
 
 
 def load_messages(
-    folder: str | Path, role: str, *, known: Sequence[str], required: Sequence[str], tools: Sequence[Mapping[str, Any]]
+    folder: str | Path,
+    role: str,
+    *,
+    known: Sequence[str],
+    required: Sequence[str],
+    tools: Sequence[Mapping[str, Any]] | None,
 ) -> Messages:
     """The templates of a role's messages; required variables must be in the user message. Raises as `load` does."""
     user = load(folder, role, known=known, required=required)
     system = [load(folder, file.stem, known=known, required=()) for file in system_files(folder, [role])]
-    return Messages(user, system[0] if system else None, tuple(tools))
+    return Messages(user, system[0] if system else None, None if tools is None else tuple(tools))
 
 
 def system_files(folder: str | Path, roles: Sequence[str]) -> tuple[Path, ...]:

@@ -7,14 +7,20 @@ import re
 import numpy as np
 import pytest
 
+from scope_jax.config import SamplingSection
 from scope_jax.games import load_card
 from scope_jax.games.scope import messages, roles, rules
 from scope_jax.games.scope.options import options
 from scope_jax.games.scope.state import TaskOrder
+from scope_jax.play import searching
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.rubrics import rubric_score, score_of
-from scope_jax.play.turns import Cut, raw
+from scope_jax.play.tool_execution import run_batches
+from scope_jax.play.tool_responder import tool_responder
+from scope_jax.play.turns import Cut, Joiner, raw
 from scope_jax.rollouts.types import Turn
-from tests.games.harness import ScriptedTools, sampled_turn
+from scope_jax.text import dialects
+from tests.games.harness import Characters, ScriptedTools, sampled_turn
 from tools.atlas import scope_scripts, tasks
 from tools.atlas.rows import Script, name_ids, token_row
 from tools.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
@@ -64,8 +70,13 @@ def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role
         spoken_text = "".join(text for text, sampled in script.parts if sampled)
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda ctx: "", results)
-        expected = _searches_asked(script) if role == "challenge" else None
-        respond = roles.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
+        challenge = role == "challenge"
+        agent = Agent("a", SamplingSection(), **(roles.searcher(cfg, "task") if challenge else roles.solver(cfg)))
+        remark = roles.turns_left(cfg, _searches_asked(script)) if challenge else None
+        dialect = dialects.load(cfg.model.dialect)
+        search = (searching.search_tool(tools.search, dialect),)
+        joiner = Joiner("raw", Characters(), dialect)
+        respond = tool_responder("a", agent, search, run_batches, joiner, remark)
         turns: list[Turn] = []
         for text, sampled in script.parts:
             if turns and not sampled:

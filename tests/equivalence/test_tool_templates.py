@@ -83,7 +83,7 @@ def test_every_schema_is_shown_and_every_result_comes_back(load, folder, templat
     ids = np.asarray(tokenizer.encode(text), np.int32)
     turn = Turn("sampled", ids, np.zeros(len(ids), np.float32), text, "stop")
     results = ["4\nlines"] if name == "llama" else ["4\nlines", "Doc 1"]
-    seen = joiner.observations(results)
+    seen = joiner.observations([[result] for result in results])
     reply = joiner.responder(lambda turns: seen, messages)((turn,))
     assert isinstance(reply, Continuation)
     read = tokenizer.decode(reply.ids)
@@ -137,7 +137,7 @@ def test_a_template_with_room_for_one_result_gets_them_in_one_message(load, tmp_
     last = CHAT.replace("in messages", "in messages[:3]")
     file.write_text(TOOLS + last + PROMPT)
     joiner = Joiner("chat-trimmed", load("qwen", file), dialects.load("hermes"), {}, SCHEMAS)
-    assert not joiner.each and joiner.observations(["a", "b"]) == joiner.dialect.observation(["a", "b"])
+    assert not joiner.each and joiner.observations([["a"], ["b"]]) == joiner.dialect.observation(["a", "b"])
 
 
 def test_llamas_calls_need_chat_turns(load):

@@ -405,9 +405,7 @@ def test_a_games_own_prompt_is_used_with_its_card() -> None:
     own = game_of(cfg).exam(cfg)
     exam = suites.suite_exam(cfg, load_suite("nq"), own, own.policy)
     row = {"question": "capital of France?"}
-    assert (
-        exam.prompt(row, len) == own.prompt(row, len) and exam.max_turns == own.max_turns and exam.respond is not None
-    )
+    assert exam.prompt(row, len) == own.prompt(row, len) and exam.max_turns == own.max_turns and exam.tools
     cfg = load_card(ROOT / "configs/spice/atlas.toml")
     own = game_of(cfg).exam(cfg)
     exam = suites.suite_exam(cfg, load_suite("mmlu-pro"), own, own.policy)

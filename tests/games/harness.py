@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.config import Config, EvalSet
+from scope_jax.config import Config, EvalSet, SamplingSection
 from scope_jax.data.keys import rng
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
@@ -20,7 +20,9 @@ from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Interaction
-from scope_jax.play.tool_execution import Execution, RolloutCalls
+from scope_jax.play.tool_calls import SEARCH_NAME, Tool
+from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, tools_of
+from scope_jax.play.tool_responder import stops_of, tool_responder
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.rows import Row
@@ -160,6 +162,9 @@ class ScriptedTools:
             self.asked.append((role, name, samples))
             self.prompts[key] = "".join(map(chr, ids))
         assert agent.policy in self.known_policies
+        joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
+        known = tools_of(agent.tools, {SEARCH_NAME: searching.search_tool(self.search, joiner.dialect)})
+        agent = replace(agent, stop=stops_of(agent, known, joiner))
         sampling = agent.sampling
         self.agents[role] = agent
         self.options[role] = {
@@ -167,25 +172,23 @@ class ScriptedTools:
             "max_tokens": sampling.max_tokens,
             "stop": agent.stop,
         }
-        joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
         return [
             [
                 self._play(
-                    self._request(
-                        agent,
-                        encoded[rollout.name],
-                        rollout.name,
-                        None if answer is None else joiner.responder(answer, rollout.messages),
-                    ),
-                    role,
-                    rollout.name,
-                    sample,
+                    self._request(agent, encoded[rollout.name], rollout.name, respond), role, rollout.name, sample
                 )
                 for sample in range(samples)
             ]
             for rollout in rollouts
-            for answer in [rollout.respond or agent.respond]
+            for respond in [self._responder(agent, known, joiner, rollout)]
         ]
+
+    def _responder(self, agent: Agent, tools: Sequence[Tool], joiner: Joiner, rollout: Rollout) -> Any:
+        """What answers the turns of an agent that may search."""
+        if not tools:
+            return None
+        respond = tool_responder("agent", agent, tools, run_batches, joiner, rollout.remark)
+        return joiner.responder(respond, rollout.messages)
 
     def _request(self, agent: Agent, ids: Any, group: str, respond: Any) -> Request:
         sampling = agent.sampling
@@ -214,7 +217,7 @@ class ScriptedTools:
 
         def request(name: str, messages: Messages) -> Request:
             self.prompts[role, f"{rollout.name} {name}"] = messages.text
-            return self._request(agents[name], self.encoded(messages), rollout.name, agents[name].respond)
+            return self._request(agents[name], self.encoded(messages), rollout.name, None)
 
         def speak(prompt: str, turns: tuple[Turn, ...]) -> str:
             return self.script(TurnContext(role, rollout.name, sample, prompt, turns))
@@ -277,6 +280,13 @@ class ScriptedTools:
 
     def tell(self, sentence: str) -> None:
         self.told.append(sentence)
+
+
+def search_responder(search: Any, dialect: dialects.Dialect, mode: Mode = "raw", **fields: Any) -> Any:
+    """What responds to the turns of an agent that searches and ends with <answer>. fields: of `Agent`."""
+    agent = Agent("actor", SamplingSection(), **{**searching.until("answer"), **fields})
+    tools = (searching.search_tool(search, dialect),)
+    return tool_responder("agent", agent, tools, run_batches, Joiner(mode, Characters(), dialect))
 
 
 def play_step(

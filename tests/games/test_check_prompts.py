@@ -50,7 +50,7 @@ def broken(game: str, folder: Path, name: str, cfg: Config) -> str:
     return ""
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", CASES)
 def test_a_wrong_variable_in_any_prompt_is_found(game: str, tmp_path: Path) -> None:
     cfg, (_, unused) = card_of(game), CASES[game]
     game_of(cfg).check_prompts(cfg)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +13,9 @@ from scope_jax.config import CardError
 from scope_jax.games import parse_config
 from scope_jax.play import searching
 from scope_jax.play.turns import Cut
-from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import DialectError
-from tests.games.harness import card, closing, example, opening
+from tests.games.harness import card, closing, example, opening, sampled_turn, search_responder
 
 XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))
 EVERY = pytest.mark.parametrize("dialect", [XML, HERMES, FUNCTION], ids=["xml", "hermes", "function"])
@@ -191,39 +189,78 @@ def test_replies_to_turns(dialect):
         return [query.upper() for query in queries]
 
     def after(text, finish="stop", **options):
-        respond = searching.responder(search, dialect, ("answer",), **options)
-        return respond((Turn("sampled", np.zeros(1, np.int32), np.zeros(1, np.float32), text, finish),))
+        return search_responder(search, dialect, **options)((sampled_turn(text, finish),))
 
     a, b, broken = searching.written_search("a", dialect), searching.written_search("b", dialect), opening(dialect)
-    assert after(f"{a} {b}") == dialect.observation(["A", "B"])
+    assert after(f"{a} {b}") == dialect.observations(["A", "B"])
     first = Cut(len(a), dialect.observation(["A"]))
-    assert after(f"{a} {b}", first_only=True) == first
+    one, said = {"calls": "first"}, {"malformed": "remind", "reminder": "That was not run."}
+    assert after(f"{a} {b}", **one) == first
     assert after(f"{a} <answer>x</answer>") is None
-    assert after(f"{a} <answer>x</answer>", first_only=True) == first
-    assert after(f"<answer>x</answer> {a}", first_only=True) is None
-    assert after(f"<answer>{a}</answer>", first_only=True) is None
-    assert after(f"{broken} {a}", first_only=True) == Cut(len(f"{broken} {a}"), first.text)
+    assert after(f"{a} <answer>x</answer>", **one) == first
+    assert after(f"<answer>x</answer> {a}", **one) is None
+    assert after(f"<answer>{a}</answer>", **one) is None
+    assert after(f"{broken} {a}", **one) == Cut(len(f"{broken} {a}"), first.text)
     assert after(a, "eos") is None
-    assert after(a, "eos", end_token_ends=False) == dialect.observation(["A"])
+    assert after(a, "eos", mode="chat") == dialect.observation(["A"])
     for finish in ("eos", "length", "overflow"):  # however the turn ended, only its first search counts
-        assert after(f"{a} and", finish, first_only=True) == first
+        assert after(f"{a} and", finish, **one) == first
     for finish in ("length", "overflow"):
-        assert after(a, finish) is None and after(f"{broken} and", finish, first_only=True, malformed="No.") is None
+        assert after(a, finish) is None and after(f"{broken} and", finish, **one, **said) is None
     assert after(broken) is None
-    assert after(broken, malformed="That was not run.") == "That was not run."
-    assert after("no search at all", malformed="That was not run.") is None
-    assert asked == ["a", "b", *["a"] * 7]
+    for options in (said, one | said, said | {"finish": "eos", "mode": "chat"}):
+        assert after(broken, **options) == "That was not run."
+    assert after("no search at all", **said) is None and after(broken, "eos", **one, **said) is None
+    assert after(f"{broken} {a}", **said) == dialect.observation(["A"])
+    assert asked == ["a", "b", *["a"] * 8]
 
 
 def test_a_list_counts_as_several_queries_only_if_all_searches_are_run():
     text = '<search>["a", "b"]</search>'
     assert searching.queries_of(text, XML) == ["a", "b"]
-    assert searching.first_query(searching.searches(text, XML), text, ("answer",)) == ('["a", "b"]', len(text))
+    assert searching.searches(text, XML) == [('["a", "b"]', 0, len(text), len(text))]
+    respond = search_responder(list, XML)((sampled_turn(text),))
+    assert respond == XML.observation(["a", "b"])
+    assert search_responder(list, HERMES)((sampled_turn(searching.written_search('["a", "b"]', HERMES)),)) == (
+        HERMES.observation(["a", "b"])
+    ), "one block, also where each call has a message of its own"
+    first = search_responder(list, XML, calls="first")((sampled_turn(text),))
+    assert first == Cut(len(text), XML.observation(['["a", "b"]']))
+
+
+def test_arguments_besides_the_query_are_left_out_but_in_function_calls_refused():
+    several = {"query": "a", "top_k": 3}
+    called = sampled_turn(hermes({"name": "search", "arguments": several}))
+    assert search_responder(list, HERMES)((called,)) == HERMES.observation(["a"])
+    called = sampled_turn('<function_calls>search(query="a", top_k=3)</function_calls>')
+    assert search_responder(list, FUNCTION)((called,)) is None
+
+
+def test_the_searches_of_a_turn_are_one_call_and_what_it_raises_is_raised():
+    asked = []
+    text = '<search>["a", "b"]</search>'
+    search_responder(lambda queries: asked.append(queries) or queries, XML)((sampled_turn(text),))
+    assert asked == [["a", "b"]]
+
+    def down(queries):
+        raise ConnectionError("no server")
+
+    with pytest.raises(ConnectionError, match="no server"):
+        search_responder(down, XML)((sampled_turn(text),))
 
 
 def test_the_one_search_of_a_turn_ends_with_its_closing_tag():
     two = '<function_calls>search(query="a"); search(query="b")</function_calls>'
-    assert searching.first_query(searching.searches(two, FUNCTION), f"{two} and", ("answer",)) == ("a", len(two))
+    first = search_responder(list, FUNCTION, calls="first")((sampled_turn(f"{two} and"),))
+    assert first == Cut(len(two), FUNCTION.observation(["a"]))
+
+
+def test_what_follows_another_function_inside_the_same_tags_is_part_of_it():
+    foreign = '<function_calls>quit()\nsearch(query="a")</function_calls>'
+    assert queries(foreign, FUNCTION) == [None] and search_responder(list, FUNCTION)((sampled_turn(foreign),)) is None
+    blank = '<function_calls>search(query=" ")\nsearch(query="a")</function_calls>'
+    assert queries(blank, FUNCTION) == [None, "a"]
+    assert search_responder(list, FUNCTION)((sampled_turn(blank),)) == FUNCTION.observation(["a"])
 
 
 def own(tmp_path: Path, text: str) -> str:

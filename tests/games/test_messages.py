@@ -202,11 +202,11 @@ def test_a_system_file_next_to_a_roles_prompt_is_its_system_message(tmp_path: Pa
     )
     cfg = with_prompts(system, tmp_path)
     for_solver = of_scope.for_solver if system == "scope" else of_ssp.for_solver
-    assert GAMES[system].system_messages(cfg) == () and for_solver(cfg, "Why?") == Messages("Why?")
+    assert GAMES[system].system_messages(cfg) == () and for_solver(cfg, "Why?") == Messages("Why?", tools=())
     (tmp_path / "solver.system.txt").write_text("Search with {search}.")
     assert GAMES[system].system_messages(cfg) == (tmp_path / "solver.system.txt",)
     asked = for_solver(cfg, "Why?")
-    assert asked == Messages("Why?", f"Search with {example(XML)}.") and asked.text.endswith(".\n\nWhy?")
+    assert asked == Messages("Why?", f"Search with {example(XML)}.", ()) and asked.text.endswith(".\n\nWhy?")
     (tmp_path / "solver.system.txt").write_text("{tusk}")
     with pytest.raises(templates.PromptError, match=r"solver\.system\.txt: unknown variable \{tusk\}"):
         for_solver(cfg, "Why?")

@@ -9,10 +9,19 @@ import pytest
 
 from scope_jax.games import GAMES
 from scope_jax.games.ssp import rules
-from scope_jax.play import searching
 from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects
-from tests.games.harness import ITEMS, RESULTS, Plan, card, episodes_of, play_step, question_about, world
+from tests.games.harness import (
+    ITEMS,
+    RESULTS,
+    Plan,
+    card,
+    episodes_of,
+    play_step,
+    question_about,
+    search_responder,
+    world,
+)
 
 XML = dialects.load("xml")
 GOOD = "Which capital lies on the Tiber?"
@@ -163,7 +172,7 @@ def test_solver_rewards(turns: list[str], mode: str, reward: float):
 
 def test_the_end_token_ends_the_episode():
     tools = world()
-    respond = searching.responder(tools.search, XML, ("answer",))
+    respond = search_responder(tools.search, XML)
 
     def after(text: str, finish: str):
         ids = np.zeros(1, np.int32)

@@ -32,6 +32,7 @@ from tests.games.harness import (
     plain,
     play_step,
     sampled_turn,
+    search_responder,
     world,
 )
 from tests.games.scope_world import DOCUMENTS, PROTOCOLS
@@ -197,7 +198,8 @@ def test_searches_in_thoughts_get_no_reply(name: str):
         return list(queries)
 
     def after(text: str, first_only: bool, **options: Any) -> Any:
-        respond = searching.responder(search, dialect, ("answer",), first_only=first_only, malformed="No.")
+        fields: dict[str, Any] = {"calls": "first" if first_only else "stop", "malformed": "remind", "reminder": "No."}
+        respond = search_responder(search, dialect, **fields)
         return respond((sampled_turn(text, **options),))
 
     quoted, real = searching.written_search("quoted", dialect), searching.written_search("real", dialect)

@@ -29,6 +29,7 @@ from tests.games.harness import (
     in_dialect,
     plain,
     play_step,
+    search_responder,
     world,
 )
 
@@ -105,9 +106,8 @@ class OtherEnd(Characters):
 def test_a_turn_that_ended_with_a_string_has_one_end(stop: str, kept: str):
     """The string stays if it is the template's end of a message; otherwise it is dropped for the template's."""
     codec, dialect = OtherEnd(), dialects.load("xml")
-    respond = searching.responder(
-        lambda queries: ["R"] * len(queries), dialect, ("answer",), first_only=True, end_token_ends=False, malformed="?"
-    )
+    fields = {"calls": "first", "malformed": "remind", "reminder": "?"}
+    respond = search_responder(lambda queries: ["R"] * len(queries), dialect, "chat", **fields)
     texts = [f"<search>a</search>{stop}", f"<search>{stop}", "<answer>b</answer>"]
     ids = Joiner("chat", codec, dialect).prompt(Messages("P"))
     params = SamplingParams(1.0, 0, 1.0, 99, ("</answer>",), codec.eos_ids, True, ends=(stop,))

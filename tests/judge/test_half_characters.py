@@ -18,13 +18,12 @@ from scope_jax.cli import app
 from scope_jax.cli.program import any_character
 from scope_jax.config import JudgeSection
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.play import searching
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import NOTHING_FOUND, SearchTool
 from scope_jax.run import judgements
 from scope_jax.text import dialects
-from tests.games.harness import sampled_turn
+from tests.games.harness import sampled_turn, search_responder
 from tests.judge.endpoint import endpoint
 
 HALF = "a\ud83d b\ude00"  # halves that do not meet
@@ -79,7 +78,7 @@ def test_a_policys_escaped_half_character_is_searched_for_as_a_question_mark() -
         return [()] * len(queries)
 
     tool = SearchTool(retrieve, top_k=1, max_tokens=9, truncate=lambda t, n: t, neutralise=str, cache_size=2)
-    respond = searching.responder(tool, dialects.load("xml"), ("answer",))
+    respond = search_responder(tool, dialects.load("xml"))
     shown = respond((sampled_turn(f"<search>{json.dumps([HALF, 'b'])}</search>"),))
     assert asked == ["a? b?", "b"] and isinstance(shown, str) and shown.count(NOTHING_FOUND) == 2
 

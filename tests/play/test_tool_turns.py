@@ -260,6 +260,8 @@ def test_which_calls_of_a_turn_are_answered():
     assert names(f"<think>{RUN}") == []
     assert names(f"{RUN} <answer>x</answer>") == names(f"<answer>{RUN}</answer>") == []
     assert names("<python>print('<answer>x</answer>')</python>") == ["python"]
+    assert names(f"</answer> {RUN} <answer>x</answer>") == [] and names(f"</answer> {RUN} <answer>") == ["python"]
+    assert names(f"{WRONG} {LOOK}", malformed="remind") == ["search"] and names(WRONG, malformed="remind") == ["!"]
     for finish in ("length", "overflow"):
         assert names(RUN, finish) == [] and names(f"{RUN} and", finish, calls="first") == ["python"]
     assert names(f"{WRONG} {LOOK} {RUN}", calls="first") == ["search"] and names(f"{WRONG} {WRONG}", calls="first") == [

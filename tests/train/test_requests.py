@@ -9,11 +9,79 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import load_card
+from scope_jax.play.tool_calls import SEARCH, Tool, tool
+from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout, single_turn
+from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.scripted import ScriptedRollouts
-from scope_jax.run.world import StepTools
+from scope_jax.run.recording import Recording
+from scope_jax.run.world import StepTools, World
+from scope_jax.text import dialects
+from scope_jax.text.dialects import Call
 from scope_jax.text.messages import Messages
 from tests.games.harness import Characters
+
+
+class Unlimited(StepTools):
+    def _shorter(self, limit: int | None, used: int) -> int | None:
+        return limit
+
+
+def made_world(engine: Any, counted: list[Any], dialect: str = "xml", **toolbox: Tool) -> World:
+    """One in which an engine is asked; it counts the completions."""
+    parts = {
+        "cfg": SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
+        "tokenizer": SimpleNamespace(eos_ids=(3,)),
+        "sampler": SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
+        "joiner": Joiner("raw" if dialect == "xml" else "chat", Characters(), dialects.load(dialect)),
+        "recording": Recording(),
+        "execution": Execution(Characters().encode, Characters().decode, print, 4),
+        "toolbox": toolbox,
+    }
+    world = object.__new__(World)
+    for name, part in parts.items():
+        object.__setattr__(world, name, part)
+    return world
+
+
+@tool(pure=True)
+def double(text: str) -> str:
+    """Twice the text."""
+    return text * 2
+
+
+@pytest.mark.parametrize("dialect", ["xml", "hermes", "function"])
+def test_an_agent_with_pure_tools_is_asked_like_one_without(dialect: str):
+    """Equal prompts share a prefill, and the calls of each sample are in its completion."""
+    asked: list[Any] = []
+    counted: list[Any] = []
+    written = dialects.load(dialect).write(Call("double", {"text": "ab"}), [double.schema])
+    said = [written, "<answer>x</answer>"]
+    script = ScriptedRollouts(lambda prompt, turns: said[len(turns) // 2], Characters(), max_length=9999)
+    engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
+    agent = Agent("actor", single_turn(1.0, 999), max_turns=3, tools=("double",), finals=("answer",), calls="stop")
+    rollouts = [Rollout(name, Messages("p")) for name in "ab"]
+    groups = Unlimited(made_world(engine, counted, dialect, double=double), 0).play("writer", rollouts, agent, 2)
+    assert {request.group for request in asked} == {"a"} and len({tuple(r.key.tolist()) for r in asked}) == 4
+    assert {request.params.stop for request in asked} == {(*dialects.load(dialect).stops("double"), "</answer>")}
+    assert "Twice the text." in Characters().decode(asked[0].prompt_ids), "the tool is declared"
+    for completion in [completion for group in groups for completion in group]:
+        (call,) = completion.calls
+        assert (call.tool, call.text, call.status, call.turn) == ("double", "abab", "ok", 0)
+        assert [turn.text for turn in completion.turns if turn.kind == "sampled"] == said
+        assert "abab" in completion.turns[1].text
+
+
+def test_prompts_that_declare_a_tool_are_compared_by_what_they_declare():
+    """A prompt with schemas, which are no keys of a set."""
+    asked: list[Any] = []
+    script = ScriptedRollouts(lambda prompt, turns: "x", Characters(), max_length=999)
+    engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
+    rollouts = [Rollout(name, Messages("p", tools=(SEARCH,) if name != "c" else ())) for name in "abc"]
+    Unlimited(made_world(engine, []), 0).play("writer", rollouts, Agent("actor", single_turn(1.0, 4)))
+    declaring = Unlimited(made_world(engine, [], "hermes"), 0)
+    declaring.play("writer", rollouts, Agent("actor", single_turn(1.0, 4)))
+    assert [request.group for request in asked[3:]] == ["a", "a", "c"]
 
 
 def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
@@ -21,15 +89,10 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     counted: list[Any] = []
     script = ScriptedRollouts(lambda prompt, turns: "x", Characters(), max_length=9)
     engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
-    world: Any = SimpleNamespace(
-        cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
-        tokenizer=SimpleNamespace(eos_ids=(3,)),
-        sampler=SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
-    )
+    world = made_world(engine, counted)
     ids = {"a": (1, 2), "b": (1, 3), "c": (1, 2)}
     rollouts = [Rollout(name, Messages(name), prompt_ids=given) for name, given in ids.items()]
-    tools: Any = SimpleNamespace(world=world, step=0, _shorter=lambda limit, used: limit)
-    StepTools.play(tools, "writer", rollouts, Agent("actor", single_turn(1.0, 4)), 2)
+    Unlimited(world, 0).play("writer", rollouts, Agent("actor", single_turn(1.0, 4)), 2)
     assert len(counted) == 6
     assert [request.group for request in asked] == ["a", "a", "b", "b", "a", "a"]
     assert len({tuple(request.key.tolist()) for request in asked}) == 6

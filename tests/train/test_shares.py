@@ -15,12 +15,20 @@ from hypothesis import strategies as st
 
 from scope_jax.config.tables import SamplingSection
 from scope_jax.games import load_card
+from scope_jax.play import searching
+from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.turns import Joiner, raw
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
+from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World
 from scope_jax.sharding import distributed
+from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
+from tests.games.harness import Characters, sampled_turn
+
+XML = dialects.load("xml")
 
 
 def test_the_costliest_come_first_and_go_where_there_is_least() -> None:
@@ -141,7 +149,10 @@ class _Engine:
         return None
 
     def run(self, requests: Any) -> Any:
-        return [Completion((), (), "eos", request.respond(())) for request in requests]
+        turn = sampled_turn("<search>Oslo</search>")
+        return [
+            Completion((), (), "eos", request.respond((turn,)).text, tuple(request.calls())) for request in requests
+        ]
 
     def count(self, completions: Any) -> None: ...
 
@@ -149,13 +160,16 @@ class _Engine:
 def _world(asked: list[tuple[str, ...]]) -> World:
     """One with what a search takes part in; `asked` gets the queries of each search."""
     cfg = load_card("ssp/atlas")
-    joiner = SimpleNamespace(prompt=lambda messages: [1], responder=lambda respond, messages: respond)
+    joiner = Joiner("raw", Characters(), XML)
 
     def search(queries: Any) -> list[str]:
         asked.append(tuple(queries))
         return [f"found {query}" for query in queries]
 
     parts = {"cfg": cfg, "joiner": joiner, "tokenizer": SimpleNamespace(eos_ids=()), "sampler": _Engine()}
+    execution = Execution(lambda text: [*map(ord, text)], str, print, 1)
+    toolbox = {"search": searching.search_tool(search, XML)}
+    parts |= {"recording": Recording(), "execution": execution, "toolbox": toolbox}
     world = object.__new__(World)
     for name, part in (parts | {"search": search}).items():
         object.__setattr__(world, name, part)
@@ -170,9 +184,11 @@ def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pyt
     asked: list[tuple[str, ...]] = []
     world = _world(asked)
     tools = StepTools(world, 0)
-    agent = Agent("actor", SamplingSection(), respond=lambda turns: tools.search(["Oslo"])[0])
+    agent = Agent("actor", SamplingSection(), **searching.until("answer"))
     found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
-    assert [[completion.text for completion in samples] for samples in found] == [["found Oslo"]]
+    assert [[completion.text for completion in samples] for samples in found] == [
+        [raw(XML.observation(["found Oslo"]))]
+    ]
     assert asked == [("Oslo",)]
 
 

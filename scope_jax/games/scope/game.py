@@ -264,11 +264,10 @@ def exam(cfg: Config) -> Exam:
         prompt=lambda row, tokens: messages.for_solver(cfg, row["question"], cfg.evaluate.max_turns),
         read=lambda completion: rules.answer_of(rules.parse_turns(cfg, completion, "answer")),
         measures=("rubric", "exact"),
-        stop=roles.solver_stops(cfg),
         max_turns=options(cfg).solver.max_turns,
-        respond=lambda search: roles.responder(cfg, search, "answer"),
         searches=lambda completion: rules.searches_run(rules.parse_turns(cfg, completion, "answer")),
         grader=roles.grader(cfg),
+        **roles.solver(cfg),
     )
 
 

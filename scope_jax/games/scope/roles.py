@@ -16,10 +16,8 @@ from scope_jax.learner.types import Judgement, Metrics
 from scope_jax.play import documents, rubrics, searching
 from scope_jax.play.asking import Judge
 from scope_jax.play.rubrics import UNGRADED, Criterion, Grader, RubricCase
-from scope_jax.play.searching import Search
+from scope_jax.play.tool_calls import SEARCH_NAME
 from scope_jax.play.tools import Agent, Rollout, Tools
-from scope_jax.play.turns import Cut, Respond
-from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects
 
 CHALLENGER, SOLVER = "challenger", "solver"  # the policies, too
@@ -27,33 +25,32 @@ JOBS = ("gates", "rubric_writer", "grader")  # of the judge
 
 
 # ----------------------------------------------------------------------------------------------------------- searching
-def solver_stops(cfg: Config) -> tuple[str, ...]:
-    """Strings that end a turn of the solver: the closing tag of an answer, and that of a search."""
-    return searching.stops_of(cfg, "answer") if options(cfg).solver_stops_at_search else ("</answer>",)
+def searcher(cfg: Config, final: str, at_search: bool = True) -> dict[str, Any]:
+    """What lets an agent, or an exam, search in episodes that end with `<final>`: only the first search of a turn is
+    run, and all text after it is dropped, including a `<final>` or invented results.
 
-
-def responder(cfg: Config, search: Search, final: str, expected: int | None = None) -> Respond:
-    """The responder of a turn: results of its first search, a note that the search was not run, or None to end the
-    episode.
-
-    Position decides: a closed `<final>` that begins before the first valid search ends the episode; all text after the
-    search is dropped, including a `<final>` or invented results.
-    expected: with a number, each observation says how many turns are left for searches, and a search after the last
-    of them is not run (the dynamic turns of the released code); None: no such limit.
+    at_search: the closing tag of a search ends a turn.
     """
-    respond_to_search = searching.responder_of(cfg, search, final, first_only=True, malformed=messages.not_run(cfg))
-    if expected is None:
-        return respond_to_search
+    stops = dialects.load(cfg.model.dialect).stops(SEARCH_NAME) if at_search else ()
+    return {
+        "tools": (SEARCH_NAME,),
+        "calls": "first",
+        "finals": (final,),
+        "stop": (*stops, f"</{final}>"),
+        "malformed": "remind",
+        "reminder": messages.not_run(cfg),
+    }
 
-    def respond(turns: tuple[Turn, ...]) -> str | Cut | None:
-        sampled = sum(turn.kind == "sampled" for turn in turns)
-        response = respond_to_search(turns) if sampled <= expected else None
-        if response is None:
-            return None
-        left = f"\n{messages.turns_left(cfg, expected - sampled)}"
-        return replace(response, text=response.text + left) if isinstance(response, Cut) else response + left
 
-    return respond
+def solver(cfg: Config) -> dict[str, Any]:
+    """`searcher` of the solver."""
+    return searcher(cfg, "answer", options(cfg).solver_stops_at_search)
+
+
+def turns_left(cfg: Config, searches: int) -> Callable[[int], str | None]:
+    """The remark after the results of a challenger that is to search so often: how many turns are left for searches. A
+    search after the last of them is not run (the dynamic turns of the released code)."""
+    return lambda turns: messages.turns_left(cfg, searches - turns) if turns <= searches else None
 
 
 # ---------------------------------------------------------------------------------------------------------- challenger
@@ -89,9 +86,9 @@ def propose(
     card, dynamic = options(cfg).challenger_reward, options(cfg).dynamic_turns
     rollouts = []
     for order in orders:
-        respond = responder(cfg, tools.search, "task", order.searches if dynamic else None)
-        rollouts.append(Rollout(f"{order.index}", messages.for_challenger(cfg, order), respond))
-    agent = Agent.of_role(options(cfg).challenger, CHALLENGER, sampling, stop=searching.stops_of(cfg, "task"))
+        remark = turns_left(cfg, order.searches) if dynamic else None
+        rollouts.append(Rollout(f"{order.index}", messages.for_challenger(cfg, order), remark=remark))
+    agent = Agent.of_role(options(cfg).challenger, CHALLENGER, sampling, **searcher(cfg, "task"))
     drafts = []
     for order, rollout, group in zip(orders, rollouts, tools.play("challenger", rollouts, agent, samples), strict=True):
         for completion in group:
@@ -213,8 +210,7 @@ def solve(
 ) -> list[AttemptedTask]:
     """o^S_{1:N} ~ Rollout(S, q, N) for each task, with answers extracted; not yet graded."""
     rollouts = [Rollout(f"{task.index}", messages.for_solver(cfg, task.question)) for task in tasks]
-    respond = responder(cfg, tools.search, "answer")
-    agent = Agent.of_role(options(cfg).solver, SOLVER, sampling, stop=solver_stops(cfg), respond=respond)
+    agent = Agent.of_role(options(cfg).solver, SOLVER, sampling, **solver(cfg))
     attempted = []
     for task, rollout, group in zip(tasks, rollouts, tools.play("solver", rollouts, agent, samples), strict=True):
         attempts = []

@@ -18,6 +18,7 @@ from scope_jax.games.scope.options import ChallengerRewardSection, MissingAnswer
 from scope_jax.play import searching
 from scope_jax.play.rewards import mean
 from scope_jax.play.rubrics import Criterion
+from scope_jax.play.tool_turns import read_turn
 from scope_jax.retrieval.rows import is_text
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
@@ -47,11 +48,11 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     answered."""
     dialect = dialects.load(cfg.model.dialect)
     found = searching.searches(turn.content, dialect)
-    first = searching.first_query(found, turn.content, (final,))
-    if first is not None:
-        turn = replace(turn, text=turn.text[: first[1]])
+    first = read_turn(turn, (searching.reader(dialect),), dialect, calls="first", finals=(final,), malformed="end")
+    if first:
+        turn = replace(turn, text=turn.text[: first[0].closed])
     malformed = sum(one.query is None and one.start < len(turn.text) for one in found)
-    return ParsedTurn(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
+    return ParsedTurn(searching.whole(turn), turn.content, int(bool(first) and answered), malformed)
 
 
 def parse_turns(cfg: Config, completion: Completion, final: str) -> tuple[ParsedTurn, ...]:

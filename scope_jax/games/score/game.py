@@ -257,10 +257,9 @@ def exam(cfg: Config) -> Exam:
         prompt=lambda row, tokens: messages.for_solver(cfg, row["question"], rubric),
         read=roles.report_of,
         measures=("rubric", "exact"),
-        stop=searching.stops_of(cfg, roles.REPORT),
         max_turns=options(cfg).solver.max_turns,
-        respond=lambda search: searching.responder_of(cfg, search, roles.REPORT),
         searches=lambda completion: roles.searches_run(cfg, completion),
+        **searching.until(roles.REPORT),
     )
 
 

@@ -104,7 +104,7 @@ def write_reports(cfg: Config, tools: Tools, queries: Sequence[Row], rubrics: Se
     rollouts = [
         Rollout(f"{i}", messages.for_solver(cfg, query["question"], rubrics[i])) for i, query in enumerate(queries)
     ]
-    agent = searching.agent(cfg, tools, card, policy_of(cfg, "solver"), REPORT)
+    agent = Agent.of_role(card, policy_of(cfg, "solver"), **searching.until(REPORT))
     reports = []
     for i, group in enumerate(tools.play("solver", rollouts, agent, card.samples)):
         for completion in group:
@@ -164,8 +164,7 @@ def _review(
         cfg,
         options(cfg).evaluator.assessment,
         max_turns=options(cfg).evaluator.max_turns,
-        stop=searching.stops_of(cfg, ASSESSMENT),
-        respond=searching.responder_of(cfg, tools.search, ASSESSMENT),
+        **searching.until(ASSESSMENT),
     )
     groups = tools.play("scoring", list(rollouts.values()), agent)
     reviews = {}

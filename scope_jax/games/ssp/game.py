@@ -206,11 +206,10 @@ def exam(cfg: Config) -> Exam:
         read=roles.prediction_of,
         measures=("accuracy",),
         accuracy=rules[options(cfg).grader],
-        stop=searching.stops_of(cfg, "answer"),
         max_turns=options(cfg).solver.max_turns,
-        respond=lambda search: searching.responder_of(cfg, search, "answer"),
         searches=lambda completion: searching.searches_run(cfg, completion),
         prompts=options(cfg).prompts,
+        **searching.until("answer"),
     )
 
 

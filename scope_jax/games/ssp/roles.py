@@ -45,7 +45,7 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     for slot in slots[::samples]:
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
         rollouts.append(Rollout(name, messages.for_proposer(cfg, slot, step)))
-    groups = tools.play("proposer", rollouts, searching.agent(cfg, tools, card, ACTOR, "question"), samples)
+    groups = tools.play("proposer", rollouts, Agent.of_role(card, ACTOR, **searching.until("question")), samples)
     completions = [completion for group in groups for completion in group]
     proposals = []
     for i, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
@@ -182,7 +182,7 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
     card, dialect = options(cfg).solver, dialects.load(cfg.model.dialect)
     rollouts = [Rollout(f"{p.slot}", messages.for_solver(cfg, p.question)) for p in problems]
-    groups = tools.play("solver", rollouts, searching.agent(cfg, tools, card, ACTOR, "answer"), card.samples)
+    groups = tools.play("solver", rollouts, Agent.of_role(card, ACTOR, **searching.until("answer")), card.samples)
     solved = []
     for problem, rollout, group in zip(problems, rollouts, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)
