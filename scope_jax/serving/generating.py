@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,9 @@ from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
 from scope_jax.rollouts.types import Request, SamplingParams
+from scope_jax.serving import functions as calling
 from scope_jax.serving.assemble import Served
+from scope_jax.serving.functions import Functions
 from scope_jax.serving.protocol import SHOWN, ApiError, Body, ChatBody, CompletionBody
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -39,7 +42,7 @@ SEARCHER = Agent("", SamplingSection(), calls="stop", malformed="end")
 @dataclass(frozen=True)
 class Job:
     """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends. searches,
-    joiner: None unless the model may search."""
+    joiner: None unless the model may search. functions: those of the client, None if it has none."""
 
     prompts: tuple[tuple[int, ...], ...]
     samples: int
@@ -48,6 +51,7 @@ class Job:
     seed: int | None
     searches: Messages | None = None
     joiner: Joiner | None = None
+    functions: Functions | None = None
 
     @property
     def size(self) -> int:
@@ -61,9 +65,16 @@ def chat_job(model: Served, body: ChatBody) -> Job:
     max_tokens = body.max_completion_tokens or body.max_tokens
     _check_wish(model, body, max_tokens)
     messages = [message.plain() for message in body.messages]
-    _check_length(model, [message["content"] for message in messages])
+    called = [call.function.arguments for message in body.messages for call in message.tool_calls]
+    answered = any(message.tool_call_id is not None for message in body.messages)
+    described = json.dumps([tool.given for tool in body.tools], ensure_ascii=False) if body.tools else ""
+    _check_length(model, [*(message["content"] for message in messages), *called, described])
+    known = calling.functions_of(model, body)
+    functions = None if body.tool_choice == "none" else known
     searches = None
     if body.web_search_options is not None:
+        if body.tools or called or answered:
+            raise ApiError("web_search_options cannot be used together with tools.", param="web_search_options")
         if model.joiner is None:
             raise ApiError("This server does not search; start it with --search.", param="web_search_options")
         if body.stop:
@@ -76,11 +87,13 @@ def chat_job(model: Served, body: ChatBody) -> Job:
         if model.joiner is not None and searches is not None:
             joiner = replace(model.joiner, options=options) if own else model.joiner
             prompt = tuple(joiner.prompt(searches))
+        elif functions is not None or called or answered:
+            prompt = tuple(calling.prompt(model, body.messages, known, functions is not None, options))
         else:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
         raise ApiError(str(error), param="messages") from None
-    return _job(model, body, [prompt], max_tokens, searches, joiner)
+    return _job(model, body, [prompt], max_tokens, searches, joiner, functions)
 
 
 def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
@@ -184,6 +197,7 @@ def _job(
     max_tokens: int | None,
     searches: Messages | None,
     joiner: Joiner | None = None,
+    functions: Functions | None = None,
 ) -> Job:
     limits, samples = model.cfg.serve, body.n or 1
     room = model.rollouts.engine.config.max_length
@@ -205,6 +219,8 @@ def _job(
     stop = tuple(body.stop or ())
     if joiner is not None:
         stop, thought = joiner.dialect.stops(SEARCH_NAME), parsing.THOUGHT
+    elif functions is not None and functions.single and not stop:
+        stop, thought = functions.stops, parsing.THOUGHT
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(body.top_k or 0, 0),
@@ -217,8 +233,8 @@ def _job(
         tags_in_thinking=model.cfg.model.tags_in_thinking,
         ends=ends,
     )
-    stops = (*(() if searches is not None else stop), *ends)
-    return Job(tuple(prompts), samples, params, stops, body.seed, searches, joiner)
+    stops = (*(() if searches is not None else body.stop or ()), *ends)
+    return Job(tuple(prompts), samples, params, stops, body.seed, searches, joiner, functions)
 
 
 def requests_of(model: Served, job: Job) -> list[Request]:

@@ -6,7 +6,7 @@ with a value that changes nothing is left out of a request; any other value is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 # Of sampling: the values with which it is off.
@@ -90,10 +90,10 @@ NAMES = (
 )
 
 REASONS = {
-    "tools": "functions of the client are not supported; the server can search by itself, see web_search_options",
-    "tool_choice": "functions of the client are not supported; leave it out or give none",
-    "functions": "functions of the client are not supported",
-    "function_call": "functions of the client are not supported; leave it out or give none",
+    "tools": "only chats have functions of the client",
+    "tool_choice": "only chats have functions of the client; leave it out or give none",
+    "functions": "give the functions as tools",
+    "function_call": "give the functions as tools, with tool_choice; leave it out or give none",
     "presence_penalty": "the engine samples without penalties; leave it out or give 0",
     "frequency_penalty": "the engine samples without penalties; leave it out or give 0",
     "repetition_penalty": "the engine samples without penalties; leave it out or give 1",
@@ -109,9 +109,9 @@ REASONS = {
 }
 
 
-def without(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without its fields that ask for nothing."""
-    return {name: value for name, value in table.items() if not asks_for_nothing(name, value)}
+def without(table: Mapping[str, Any], known: Container[str] = ()) -> dict[str, Any]:
+    """A request without its fields that ask for nothing. known: those that this kind of request has."""
+    return {name: value for name, value in table.items() if name in known or not asks_for_nothing(name, value)}
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:

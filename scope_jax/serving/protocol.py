@@ -6,9 +6,20 @@ with one sentence and the field's name, as clients of OpenAI's API expect it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import TypeAliasType
 
 from scope_jax.retrieval.web import Refusal, parsed_json
@@ -39,6 +50,7 @@ def _listed(value: Any) -> Any:
 
 
 MESSAGES = 4096  # of a conversation
+FUNCTIONS = 128  # of a request, as in OpenAI's
 FIELDS = 1024  # of an object
 VALUES = 1 << 20  # of a body, unless the server's limits need fewer
 # Of a wrong list, one error and not one of every element. (A plain alias could not be part of a union: no hash.)
@@ -56,18 +68,65 @@ class Part(BaseModel):
 Parts = TypeAliasType("Parts", Annotated[list[Part], FailFast()])
 
 
+class Called(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    arguments: str
+    parsed_arguments: Any = None  # of OpenAI's client, which sends its own replies back
+
+
+class ToolCall(BaseModel):
+    """A call of an earlier reply. index: of its stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: str
+    type: Literal["function"]
+    function: Called
+    index: int | None = None
+
+
 class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Parts
+    content: str | Parts = ""
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast()] = []
     tool_call_id: str | None = None
     refusal: None = None
 
     def plain(self) -> dict[str, str]:
-        """The message for a chat template."""
+        """The message for a chat template, without calls."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Function(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(BaseModel):
+    """A function of the client."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: Function
+    _given: Mapping[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _kept(cls, value: Any, handler: ModelWrapValidatorHandler[FunctionTool]) -> FunctionTool:
+        tool = handler(value)
+        tool._given = value
+        return tool
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The object as it was sent, for the chat template."""
+        return self._given
 
 
 class StreamOptions(BaseModel):
@@ -112,6 +171,16 @@ class ChatBody(Body):
     top_logprobs: Nothing = None
     web_search_options: dict[str, Any] | None = Field(default=None, max_length=0)
     chat_template_kwargs: dict[str, bool | int | str] | None = Field(default=None, max_length=32)
+    tools: Annotated[list[FunctionTool], FailFast()] = Field(default=[], max_length=FUNCTIONS)
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _all_say_something(self) -> ChatBody:
+        for number, message in enumerate(self.messages):
+            if "content" not in message.model_fields_set and not message.tool_calls:
+                raise ApiError(f"`messages.{number}.content`: {CONTENT}.", param="messages")
+        return self
 
 
 class CompletionBody(Body):
@@ -127,8 +196,10 @@ REFUSED = {
     "logprobs": "the engine gives the log-prob of the sampled token only; give true for chat, 0 for completions",
     "best_of": "samples are not ranked; leave it out or give n",
     "web_search_options": "options of the search are set by the server; give an empty object",
+    "tool_choice": 'a call cannot be demanded of the model; give "auto" or "none"',
 }
 
+CONTENT = "a message's content is text, or a list of parts of type text"
 SHOWN = 80  # characters of a name in a sentence
 EMPTY = ("tools", "functions", "tool_calls", "annotations")
 
@@ -136,14 +207,17 @@ Parsed = TypeVar("Parsed", bound=Body)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing. Raises
-    ApiError for an object of too many fields."""
+    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing; schemas
+    of functions stay as they are. Raises ApiError for an object of too many fields."""
     if isinstance(value, list):
         return [_without_nulls(item) if isinstance(item, list | dict) else item for item in value]
     if len(value) > FIELDS:
         raise ApiError(f"The request has an object of {len(value)} fields; {FIELDS} are taken, no more.")
     kept = {name: own for name, own in value.items() if own is not None and (own != [] or name not in EMPTY)}
-    return {name: _without_nulls(own) if isinstance(own, list | dict) else own for name, own in kept.items()}
+    return {
+        name: _without_nulls(own) if isinstance(own, list | dict) and name != "parameters" else own
+        for name, own in kept.items()
+    }
 
 
 def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
@@ -156,7 +230,7 @@ def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
     if not isinstance(table, dict):
         raise ApiError("The request body must be a JSON object.")
     try:
-        return kind.model_validate(neutral.without(_without_nulls(table)))
+        return kind.model_validate(neutral.without(_without_nulls(table), kind.model_fields))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         loc = [part[:SHOWN] if isinstance(part, str) else part for part in first["loc"]]
@@ -166,7 +240,7 @@ def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
         if first["type"] == "extra_forbidden" and len(loc) == 1:
             reason = neutral.reason(name) or "is not a field of this request"
         if "content" in loc:
-            reason = "a message's content is text, or a list of parts of type text"
+            reason = CONTENT
         elif name == "chat_template_kwargs":
             reason = "variables of the chat template are an object of true, false, whole numbers and text"
         elif name == "prompt":

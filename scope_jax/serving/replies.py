@@ -13,6 +13,7 @@ from scope_jax.rollouts.online import Done, News, Sampled
 from scope_jax.rollouts.texts import TextStream
 from scope_jax.rollouts.types import Completion
 from scope_jax.serving.assemble import Served
+from scope_jax.serving.functions import as_shown, reader
 from scope_jax.serving.generating import Job, Stream
 from scope_jax.serving.protocol import ApiError
 
@@ -30,9 +31,11 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
     sampled: int = 0  # tokens, with end tokens
+    calls: list[dict[str, Any]] = field(default_factory=list)  # of functions of the client, once it is finished
 
     def __post_init__(self) -> None:
         self._stream = self._turn()
+        self._reader = reader(self.model, self.job.functions, self.job.prompts[0])
 
     def _turn(self) -> TextStream:
         return TextStream(self.model.tokenizer, self.job.params.stop_ids, self.job.stops)
@@ -46,15 +49,28 @@ class Choice:
             pairs = [pair for pair in zip(news.ids, news.logprobs, strict=True) if pair[0] not in self._ends]
             ids, logprobs = [id for id, _ in pairs], [logprob for _, logprob in pairs]
             text = self._stream.feed(ids)
+            if self._reader is not None:
+                text = self._reader.feed(text)
         elif isinstance(news, Done):
             assert isinstance(news.completion, Completion)
             text, self.finish = self._stream.finish(), FINISH[news.completion.finish_reason]
+            if self._reader is not None:
+                text = self._reader.feed(text)
+                rest, calls = self._reader.finish()
+                text, self.calls = text + rest, as_shown(calls)
+                self.finish = "tool_calls" if calls and self.finish == "stop" else self.finish
         else:  # results of a search
             text, self._stream = self._stream.finish() + news.text, self._turn()
         self.text += text
         self.ids += ids
         self.logprobs += logprobs
         return text, ids, logprobs
+
+    def message(self) -> dict[str, Any]:
+        """The whole message of a chat."""
+        if not self.calls:
+            return _message(self.text)
+        return {**_message(self.text or None), "tool_calls": self.calls}
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -94,7 +110,7 @@ class ServedReply:
         choices = [
             {
                 "index": number,
-                **({"message": _message(choice.text)} if self._chat else {"text": choice.text}),
+                **({"message": choice.message()} if self._chat else {"text": choice.text}),
                 "logprobs": self._probs(choice.ids, choice.logprobs),
                 "finish_reason": choice.finish,
             }
@@ -107,11 +123,18 @@ class ServedReply:
         head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
         try:
             if self._chat:
+                begin = {"delta": _message("" if self._job.functions is None else None)}
                 for number in range(len(self.choices)):
-                    yield _event(head | {"choices": [_chunk(number, {"delta": _message("")}, None, None)]})
+                    yield _event(head | {"choices": [_chunk(number, begin, None, None)]})
             async for number, news in stream.news():
                 choice = self.choices[number]
                 text, ids, logprobs = choice.take(news)
+                if choice.calls and text:
+                    yield _event(head | {"choices": [_chunk(number, {"delta": {"content": text}}, None, None)]})
+                    text = ""
+                for index, call in enumerate(choice.calls):
+                    delta = {"tool_calls": [{"index": index, **call}]}
+                    yield _event(head | {"choices": [_chunk(number, {"delta": delta}, None, None)]})
                 if text or choice.finish or (ids and self._logprobs):
                     piece: dict[str, Any] = {"text": text}
                     if self._chat:
@@ -137,7 +160,7 @@ class ServedReply:
         return {"content": entries, "refusal": None}
 
 
-def _message(text: str) -> dict[str, Any]:
+def _message(text: str | None) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from referencing.jsonschema import DRAFT202012
 from scope_jax.errors import UserError
 
 Schema = Mapping[str, Any]
+STEPS = 100_000  # keywords that are looked at for one value; schemas of others may need any number
 # 5.0 is no integer here: a function that takes one would get a float.
 _TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
     "integer", lambda checker, value: isinstance(value, int) and not isinstance(value, bool)
@@ -83,15 +85,38 @@ def _validator(schema: str) -> Any:
     """Of a schema as JSON. References are looked up in the schema itself, never elsewhere."""
     parsed = json.loads(schema)
     kind = validators.validator_for(parsed, default=jsonschema.Draft202012Validator)
-    return validators.extend(kind, {"pattern": _pattern}, type_checker=_TYPES)(parsed, registry=referencing.Registry())
+    checks = {name: _counted(check) for name, check in {**kind.VALIDATORS, "pattern": _pattern}.items()}
+    return validators.extend(kind, checks, type_checker=_TYPES)(parsed, registry=referencing.Registry())
+
+
+class _TooLong(Exception):
+    """A value needs more than STEPS."""
+
+
+_spent = threading.local()
+
+
+def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
+    """A keyword's check that counts as one step."""
+
+    def counted(*given: Any) -> Any:
+        _spent.steps += 1
+        if _spent.steps > STEPS:
+            raise _TooLong
+        return check(*given)
+
+    return counted
 
 
 def fault(arguments: Any, parameters: Schema) -> ValidationError | None:
     """The first thing for which arguments violate their schema; None if they satisfy it."""
+    _spent.steps = 0
     try:
         return best_match(_validator(json.dumps(parameters)).iter_errors(arguments))
     except OverflowError:  # `multipleOf` divides, and an integer may be larger than any float
         return ValidationError("a number is too large")
+    except (_TooLong, RecursionError, Unresolvable):  # schemas that refer to themselves, or rename their base
+        return ValidationError("its schema cannot be followed to its end")
 
 
 def accepts(value: Any, argument: Schema, parameters: Schema) -> bool:

@@ -155,7 +155,6 @@ GOOD = {"model": "atlas", "messages": user("hello"), "max_tokens": 2}
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"stop": ""}, "stop", "at least 1"),
         ({"logprobs": True, "top_logprobs": 5}, "top_logprobs", "the sampled token only"),
-        ({"tools": [{"type": "function"}]}, "tools", "functions of the client"),
         ({"logit_bias": {"3": 1.0}}, "logit_bias", "without biases"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "without penalties"),
         ({"response_format": {"type": "json_object"}}, "response_format", "free text"),

@@ -86,7 +86,6 @@ REFUSED = [
     ("best_of", 3),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-    ("tools", [{"type": "function"}]),
     ("response_format", {"type": "json_object"}),
     ("guided_json", {"type": "object"}),
     ("structured_outputs", {"choice": ["a"]}),
@@ -116,9 +115,12 @@ def test_what_cannot_be_done_is_refused_by_name(name: str, value: Any):
         assert error["message"].endswith(".") and "\n" not in error["message"]
 
 
-def test_no_field_is_both_ours_and_left_out():
+def test_only_functions_are_fields_of_chats_that_completions_leave_out():
     known = {*neutral.SAMPLING, *neutral.FORM, *neutral.NAMES, "logit_bias", "metadata"}
-    assert known.isdisjoint({*ChatBody.model_fields, *CompletionBody.model_fields})
+    assert known.isdisjoint(CompletionBody.model_fields)
+    assert known & {*ChatBody.model_fields} == {"tools", "tool_choice", "parallel_tool_calls"}
+    with pytest.raises(ApiError, match="`tools`: only chats have functions of the client"):
+        completion(tools=[{"type": "function"}])
 
 
 def test_a_neutral_request_is_answered(told: dict[str, Any]):

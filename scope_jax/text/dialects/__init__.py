@@ -163,6 +163,15 @@ class Dialect(_Table):
                 found.append(formats.malformed(f"</{pair.tag}> is missing", pair.start, pair.end, name))
         return found
 
+    def settled(self, text: str, tools: Sequence[Schema]) -> int:
+        """How much of a turn that goes on after `text` no call can begin in, whatever follows."""
+        if self.format == "llama":
+            return 0 if formats.may_be_llama_call(text) else len(text)
+        openings = [f"<{tag}>" for tag in ([*parameters_of(tools)] if self._tag is None else [self._tag])]
+        ends = [text[-n:] for n in range(1, min(max(map(len, openings), default=0), len(text) + 1))]
+        begun = max((len(end) for end in ends if any(each.startswith(end) for each in openings)), default=0)
+        return min((at for each in openings if (at := text.find(each)) >= 0), default=len(text) - begun)
+
     def _inside(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
         """The calls of a closed pair: one, or any number in the format function."""
         calls = (
@@ -170,7 +179,7 @@ class Dialect(_Table):
         )
         for call in calls:
             start, end = (pair.start, pair.end) if len(calls) == 1 else (pair.inner + call.start, pair.inner + call.end)
-            yield replace(call, start=start, end=end, closed=pair.end)
+            yield replace(call, start=start, end=end, closed=pair.end, opened=pair.start)
 
     def _single(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Call:
         try:

@@ -41,6 +41,8 @@ class Call:
     """Where it ends."""
     closed: int = field(default=0, compare=False)
     """Where the pair of tags around it ends; of calls without one, its end."""
+    opened: int = field(default=0, compare=False)
+    """Where the pair begins; of calls without one, its start."""
 
     @property
     def valid(self) -> bool:
@@ -48,13 +50,14 @@ class Call:
 
     def moved(self, by: int) -> Call:
         """The same call, further on in a text."""
-        return replace(self, start=self.start + by, end=self.end + by, closed=self.closed + by)
+        places = {name: getattr(self, name) + by for name in ("start", "end", "closed", "opened")}
+        return replace(self, **places)
 
 
 def malformed(reason: str, start: int, end: int, name: str = "") -> Call:
     """A call that cannot be read. reason: the end of a sentence."""
     subject = f"the call of {name}" if name else "a call"
-    return Call(name, {}, shorten(f"error: {subject} cannot be read: {reason}", LONGEST), start, end, end)
+    return Call(name, {}, shorten(f"error: {subject} cannot be read: {reason}", LONGEST), start, end, end, start)
 
 
 class Pair(NamedTuple):
@@ -144,7 +147,13 @@ def llama_calls(text: str) -> list[Call]:
         call = json_call(inside, "parameters")
     except Malformed as error:
         return [malformed(str(error), start, end)] if tagged or _CALLED.match(inside) else []
-    return [replace(call, start=start, end=end, closed=end)]
+    return [replace(call, start=start, end=end, closed=end, opened=start)]
+
+
+def may_be_llama_call(text: str) -> bool:
+    """False if no turn that begins with `text` is a call."""
+    begins = text.lstrip()[: len(PYTHON)]
+    return begins.startswith("{") or PYTHON.startswith(begins)
 
 
 # ------------------------------------------------------------------------------------------------------- function calls

@@ -1,0 +1,319 @@
+"""Functions of the client: their schemas in a prompt, the calls of a reply, and earlier calls with their results.
+
+The dialect of the card (`model.dialect`) says how all of them are written. The client runs the functions; here nothing
+is called.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any
+
+from scope_jax.errors import UserError
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play.turns import SHORT, Joiner
+from scope_jax.rollouts.thoughts import blanked, thoughts
+from scope_jax.serving.assemble import Served
+from scope_jax.serving.protocol import ApiError, ChatBody, Message
+from scope_jax.text import dialects, parsing
+from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects.values import Malformed, from_json
+from scope_jax.text.schemas import Schema
+
+PROBE = {
+    "type": "function",
+    "function": {"name": "probe", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+ANSWERS = "a result answers one of the calls of the assistant's message before it"
+LOOK_BACK = 16  # tokens of a prompt's end that may open the thinking
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The functions of a request."""
+
+    schemas: tuple[Schema, ...]
+    """As the client wrote them."""
+    tools: tuple[Tool, ...]
+    """The same without patterns, with which calls are read."""
+    dialect: Dialect
+    """How calls are written."""
+    strict: frozenset[str]
+    """Names of those whose calls count only if their arguments satisfy the schema."""
+    single: bool
+    """A reply has one call at most."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings with which calls end."""
+        return tuple(dict.fromkeys(stop for tool in self.tools for stop in self.dialect.stops(tool.name)))
+
+
+def functions_of(model: Served, body: ChatBody) -> Functions | None:
+    """The functions of a request; None if it has none. Raises ApiError for one that has no usable name or schema."""
+    if not body.tools:
+        return None
+    tools = []
+    for number, tool in enumerate(body.tools):
+        function = tool.function
+        readable = {**tool.given, "function": {**tool.given["function"], "parameters": _readable(function.parameters)}}
+        try:
+            tools.append(Tool(function.name, _client_runs, readable))
+        except UserError as error:
+            raise ApiError(f"`tools.{number}`: {error!s}", param="tools") from None
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ApiError(f"`tools`: there are two functions of the name {twice}; give each its own.", param="tools")
+    strict = frozenset(tool.function.name for tool in body.tools if tool.function.strict)
+    dialect = dialects.load(model.cfg.model.dialect)
+    schemas = tuple(tool.given for tool in body.tools)
+    return Functions(schemas, tuple(tools), dialect, strict, body.parallel_tool_calls is False)
+
+
+def _client_runs(**_: Any) -> str:
+    raise AssertionError("functions of a client are not run here")
+
+
+def _readable(schema: Any, top: bool = True) -> Any:
+    """A schema without regular expressions, of which some take for ever, and without parts of other versions."""
+    if isinstance(schema, Mapping):
+        left_out = {"pattern": str, "patternProperties": Mapping} | ({} if top else {"$schema": str})
+        return {
+            key: _readable(value, False)
+            for key, value in schema.items()
+            if not isinstance(value, left_out.get(key, ()))
+        }
+    if isinstance(schema, list):
+        return [_readable(value, False) for value in schema]
+    return {} if schema is None and top else schema
+
+
+# -------------------------------------------------------------------------------------------------------------- prompts
+def prompt(
+    model: Served, messages: Sequence[Message], known: Functions | None, offered: bool, options: Mapping[str, Any]
+) -> list[int]:
+    """Ids of a conversation with functions, or with earlier calls. known: the functions of the request. offered: they
+    may be called. options: variables of the template.
+
+    The names of special tokens in what the client sends are characters, and so are tags of dialects in schemas and
+    results. Raises ApiError for calls and results that do not belong together, and if the template does not show the
+    functions in full; UserError if it rejects the conversation.
+    """
+    schemas = known.schemas if known and offered else ()
+    readable = [tool.schema for tool in known.tools] if known else []
+    shown = json.dumps(readable if offered else [])
+    try:
+        form = _form(model.tokenizer, model.cfg.model.dialect, json.dumps(dict(options), sort_keys=True), shown)
+    except UserError as error:
+        raise ApiError(f"`tools`: {error!s}", param="tools") from None
+    dialect = form.joiner.dialect
+    rendered = _conversation(messages, form, readable)
+    if schemas and not dialect.declares:
+        system = rendered.pop(0)["content"] if rendered[0]["role"] == "system" else ""
+        described = "\n\n".join(filter(None, [system, dialect.described(schemas)]))
+        rendered.insert(0, {"role": "system", "content": described})
+    return model.tokenizer.encode_chat(
+        rendered,
+        tools=list(schemas) if schemas and dialect.declares else None,
+        forbid=[tag for name in (*parsing.FOREIGN, *dialect.tags) for tag in (f"<{name}>", f"</{name}>")],
+        trusted={"assistant", "system", "user"} - {dialect.results.role},
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the template shows functions, calls and results."""
+
+    joiner: Joiner
+    """Made, it shows that template and dialect have room for all of them."""
+    tokenizer: Tokenizer
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the template writes `tool_calls` of messages as the dialect has them."""
+        ask, call = SHORT.conversation(), Call("probe", {"text": "a b"})
+        said = {"role": "assistant", "content": "", "tool_calls": [_called("0", call)]}
+        given: dict[str, Any] = {"tools": [PROBE], **self.joiner.options}
+        try:
+            before = self.tokenizer.encode_chat(ask, True, **given)
+            whole = self.tokenizer.encode_chat([*ask, said], False, **given)
+        except ValueError:
+            return False
+        pairs = enumerate(zip(before, whole, strict=False))
+        start = next((place for place, (one, other) in pairs if one != other), min(len(before), len(whole)))
+        end = next((place for place in range(start, len(whole)) if whole[place] in self.tokenizer.eos_ids), len(whole))
+        written = self.tokenizer.decode(whole[start:end])
+        return self.joiner.dialect.declares and self.joiner.dialect.read(written, [PROBE]) == [call]
+
+
+@lru_cache(maxsize=64)
+def _form(tokenizer: Tokenizer, dialect: str, options: str, tools: str) -> _Form:
+    """Agents ask again and again with the same functions. options, tools: as JSON."""
+    known = tuple(json.loads(tools))
+    return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known), tokenizer)
+
+
+def _conversation(messages: Sequence[Message], form: _Form, schemas: Sequence[Schema]) -> list[Mapping[str, Any]]:
+    """The messages for the chat template, earlier calls and their results in the dialect's form. schemas: of the calls,
+    as far as they are known."""
+    rendered: list[Mapping[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message, where = messages[place], f"messages.{place}"
+        place += 1
+        if not message.tool_calls:
+            if message.tool_call_id is not None:
+                raise ApiError(f"`{where}.tool_call_id`: {ANSWERS}.", param="messages")
+            rendered.append(message.plain())
+            continue
+        ids = [call.id for call in message.tool_calls]
+        if message.role != "assistant" or len(set(ids)) != len(ids):
+            raise ApiError(
+                f"`{where}.tool_calls`: calls are the assistant's, each with an id of its own.", param="messages"
+            )
+        calls = [
+            Call(call.function.name, _arguments(call.function.arguments, f"{where}.tool_calls.{number}"))
+            for number, call in enumerate(message.tool_calls)
+        ]
+        rendered.append(_said(message.plain()["content"], calls, ids, form, schemas))
+        results: dict[str, str] = {}
+        while place < len(messages) and messages[place].role == "tool":
+            id = messages[place].tool_call_id
+            if id not in ids or id in results:
+                raise ApiError(f"`messages.{place}.tool_call_id`: {ANSWERS}.", param="messages")
+            results[id] = messages[place].plain()["content"]
+            place += 1
+        if left := [id for id in ids if id not in results]:
+            raise ApiError(
+                f"`{where}.tool_calls`: the call {left[0][:40]!r} has no result; a message of the role "
+                "tool with its id must follow.",
+                param="messages",
+            )
+        rendered += _results([results[id] for id in ids], form.joiner)
+    return rendered
+
+
+def _arguments(text: str, where: str) -> Mapping[str, Any]:
+    """The arguments of an earlier call."""
+    try:
+        value = from_json(text) if text.strip() else {}
+    except Malformed:
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(f"`{where}.function.arguments`: the arguments are no JSON object.", param="messages")
+    return value
+
+
+def _said(
+    content: str, calls: Sequence[Call], ids: Sequence[str], form: _Form, schemas: Sequence[Schema]
+) -> Mapping[str, Any]:
+    """A message of the assistant with its calls: as such if the template writes them like the dialect, or as text."""
+    if form.writes_calls:
+        shown = [_called(id, call) for id, call in zip(ids, calls, strict=True)]
+        return {"role": "assistant", "content": content, "tool_calls": shown}
+    written = [form.joiner.dialect.write(call, schemas) for call in calls]
+    return {"role": "assistant", "content": "\n".join(filter(None, [content, *written]))}
+
+
+def _called(id: str, call: Call) -> Mapping[str, Any]:
+    """A call for chat templates, which take the arguments as an object."""
+    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+
+
+def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, str]]:
+    """The messages with the results of a turn, as they are."""
+    dialect, tag = joiner.dialect, joiner.dialect.results.tag
+    groups = [[result] for result in results] if joiner.each else [results]
+    if dialect.results.template_wraps:
+        contents = [
+            group[0]
+            if len(group) == 1
+            else dialect.observation(group).removeprefix(f"<{tag}>\n").removesuffix(f"\n</{tag}>")
+            for group in groups
+        ]
+    else:
+        contents = [dialect.observation(group) for group in groups]
+    return [{"role": dialect.results.role, "content": content} for content in contents]
+
+
+# -------------------------------------------------------------------------------------------------------------- replies
+class CallReader:
+    """Parts the text of a reply into content and calls, as it arrives.
+
+    A call that is malformed, of a function that there is not, or against a strict schema is content. Calls inside
+    thinking are none, as in training.
+    """
+
+    def __init__(self, functions: Functions, opened: bool, thinking: bool) -> None:
+        """opened: the prompt has opened the thinking. thinking: it is left out."""
+        self._functions = functions
+        self._schemas = [tool.schema for tool in functions.tools]
+        self._opened, self._thinking = opened, thinking
+        self._text = ""
+        self._shown = 0
+
+    def feed(self, text: str) -> str:
+        """The content that more text adds: what may belong to a call is kept back."""
+        self._text += text
+        settled = self._functions.dialect.settled(self._visible(), self._schemas)
+        return self._show(self._text[:settled].rstrip())
+
+    def finish(self) -> tuple[str, list[Call]]:
+        """(the rest of the content, the calls), when no more text comes."""
+        found = self._functions.dialect.read(self._visible(), self._schemas)
+        pieces: list[str] = []
+        calls: list[Call] = []
+        last = 0
+        for (opened, closed), inside in groupby(found, lambda call: (call.opened, call.closed)):
+            if not all(map(self._counts, group := list(inside))):
+                continue
+            pieces.append(self._text[last:opened].strip() if calls else self._text[:opened].rstrip())
+            calls += group
+            last = closed
+            if self._functions.single:
+                return self._show("\n".join(filter(None, pieces))), calls[:1]
+        pieces.append(self._text[last:].strip() if calls else self._text)
+        return self._show("\n".join(filter(None, pieces))), calls
+
+    def _show(self, content: str) -> str:
+        """What `content`, which begins with all that was shown, adds."""
+        new, self._shown = content[self._shown :], max(self._shown, len(content))
+        return new
+
+    def _visible(self) -> str:
+        if not self._thinking:
+            return self._text
+        return blanked(self._text, thoughts(self._text, parsing.THOUGHT, self._opened))
+
+    def _counts(self, call: Call) -> bool:
+        tools = self._functions.tools
+        if not call.valid or call.name not in {tool.name for tool in tools}:
+            return False
+        return call.name not in self._functions.strict or not refusal(call.name, call.arguments, tools)
+
+
+def reader(model: Served, functions: Functions | None, prompt: Sequence[int]) -> CallReader | None:
+    """The reader of a reply to this prompt; None if it calls nothing."""
+    if functions is None:
+        return None
+    end = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip()
+    return CallReader(functions, end.endswith(parsing.THOUGHT[0]), not model.cfg.model.tags_in_thinking)
+
+
+def as_shown(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Calls in OpenAI's form, with ids of their own."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for call in calls
+    ]
