@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scope_jax.errors import UserError
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Malformed, RolloutCalls, ToolCall
@@ -15,8 +16,14 @@ from scope_jax.rollouts.types import Turn
 def tool_responder(name: str, agent: Agent, tools: Sequence[Tool], calls: RolloutCalls, joiner: Joiner) -> Respond:
     """Responds to the turns of the agent `name`; None after a turn that calls nothing, or ends its move.
 
-    In raw mode nothing can follow an end token that the policy has sampled.
+    In raw mode nothing can follow an end token that the policy has sampled. Raises UserError if no call would be
+    answered for that reason.
     """
+    if joiner.mode == "raw" and agent.calls == "all" and not agent.stop:
+        raise UserError(
+            f'With model.turns = "raw" the agent {name!r} would read no result, as its turns run to their end token '
+            '(calls = "all"); choose model.turns = "chat", or calls = "stop" or "first".'
+        )
     by_name = {tool.name: tool for tool in tools}
 
     def respond(turns: tuple[Turn, ...]) -> str | Cut | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,8 +18,8 @@ class Messages:
 
     user: str
     system: str | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
-    before: tuple[Mapping[str, str], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    before: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
 
     def conversation(self) -> list[Mapping[str, str]]:
         """The messages for a chat template."""

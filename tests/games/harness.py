@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
-from scope_jax.play.rollouts import Interaction
-from scope_jax.play.tool_execution import Execution, RolloutCalls
+from scope_jax.play.rollouts import Ask, Context, Interaction, Play, Response
+from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
+from scope_jax.play.tool_responder import tool_responder
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.rows import Row
@@ -133,6 +135,7 @@ class ScriptedTools:
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
     told: list[str] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
+    toolbox: Mapping[str, Tool] = field(default_factory=dict)  # the game's tools by name
 
     def rows(self, first: int, count: int) -> list[Row]:
         self.taken.append((first, count))
@@ -152,6 +155,10 @@ class ScriptedTools:
         if not rollouts:
             return []
         assert len({rollout.name for rollout in rollouts}) == len(rollouts), "names must differ within a call"
+        if agent.tools:
+            asked = [replace(rollout, play=one_question(rollout.messages)) for rollout in rollouts]
+            groups = self.interact(role, asked, {"agent": agent}, samples)
+            return [[each.completions["agent"] for each in group] for group in groups]
         encoded = {r.name: r.prompt_ids or self.encoded(r.messages) for r in rollouts}
         for name, ids in encoded.items():
             key = (role, name)
@@ -207,11 +214,17 @@ class ScriptedTools:
         execution = Execution(self.codec.encode, self.codec.decode, self.told.append, 8)
         place = role, rollout.name, sample
         calls = RolloutCalls(execution, lambda tool: rng("tool", *place, tool), Recording().calls(0, *place))
-        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls)
+        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls, self.toolbox)
 
         def request(name: str, messages: Messages) -> Request:
+            agent, tools = agents[name], tools_of(agents[name].tools, self.toolbox)
             self.prompts[role, f"{rollout.name} {name}"] = messages.text
-            return self._request(agents[name], self.encoded(messages), rollout.name, agents[name].respond)
+            respond = agent.respond
+            if tools:
+                messages = replace(messages, tools=tuple(tool.schema for tool in tools))
+                respond = tool_responder(name, agent, tools, calls, joiner)
+            answer = None if respond is None else joiner.responder(respond, messages)
+            return self._request(agent, self.encoded(messages), rollout.name, answer)
 
         def speak(prompt: str, turns: tuple[Turn, ...]) -> str:
             return self.script(TurnContext(role, rollout.name, sample, prompt, turns))
@@ -274,6 +287,15 @@ class ScriptedTools:
 
     def tell(self, sentence: str) -> None:
         self.told.append(sentence)
+
+
+def one_question(messages: Messages) -> Play:
+    """The generator of a rollout with one question to one agent."""
+
+    def play(context: Context) -> Generator[Ask, Response, None]:
+        yield Ask("agent", messages)
+
+    return play
 
 
 def play_step(
