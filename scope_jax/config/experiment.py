@@ -45,7 +45,7 @@ class Config(Section):
     """How updates are computed."""
     optimizer: OptimizerSection = OptimizerSection()
     """The optimiser."""
-    data: DataSection
+    data: DataSection = DataSection()
     """The rows that a game reads (docs/data.md)."""
     evaluate: EvalSection = EvalSection()
     """Evaluation sets, and how their answers are sampled."""

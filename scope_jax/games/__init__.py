@@ -45,7 +45,10 @@ def find(system: str) -> Game:
 
 @cache
 def _from_file(file: Path) -> Game:
-    """Imports a game from a file. Exceptions raised during the import are passed through to the game's author."""
+    """Imports a game from a file, which may import modules that lie beside it. Exceptions raised during the import are
+    passed through to the game's author."""
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     module_name = f"scope_jax_game_{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None  # the file ends in .py

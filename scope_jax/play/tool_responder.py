@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+from scope_jax.errors import UserError
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Malformed, ToolCall
@@ -22,8 +23,14 @@ def tool_responder(
 ) -> Respond:
     """Responds to the turns of the agent `name`; None after a turn that calls nothing, or ends its move.
 
-    In raw mode nothing can follow an end token that the policy has sampled.
+    In raw mode nothing can follow an end token that the policy has sampled. Raises UserError if no call would be
+    answered for that reason.
     """
+    if joiner.mode == "raw" and agent.calls == "all" and not agent.stop:
+        raise UserError(
+            f'With model.turns = "raw" the agent {name!r} would read no result, as its turns run to their end token '
+            '(calls = "all"); choose model.turns = "chat", or calls = "stop" or "first".'
+        )
     by_name = {tool.name: tool for tool in tools}
 
     def shown(call: Call, result: ToolResult) -> str:

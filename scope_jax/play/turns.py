@@ -225,6 +225,17 @@ class Joiner:
         system = "\n\n".join(filter(None, [messages.system, self.dialect.described(messages.tools)]))
         return replace(messages, system=system, tools=())
 
+    def declared(
+        self, conversation: Sequence[Mapping[str, Any]], tools: Sequence[Schema] | None
+    ) -> tuple[list[Mapping[str, Any]], list[Schema] | None]:
+        """A given conversation as prompts show it, and the tools for the chat template: in a system message, which may
+        be another one at its beginning, if the template does not declare them."""
+        if not tools or self.dialect.declares:
+            return [*conversation], None if tools is None else [*tools]
+        own = bool(conversation) and conversation[0]["role"] == "system"
+        system = self._described(Messages("", conversation[0]["content"] if own else None, tuple(tools))).system
+        return [{"role": "system", "content": system}, *conversation[own:]], None
+
     def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
         """Converts what responds to turns to the responder of a `Request` whose prompt is `messages`."""
 

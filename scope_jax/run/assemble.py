@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.searching import search_tool
-from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
@@ -57,6 +57,7 @@ from scope_jax.run.world import Tell, World
 from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.text import dialects
+from scope_jax.text.dialects import Dialect
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,8 @@ def assemble_world(
     model = weights.checked_config(checkpoint)
     tokenizer = tokenizer_of(cfg, model, checkpoint, tell)
     check_template(cfg, tokenizer)
-    joiner = joiner_of(cfg, game, tokenizer)
+    own = game.tools(cfg)
+    joiner = joiner_of(cfg, game, tokenizer, own)
     clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():
         if card.required:
@@ -269,7 +271,7 @@ def assemble_world(
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     search = search_of(cfg, tokenizer, lookup)
-    toolbox = toolbox_of(cfg, game, search)
+    toolbox = toolbox_of(game, search, joiner.dialect, own)
     for service in services_of(toolbox.values()) if services else ():
         service.start()
     local = rollouts_of(cfg, engine, tokenizer, lookup)
@@ -297,10 +299,10 @@ def assemble_world(
     )
 
 
-def toolbox_of(cfg: Config, game: Game, search: SearchTool | None) -> dict[str, Tool]:
-    """The game's tools by name, with the search of a game that searches. Raises UserError for a name that is there
+def toolbox_of(game: Game, search: SearchTool | None, dialect: Dialect, own: Sequence[Tool]) -> dict[str, Tool]:
+    """The game's own tools by name, with the search of a game that searches. Raises UserError for a name that is there
     twice."""
-    tools = [*([] if search is None else [search_tool(search, dialects.load(cfg.model.dialect))]), *game.tools(cfg)]
+    tools = [*([] if search is None else [search_tool(search, dialect)]), *own]
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {game.name} has two tools of the name {min(twice)}; give each its own.")
@@ -330,10 +332,13 @@ def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) 
     )
 
 
-def joiner_of(cfg: Config, game: Game, tokenizer: Tokenizer) -> Joiner:
-    """How the card joins turns. Raises ValueError if the template does not fit its dialect, turns or prompts."""
+def joiner_of(cfg: Config, game: Game, tokenizer: Tokenizer, own: Sequence[Tool]) -> Joiner:
+    """How the card joins turns. own: the game's own tools. Raises ValueError if the template does not fit its dialect,
+    turns, prompts or tools."""
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
-    joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
+    schemas = tuple(tool.schema for tool in own)
+    tools = (SEARCH, *schemas) if game.searches or not own else schemas
+    joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options, tools)
     for file in game.system_messages(cfg):
         joiner.check_system(file)
     return joiner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.driver import EpisodeContext
 from scope_jax.play.exams import Exam
+from scope_jax.play.game import services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.rollouts import Agent, Ask, Interaction, Rollout
@@ -49,6 +50,7 @@ from scope_jax.run.assemble import (
 from scope_jax.run.indexing import described, probe
 from scope_jax.text import templates
 from scope_jax.text.messages import Messages
+from scope_jax.text.schemas import function_of
 
 TOKENIZER = "tokenizer and template"  # a finding
 EXAM_ROWS = 256  # of an exam, whose prompts are counted
@@ -160,7 +162,13 @@ def _tokenizer_folder(cfg: Config) -> str:
 
 def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
     tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template, model=cfg.model.checkpoint)
-    return tokenizer, joiner_of(cfg, game_of(cfg), tokenizer)
+    game = game_of(cfg)
+    own = game.tools(cfg)
+    try:
+        return tokenizer, joiner_of(cfg, game, tokenizer, own)
+    finally:
+        for service in services_of(own):  # a server whose tools were listed
+            service.close()
 
 
 def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
@@ -354,7 +362,11 @@ class RenderingTools:
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
         if not rollouts:
             return []
-        lengths = tuple(self.prompt_tokens(rollout.messages) for rollout in rollouts)
+        named = {function_of(schema)["name"]: schema for schema in self._joiner.tools}
+        if unknown := [tool for tool in agent.tools if isinstance(tool, str) and tool not in named]:
+            raise UserError(f"the role {role} calls {unknown[0]!r}, which is not among the game's tools (Game.tools).")
+        tools = tuple(named[tool] if isinstance(tool, str) else tool.schema for tool in agent.tools)
+        lengths = tuple(self.prompt_tokens(replace(rollout.messages, tools=tools)) for rollout in rollouts)
         limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
         raise _Sampled(Rendered(role, lengths, *limits, self._length, self._key))
 

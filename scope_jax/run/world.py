@@ -313,7 +313,9 @@ class StepTools:
         self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[Datum, ...]:
         options = self.world.cfg.model.chat_template_kwargs
-        return trained_rows(self.world.tokenizer, messages, first, tools, options)
+        shown, declared = self.world.joiner.declared(messages, tools)
+        first += len(shown) - len(messages)
+        return trained_rows(self.world.tokenizer, shown, first, declared, options)
 
     def score(
         self,

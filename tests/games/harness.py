@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
-from scope_jax.play.rollouts import Interaction
+from scope_jax.play.rollouts import Ask, Context, Interaction, Play, Response
 from scope_jax.play.tool_calls import SEARCH_NAME, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
@@ -136,6 +136,7 @@ class ScriptedTools:
     told: list[str] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
     record: Any = None  # of every rollout's calls; None: nothing is known or kept
+    toolbox: Mapping[str, Tool] = field(default_factory=dict)  # the game's tools by name
 
     def rows(self, first: int, count: int) -> list[Row]:
         self.taken.append((first, count))
@@ -155,6 +156,10 @@ class ScriptedTools:
         if not rollouts:
             return []
         assert len({rollout.name for rollout in rollouts}) == len(rollouts), "names must differ within a call"
+        if any(tool != SEARCH_NAME for tool in agent.tools):
+            asked = [replace(rollout, play=one_question(rollout.messages)) for rollout in rollouts]
+            groups = self.interact(role, asked, {"agent": agent}, samples)
+            return [[each.completions["agent"] for each in group] for group in groups]
         encoded = {r.name: r.prompt_ids or self.encoded(r.messages) for r in rollouts}
         for name, ids in encoded.items():
             key = (role, name)
@@ -210,14 +215,20 @@ class ScriptedTools:
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
         execution = Execution(self.codec.encode, self.codec.decode, self.told.append, 8)
         place = role, rollout.name, sample
-        calls = RolloutCalls(
-            execution, lambda tool: rng("tool", *place, tool), self.record or Recording().calls(0, *place)
-        )
-        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls)
+        record = self.record or Recording().calls(0, *place)
+        calls = RolloutCalls(execution, lambda tool: rng("tool", *place, tool), record)
+        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls, self.toolbox)
 
         def request(name: str, messages: Messages) -> Request:
+            agent, tools = agents[name], tools_of(agents[name].tools, self.toolbox)
             self.prompts[role, f"{rollout.name} {name}"] = messages.text
-            return self._request(agents[name], self.encoded(messages), rollout.name, None)
+            respond = None
+            if tools:
+                agent = replace(agent, stop=stops_of(agent, tools, joiner))
+                messages = replace(messages, tools=tuple(tool.schema for tool in tools))
+                respond = tool_responder(name, agent, tools, calls.run, joiner, rollout.remark)
+            answer = None if respond is None else joiner.responder(respond, messages)
+            return self._request(agent, self.encoded(messages), rollout.name, answer)
 
         def speak(prompt: str, turns: tuple[Turn, ...]) -> str:
             return self.script(TurnContext(role, rollout.name, sample, prompt, turns))
@@ -287,6 +298,15 @@ def search_responder(search: Any, dialect: dialects.Dialect, mode: Mode = "raw",
     agent = Agent("actor", SamplingSection(), **{**searching.until("answer"), **fields})
     tools = (searching.search_tool(search, dialect),)
     return tool_responder("agent", agent, tools, run_batches, Joiner(mode, Characters(), dialect))
+
+
+def one_question(messages: Messages) -> Play:
+    """The generator of a rollout with one question to one agent."""
+
+    def play(context: Context) -> Generator[Ask, Response, None]:
+        yield Ask("agent", messages)
+
+    return play
 
 
 def play_step(
