@@ -24,7 +24,7 @@ from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
-from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
 from scope_jax.play.turns import Joiner, Respond
@@ -197,7 +197,7 @@ class StepTools:
             tools, respond = tools_of(agent.tools, self.world.toolbox), agent.respond
             if tools:
                 agent = replace(agent, stop=stops_of(agent, tools, self.world.joiner))
-                messages = replace(messages, tools=tuple(tool.schema for tool in tools))
+                messages = replace(messages, tools=self._declared(tools))
                 respond = tool_responder(name, agent, tools, calls, self.world.joiner)
             return replace(
                 self._request(
@@ -211,6 +211,11 @@ class StepTools:
             )
 
         return InteractionDriver(rollout, agents, context, self.world.joiner, request)
+
+    def _declared(self, tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
+        """The schemas that a prompt shows; where templates show none, prompts that search describe the search."""
+        schemas = tuple(tool.schema for tool in tools)
+        return () if schemas == (SEARCH,) and not self.world.joiner.dialect.declares else schemas
 
     def _request(
         self, agent: Agent, ids: tuple[int, ...], place: tuple[Any, ...], group: str | None, respond: Responder | None
