@@ -3,7 +3,7 @@
     python -m benchmarks.idle configs/spice/atlas.toml [--steps 5] [--repetitions 5] [--set KEY=VALUE …]
 
 Plays and learns the first steps of a card. Each update of a step is then made again, from the same state, with all
-trained episodes in rows and without those that have no term (`batching.has_term`), in turn, so that noise of the
+trained episodes in rows and without those that have no term (`splitting.has_term`), in turn, so that noise of the
 machine affects both alike. FLOPs are those of forward and backward of the real micro-batches, padding included, from
 the model's shape (`models.flops`), and of one more forward pass each for old log-probs and for a reference where they
 are scored; seconds are the median of an update. Prints a line for each update, one for all, and the machine's load.

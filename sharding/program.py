@@ -17,8 +17,9 @@ class AbstractProgram:
 
     name: str
     """As a plan prints it, unique among the programs of a run."""
-    kind: Literal["step", "score", "decode", "prefill"]
-    """An optimiser step or log-probs, of the learner; tokens of all slots or prompts, of the engine."""
+    kind: Literal["step", "score", "decode", "prefill", "teacher"]
+    """An optimiser step or log-probs, of the learner; tokens of all slots or prompts, of the engine; log-probs under a
+    teacher."""
     function: Any
     """From `jax.jit`."""
     arguments: tuple[Any, ...]

@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import batching, losses
+from scope_jax.learner import batching, losses, splitting
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, Scores, batch_specs
@@ -132,20 +132,20 @@ class Learner:
 
         Before the split into mini-batches, episodes that are not trained or have no sampled token are left out, except
         for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Trained episodes without
-        a term in the loss (`batching.has_term`) count there, too, and have no row; a mini-batch of nothing else is an
+        a term in the loss (`splitting.has_term`) count there, too, and have no row; a mini-batch of nothing else is an
         empty batch, as its step is one of the update's. Under "dpo" only pairs are left, without padding. Raises
-        ValueError as `batching.pack` and `batching.pairs` do, and for an episode without an advantage under a policy
+        ValueError as `batching.pack` and `splitting.pairs` do, and for an episode without an advantage under a policy
         objective.
         """
         if card.objective == "dpo":
-            episodes = batching.pairs(episodes)
-        for episode in batching.trainable(episodes):
+            episodes = splitting.pairs(episodes)
+        for episode in splitting.trainable(episodes):
             if card.objective == "policy" and episode.advantage is None:
                 raise ValueError(
                     f"An episode of role {episode.role!r}, group {episode.group!r}, has no advantage; "
                     "call advantages.assign before packing."
                 )
-        parts = batching.mini_batches(episodes, card.mini_batches)
+        parts = splitting.mini_batches(episodes, card.mini_batches)
         shards = (self.row_shards, card.tempered, self.context, card)
         return [self.place(batching.pack(part, self.section, *shards)) for part in parts]
 

@@ -361,7 +361,7 @@ def loss_parts(
     logp_N: log-probs under the current parameters; entropy_N: entropies of the same distributions. objective "policy":
     policy term + kl_coef · KL + teacher_coef · KL to the teacher − entropy_coef · entropy, all with the card's
     aggregation. "supervised": −log π of the trained positions; of the card only the aggregation is used. "dpo": pairs
-    of sequences, with the advantages and in the order of `batching.pairs`; of the card only dpo_beta and
+    of sequences, with the advantages and in the order of `splitting.pairs`; of the card only dpo_beta and
     label_smoothing are used. Every metric is a sum, to be summed over micro-batches and devices and divided by the
     update's denominator (sums) or tokens (per_token).
 

@@ -151,6 +151,12 @@ class Episode:
         text = {**shown, "turns": transcript(completion), **text}
         return Episode(**{"datums": Datum.from_completion(completion), "text": text} | fields)
 
+    @property
+    def credit(self) -> float:
+        """The largest absolute credit of its sampled tokens, 0 without one."""
+        credits = [datum.credit_T[datum.sampled_T] for datum in self.datums if datum.credit_T is not None]
+        return float(np.abs(np.concatenate(credits)).max(initial=0.0)) if credits else 0.0
+
     def with_advantage(self, advantage: float) -> Episode:
         return replace(self, advantage=advantage)
 

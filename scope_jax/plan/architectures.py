@@ -105,7 +105,9 @@ def public(model: str) -> ModelConfig | None:
     return from_hf(SHAPES[name]) if name in SHAPES else None
 
 
-def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
+def model_of(
+    checkpoint: str, file: Path | None, remedy: str = "its config.json with --model-config FILE"
+) -> tuple[ModelConfig, str]:
     """(the model of a card, where its shape is from): `file`, a config.json; else the card's checkpoint folder; else
     the config.json of the hub's model of that name; else its public figures.
 
@@ -126,7 +128,4 @@ def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
             return load_config(found), f"config.json of {checkpoint} on the hub"
     if (known := public(checkpoint)) is not None:
         return known, f"public figures of {folder.name}"
-    raise UserError(
-        f"{missing}, and no public figures of {folder.name} are known here; give its config.json with "
-        "--model-config FILE."
-    )
+    raise UserError(f"{missing}, and no public figures of {folder.name} are known here; give {remedy}.")

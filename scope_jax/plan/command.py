@@ -65,7 +65,7 @@ def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> 
     if needs.held.apart:
         learning, generating = needs.learner.mesh.size, needs.engine.mesh.size
         notes.append(
-            f"publish and learn are phases of the {learning} devices that learn, generate of the {generating} others"
+            f"publish and learn are phases of the {learning} devices that learn, the others of the {generating} others"
         )
     if on.compiles and not whole:
         left_out = [str(bucket) for bucket in needs.cfg.learner.buckets[:-1]]

@@ -91,11 +91,12 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
             found.append({"set": change, "frees_gib": gib(bytes_freed), "how": how})
 
     held = needs.held
-    if phase != "learn" and (change := budget(planner, needs)):
+    if phase in ("publish", "generate") and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
     if not held.offload and not held.adapters:
-        generating = 0.0 if held.apart else held.idle
-        add("train.offload=true", generating if phase == "generate" else (held.policies - 1) * held.state, "arithmetic")
+        sampling = 0.0 if held.apart else held.idle
+        others = (held.policies - 1) * held.state
+        add("train.offload=true", sampling if phase in ("generate", "rate") else others, "arithmetic")
     if needs.cfg.model.param_dtype == "float32" and not held.adapters:
         half = sum(size for name, size in held.parts(phase).items() if name in ("master weights", "moments")) / 2
         add('model.param_dtype="bfloat16"', half, "arithmetic; lowers the precision of updates")

@@ -2,6 +2,7 @@
 
     publish    the engine gets a policy's weights, layer by layer
     generate   the engine samples, judges included
+    rate       a teacher with a folder rates rows, if the card has one; the engine has freed its weights and cache
     learn      an update; the engine has freed its weights and cache
 
 With `train.offload` the states are in host memory while no update runs, and one state is on the device in each of the
@@ -10,7 +11,8 @@ factors only, the reference is their base, and the engine keeps its weights duri
 copy of it where learner and engine shard it differently.
 
 With `rollout.devices` a phase is that of the devices that take part in it: publish and learn of those that learn, where
-the engine has nothing, and generate of those that generate, where the states are not.
+the engine has nothing, generate and rate of those that generate, where the states are not. There, and with adapters,
+the engine keeps its weights while a teacher rates.
 """
 
 from __future__ import annotations
@@ -18,18 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from scope_jax.learner.learner import Learner
+from scope_jax.models.config import ModelConfig
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.sharding.distributed import PIECES
 from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.program import AbstractProgram
 
-PHASES = ("publish", "generate", "learn")
+PHASES = ("publish", "generate", "rate", "learn")
 
 
 def device_bytes(tree: Any) -> int:
@@ -44,6 +48,13 @@ def device_bytes(tree: Any) -> int:
 def _whole_bytes(tree: Any) -> int:
     """Bytes of whole arrays."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+class Teacher(NamedTuple):
+    """A model that rates rows, and its program for the longest ones."""
+
+    model: ModelConfig
+    program: AbstractProgram
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class Residents:
     """Engine and search have devices of their own."""
     exchange: float = 0.0
     """What several processes need to send each other the episodes that they have generated."""
+    teachers: tuple[float, ...] = ()
+    """The weights of each teacher with a folder; they are in host memory unless it rates."""
 
     @property
     def state(self) -> float:
@@ -91,6 +104,9 @@ class Residents:
         """What lives in a phase, by name, without temporaries."""
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         engine |= {"exchange": self.exchange}
+        rating = {"teacher": max(self.teachers, default=0.0), "exchange": self.exchange}
+        if self.apart and phase == "rate":
+            return {"search index": self.index, "engine weights": self.engine - self.shared, **rating}
         if self.apart and phase == "generate":
             return {"search index": self.index, **engine}
         away = self.offload and phase != "learn"
@@ -101,12 +117,14 @@ class Residents:
             "reference": 0.0 if away else self.reference,
             "search index": 0.0 if self.apart else self.index,
         }
-        if self.adapters and phase == "learn" and not self.apart:
+        if self.adapters and phase in ("learn", "rate") and not self.apart:
             parts |= {"engine weights": self.engine - self.shared}
         if phase == "publish":
             parts["master weights"] = max(parts["master weights"], self.master)
             parts |= {} if self.apart else {"engine weights": self.engine - self.shared}
             parts |= {"publish transient": self.layer}
+        if phase == "rate":
+            parts |= rating
         if phase == "generate":
             parts |= engine
         return parts
@@ -114,7 +132,7 @@ class Residents:
     @property
     def host(self) -> float:
         """Bytes in host memory for each device."""
-        return self.idle if self.offload else 0.0
+        return (self.idle if self.offload else 0.0) + sum(self.teachers)
 
 
 def residents(
@@ -125,6 +143,7 @@ def residents(
     offload: bool,
     vectors: int,
     searching: Mesh,
+    teachers: Sequence[Teacher] = (),
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
     state = learner.abstract_state(reference)
@@ -154,6 +173,7 @@ def residents(
         shared=device_bytes(state.ref_params) if learner.layout.unstacked else 0,
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
+        teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
     )
 
 
@@ -202,13 +222,12 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     tensor = mesh.shape["tensor"]
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-    ffn = 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
-    inside = tokens * (4 * model.width + heads + ffn) * size  # norms and residuals, heads, gate, up and their product
+    inside = _inside(model, tokens, tensor, size)
     kept = 2.0 * (model.num_layers if section.remat == "none" else 1) * inside
     if section.remat in ("qkv", "dots"):
         qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-        more = 2 * model.width + 2 * ffn // 3 if section.remat == "dots" and not model.num_experts else 0
+        dots = section.remat == "dots" and not model.num_experts
+        more = 2 * model.width + 2 * _ffn(model, tensor) // 3 if dots else 0
         kept += model.num_layers * tokens * (qkv + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
@@ -222,12 +241,47 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     }
 
 
-def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, slots: int, searching: Mesh) -> Peak:
+def _ffn(model: ModelConfig, tensor: int) -> int:
+    """Values of a token in a feed-forward layer: gate, up and their product."""
+    return 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
+
+
+def _inside(model: ModelConfig, tokens: int, tensor: int, size: int) -> int:
+    """Bytes of one layer's intermediate values: norms and residuals, heads, the feed-forward layer."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
+    return tokens * (4 * model.width + heads + _ffn(model, tensor)) * size
+
+
+def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
+    """The same of a teacher's forward pass: one layer of one row, without gradients."""
+    model, (weights,) = teacher.model, teacher.program.resident
+    leaf = jax.tree.leaves(weights)[0]
+    size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
+    layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
+    return {
+        "activations": float(_inside(model, teacher.program.bucket, tensor, size)),
+        "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
+        "logits": 2.0 * chunk * model.table_rows / tensor * 4,
+    }
+
+
+def arithmetic_peak(
+    held: Residents,
+    phase: str,
+    learner: Learner,
+    bucket: int,
+    slots: int,
+    searching: Mesh,
+    teachers: Sequence[Teacher] = (),
+) -> Peak:
     """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
-    parts = held.parts(phase)
+    parts, name = held.parts(phase), ""
     if phase == "learn":
-        parts |= estimated_temporaries(learner, bucket)
+        parts, name = parts | estimated_temporaries(learner, bucket), f"update @{bucket}"
+    if phase == "rate":
+        largest = max(teachers, key=lambda teacher: device_bytes(teacher.program.resident))
+        parts, name = parts | rating_temporaries(largest, learner.section.logprob_chunk), largest.program.name
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor
-    return Peak(phase, f"update @{bucket}" if phase == "learn" else "", parts, False)
+    return Peak(phase, name, parts, False)

@@ -14,15 +14,17 @@ from scope_jax.learner.learner import Learner
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import layer_stages
 from scope_jax.plan import estimates, memory
+from scope_jax.plan.architectures import model_of
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Hardware
-from scope_jax.plan.memory import PHASES, Peak, Residents
+from scope_jax.plan.memory import PHASES, Peak, Residents, Teacher
 from scope_jax.plan.programs import Compiled
 from scope_jax.plan.programs import compiled as compiled_program
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
-from scope_jax.run.meshes import card_mesh, rollout_mesh
+from scope_jax.run.meshes import card_mesh, process_mesh, rollout_mesh
+from scope_jax.run.scoring import teacher_program
 from scope_jax.sharding.program import AbstractProgram
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
@@ -75,26 +77,46 @@ class Planner:
         learner = assemble_learner(cfg, self.model, card_mesh(cfg, self.on.devices))
         engine = engine_for(cfg, self.model, searching)
         policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
-        held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors, searching)
         buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
+        teachers = self._teachers(cfg)
+        held = memory.residents(
+            learner, engine, policies, reference, cfg.train.offload, self.vectors, searching, teachers
+        )
         compiled: list[Compiled] = []
         resident: dict[str, float] = {}
         if self.on.compiles:
-            updates = game.updates(cfg)
-            run = [*learner.programs(updates, buckets), *engine.programs()]
+            updates, rating = game.updates(cfg), [teacher.program for teacher in teachers]
+            run = [*learner.programs(updates, buckets), *engine.programs(), *rating]
             resident = {program.name: memory.device_bytes(program.resident) for program in run}
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple((update.name, update.card) for update in updates)
             key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
             compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
+            key = ("rate", cfg.learner, mesh, dtypes, tuple(program.name for program in rating))
+            compiled += self._once(key, lambda: self._compile(rating))
 
         def peak(phase: str) -> Peak:
             if not self.on.compiles:
-                return memory.arithmetic_peak(held, phase, learner, buckets[-1], engine.config.slots, searching)
+                return memory.arithmetic_peak(
+                    held, phase, learner, buckets[-1], engine.config.slots, searching, teachers
+                )
             return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
 
-        return Needs(cfg, learner, engine, held, {phase: peak(phase) for phase in PHASES}, compiled)
+        phases = [phase for phase in PHASES if teachers or phase != "rate"]
+        return Needs(cfg, learner, engine, held, {phase: peak(phase) for phase in phases}, compiled)
+
+    def _teachers(self, cfg: Config) -> list[Teacher]:
+        """The teachers that have a folder, on the devices of one process."""
+        folders = {name: teacher.checkpoint for name, teacher in cfg.teachers.items() if teacher.checkpoint is not None}
+        if not folders:
+            return []
+        mesh, bucket = process_mesh(cfg, self.on.devices, self.on.devices[0].process_index), cfg.learner.buckets[-1]
+        models = {
+            name: model_of(folder, None, f"a folder that is there as teachers.{name}.checkpoint")[0]
+            for name, folder in folders.items()
+        }
+        return [Teacher(model, teacher_program(cfg, name, model, mesh, bucket)) for name, model in models.items()]
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], list[Compiled]]) -> list[Compiled]:
         if key not in self._known:

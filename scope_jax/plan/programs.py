@@ -43,7 +43,7 @@ class Compiled:
     @property
     def phase(self) -> str:
         """The phase of a step in which it runs."""
-        return "learn" if self.program.kind in ("step", "score") else "generate"
+        return {"step": "learn", "score": "learn", "teacher": "rate"}.get(self.program.kind, "generate")
 
 
 def compiled(wanted: AbstractProgram, platform: str) -> Compiled:

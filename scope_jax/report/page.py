@@ -127,7 +127,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     cfg, lines = opened(run)
     panels = panels_of(run, cfg.system)
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
-    idle = IdleRoles()
+    idle = IdleRoles(lines)
     browser = browsing.Episodes(folder, browsing.stamp(run))
     whole = browsing.joined(run, records(run / "episodes.jsonl", run_records.episode))
     chosen = examples(browser.collect(settings.collect(idle.collect(whole))))

@@ -71,16 +71,22 @@ def rollout_mesh(cfg: Config | ServedModel, devices: Sequence[Any]) -> Mesh:
 
 
 def own_mesh(cfg: Config | ServedModel) -> Mesh:
-    """`rollout_mesh` of this process; of several processes, each has the rows of its own devices, in tensor groups as
-    in the card.
+    """`process_mesh` of this process."""
+    return process_mesh(cfg, jax.devices(), distributed.index())
+
+
+def process_mesh(cfg: Config | ServedModel, devices: Sequence[Any], process: int) -> Mesh:
+    """`rollout_mesh` of a process; of several processes, each has the rows of its own devices, in tensor groups as in
+    the card. devices: of all processes.
 
     With [rollout.mesh], which divides these devices for the engine, the tensor groups may span several processes.
     Otherwise raises ValueError if they do.
     """
-    if distributed.count() == 1:
-        return rollout_mesh(cfg, jax.devices())
-    learning, _ = divided_devices(cfg, jax.devices())
-    _, generating = divided_devices(cfg, jax.local_devices())
+    own = [device for device in devices if device.process_index == process]
+    if len(own) == len(devices):
+        return rollout_mesh(cfg, devices)
+    learning, _ = divided_devices(cfg, devices)
+    _, generating = divided_devices(cfg, own)
     return _in_groups(cfg, generating, resolve_sizes(_sizes(cfg), len(learning))[-1])
 
 

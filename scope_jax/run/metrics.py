@@ -205,6 +205,7 @@ def record_of(step: int, episode: Episode) -> dict[str, Any]:
         "reward": episode.reward,
         "parts": episode.parts,
         "advantage": episode.advantage,
+        **({"credit": credit} if (credit := episode.credit) else {}),
         "trained": episode.trained,
         "tokens": sum(len(datum.ids_T) for datum in episode.datums),
         "sampled": sum(int(datum.sampled_T.sum()) for datum in episode.datums),

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import jax
 
 from scope_jax.errors import UserError
-from scope_jax.learner.batching import has_term
+from scope_jax.learner.splitting import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig

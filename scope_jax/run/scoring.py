@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from scope_jax.config import Config
+from scope_jax.config import Config, LearnerSection
 from scope_jax.errors import UserError
 from scope_jax.learner import batching
 from scope_jax.learner.layout import Layout
@@ -36,6 +36,7 @@ from scope_jax.run.processes import divided
 from scope_jax.run.sampler import ACCELERATOR, HOST, Sampler, moved
 from scope_jax.run.teacher_client import TeacherClient
 from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.program import AbstractProgram, placed
 from scope_jax.sharding.rules import TRAIN
 
 Forward = Callable[[batching.Batch], jax.Array]  # log-probs [M, N] of a batch
@@ -107,7 +108,7 @@ class Scoring:
         base, named = without_adapters(params), self._sampler.named(policy)
         adapter = adapter_of(cfg.model.adapter)
         if BASE not in self._programs:
-            self._programs[BASE] = self._built(self._model, adapter=adapter, unstacked=True)
+            self._programs[BASE] = programs_for(self._cfg, self._model, self._mesh, adapter=adapter, unstacked=True)
         score = self._programs[BASE].score
         if named is None or adapter is None:
             return lambda batch: score(None, base, batch, policy=False, reference=True).ref_MN
@@ -124,14 +125,9 @@ class Scoring:
             self._local.clear()  # a step may be played ahead, whose weights cannot be loaded again
         if name not in self._held:
             model, params = weights.load(folder, self._mesh, TRAIN, DTYPES[self._cfg.model.compute_dtype])
-            self._programs[name], self._held[name] = self._built(model), moved(params, HOST)
+            self._programs[name], self._held[name] = programs_for(self._cfg, model, self._mesh), moved(params, HOST)
         params, score = moved(self._held[name], ACCELERATOR), self._programs[name].score
         return lambda batch: score(None, params, batch, policy=False, reference=True).ref_MN
-
-    def _built(self, model: ModelConfig, **options: Any) -> LearnerPrograms:
-        dtype = DTYPES[self._cfg.model.compute_dtype]
-        options = {"adapter": None, "param_dtype": dtype, "compute_dtype": dtype} | options
-        return LearnerPrograms(Layout(model, self._mesh, self._cfg.optimizer, **options), self._cfg.learner)
 
     def _rated(self, forward: Forward, temperature: float, rows: Sequence[Datum]) -> list[np.ndarray]:
         """Log-probs of the sampled tokens of each row, which is computed in a shape of its own."""
@@ -143,9 +139,7 @@ class Scoring:
                 alike.setdefault((bucket, batching.slots_for(count, section.logprob_chunk)), []).append(place)
         found = [np.zeros(0, np.float32) for _ in rows]
         for (bucket, _), places in alike.items():
-            single = section.model_copy(
-                update={"buckets": (bucket,), "packing": False, "micro_batch_rows": shards}  # a row on each shard
-            )
+            single = _row_by_row(section, bucket, shards)
             most = batching.FEW_MICRO_BATCHES * shards
             for first in range(0, len(places), most):
                 chosen = places[first : first + most]
@@ -157,6 +151,35 @@ class Scoring:
                 for place, part in zip(chosen, np.split(values, np.cumsum(counts)[:-1]), strict=True):
                     found[place] = part
         return found
+
+
+def programs_for(cfg: Config, model: ModelConfig, mesh: Mesh, **options: Any) -> LearnerPrograms:
+    """The learner's programs for rating rows under weights in the dtype of computation. options: of `Layout`."""
+    dtype = DTYPES[cfg.model.compute_dtype]
+    options = {"adapter": None, "param_dtype": dtype, "compute_dtype": dtype} | options
+    return LearnerPrograms(Layout(model, mesh, cfg.optimizer, **options), cfg.learner)
+
+
+def teacher_program(cfg: Config, name: str, model: ModelConfig, mesh: Mesh, bucket: int) -> AbstractProgram:
+    """What a teacher with this model executes for rows of a bucket, all of whose tokens were sampled. mesh: the
+    engine's."""
+    programs, shards = programs_for(cfg, model, mesh), row_shards(mesh)
+    params = programs.layout.abstract_state(reference=True).ref_params
+    batch = batching.abstract(_row_by_row(cfg.learner, bucket, shards), shards, bucket, bucket - 1, 2)
+    return AbstractProgram(
+        name=f"teacher {name} @{bucket}",
+        kind="teacher",
+        function=programs.score,
+        arguments=(None, params, placed(batch, jax.tree.map(partial(NamedSharding, mesh), batch_specs(batch)))),
+        options={"policy": False, "reference": True},
+        resident=(params,),
+        bucket=bucket,
+    )
+
+
+def _row_by_row(section: LearnerSection, bucket: int, shards: int) -> LearnerSection:
+    """The section for batches of one bucket with a row on each shard."""
+    return section.model_copy(update={"buckets": (bucket,), "packing": False, "micro_batch_rows": shards})
 
 
 def _episode(row: Datum, temperature: float) -> Episode:

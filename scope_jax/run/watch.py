@@ -17,7 +17,7 @@ from functools import reduce
 from typing import Any
 
 from scope_jax.config import Config, WatchRule
-from scope_jax.learner.types import Datum, Episode, Update
+from scope_jax.learner.types import Episode, Update
 
 EVALUATED = ("eval/", "time/evaluate")  # what the names of the metrics of an evaluation alone begin with
 
@@ -110,7 +110,7 @@ class RunEnd:
 
 
 # -------------------------------------------------------------------------------------------- steps that taught nothing
-Outcome = tuple[str, float, float]  # role, reward and advantage of a trained episode
+Outcome = tuple[str, float, float]  # of a trained episode: role, reward, advantage or, if larger, its tokens' credit
 SHOWN = 5  # steps that the report names
 
 
@@ -124,15 +124,11 @@ def idle_roles(episodes: Iterable[Episode], updates: Iterable[Update] = ()) -> l
         for share in update.roles
     }
     step = [
-        (e.role, e.reward, max([abs(e.advantage), *map(_credit, e.datums)]))
+        (e.role, e.reward, max(abs(e.advantage), e.credit))
         for e in episodes
         if e.trained and e.advantage is not None and e.role not in others
     ]
     return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
-
-
-def _credit(datum: Datum) -> float:
-    return 0.0 if datum.credit_T is None else float(abs(datum.credit_T[datum.sampled_T]).max(initial=0.0))
 
 
 def idle_updates(metrics: Mapping[str, float]) -> list[str]:
@@ -171,10 +167,17 @@ def _why(rewards: Sequence[float]) -> str:
     return f"all rewards are {low:g}; the tasks may be too easy, or the reward may accept anything: see the report"
 
 
-class IdleRoles:
-    """Collects such steps while the records of episodes.jsonl pass."""
+def taught_roles(lines: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The roles that learn from a teacher: the KL to it is in the metrics of their update."""
+    names = {name for line in lines for name in line if "/teacher_k" in name}
+    return {role for name in names for role in name.rpartition("/")[0].split("+")}
 
-    def __init__(self) -> None:
+
+class IdleRoles:
+    """Collects such steps while the records of episodes.jsonl pass. lines: of metrics.jsonl."""
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._taught = taught_roles(lines)
         self._steps: dict[str, list[int]] = {}  # by role
         self._why: dict[str, str] = {}  # of the latest one
         self._of: dict[str, int] = {}  # steps with trained episodes
@@ -186,8 +189,9 @@ class IdleRoles:
             if record["step"] != number:
                 self._add(number, step)
                 number, step = record["step"], []
-            if record["trained"] and record["reward"] is not None and record["advantage"] is not None:
-                step.append((record["role"], record["reward"], record["advantage"]))
+            role, reward, advantage = record["role"], record["reward"], record["advantage"]
+            if record["trained"] and reward is not None and advantage is not None and role not in self._taught:
+                step.append((role, reward, advantage or record.get("credit", 0.0)))
             yield record
         self._add(number, step)
 

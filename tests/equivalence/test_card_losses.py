@@ -27,7 +27,7 @@ import pytest
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.config.base import prompts_of
 from scope_jax.games import GAMES, load_card, scope, ssp
-from scope_jax.learner import advantages, batching, losses
+from scope_jax.learner import advantages, batching, losses, splitting
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.models import transformer
 from scope_jax.sharding.collectives import LOCAL
@@ -250,7 +250,7 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
         clipped.append(((ratio_N > 1.285) | (ratio_N < 0.8)).double().mean().item())
 
         # Ours leaves out the tokens of episodes without a term; the equation sums over all.
-        termed = {id(e.datums): batching.has_term(e, update.card) for e in rated}
+        termed = {id(e.datums): splitting.has_term(e, update.card) for e in rated}
         sizes = [(termed[id(e.datums)], batching.sampled_tokens(e)) for group in members for e in group]
         in_row_N = np.repeat(*map(np.array, zip(*sizes, strict=True)))
         assert not slope_N[~in_row_N].any()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -257,6 +259,20 @@ def test_the_report_counts_steps_that_teach_nothing(tmp_path: Path) -> None:
     assert (
         "There was nothing to learn for the proposer in 1 of 9 steps (2); in the latest all rewards are 0; see" in page
     )
+
+
+def test_the_report_knows_roles_that_learn_from_a_teacher_or_from_credits(tmp_path: Path) -> None:
+    """All rewards are 0: of a role with a teacher, of one with credits in the second step, and of one with neither."""
+    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    for step in (1, 2):
+        credit_T = np.array([9.0, -0.5 if step == 2 else 0.0], np.float32)  # the first token is not sampled
+        row = Datum(np.zeros(2, np.int32), np.array([False, True]), np.zeros(2, np.float32), credit_T=credit_T)
+        by_turn = replace(outcome("player", "p", 0.0), datums=(row,))
+        log.episodes(step, rated(*(outcome(role, "s", 0.0) for role in ("pupil", "idler", "solver")), by_turn))
+        log.metrics(step, {"pupil+solver/teacher_k2": 0.1, "idler/kl_k3": 0.1})
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    said = re.findall(r"nothing to learn for the (\w+) in (\d of \d)", page)
+    assert said == [("idler", "2 of 2"), ("player", "1 of 2")]
 
 
 # ------------------------------------------------------------------------------------- signs of collapse, settings

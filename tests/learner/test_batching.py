@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.config import LearnerSection, LossCard
-from scope_jax.learner import batching
+from scope_jax.learner import batching, splitting
 
 SECTION = LearnerSection(buckets=(8, 16, 32), packing=True, micro_batch_rows=2, logprob_chunk=8)
 
@@ -154,20 +154,20 @@ def test_same_episodes_same_batch(make):
 
 def test_mini_batches_keep_groups_whole(make):
     episodes = make[2](10, 5)
-    parts = batching.split(episodes, 2)
+    parts = splitting.split(episodes, 2)
     assert [len(part) for part in parts] == [4, 6]
     assert not {e.group for e in parts[0]} & {e.group for e in parts[1]}
     assert [e for part in parts for e in part] == episodes
-    assert len(batching.split(episodes, 99)) == 5
-    assert batching.split([], 2) == []
+    assert len(splitting.split(episodes, 99)) == 5
+    assert splitting.split([], 2) == []
 
 
 def test_every_mini_batch_has_its_share_of_every_role(make):
     episodes = [replace(e, role="writer") for e in make[2](6, 6)] + make[2](8, 4)
-    parts = batching.split(episodes, 2)
+    parts = splitting.split(episodes, 2)
     assert [[e.role for e in part].count("writer") for part in parts] == [3, 3]
     assert [len(part) for part in parts] == [7, 7]
-    assert [len(part) for part in batching.split(episodes, 6)] == [1, 3, 3, 1, 3, 3]  # six groups, and four of two
+    assert [len(part) for part in splitting.split(episodes, 6)] == [1, 3, 3, 1, 3, 3]  # six groups, and four of two
 
 
 def test_padding_is_counted_and_has_no_row(make):
@@ -185,8 +185,8 @@ def test_padding_is_counted_and_has_no_row(make):
     np.testing.assert_array_equal(batch.ids_MBT, alone.ids_MBT)
     # groups of padding keep their place when mini-batches are cut; a mini-batch of padding alone is dropped
     other = replace(real, group="e")
-    assert batching.mini_batches([real, *padding, other], 2) == [[real, padding[0]], [padding[2], other]]
-    assert batching.mini_batches([real, *padding], 3) == [[real]]
+    assert splitting.mini_batches([real, *padding, other], 2) == [[real, padding[0]], [padding[2], other]]
+    assert splitting.mini_batches([real, *padding], 3) == [[real]]
 
 
 def test_what_cannot_be_packed_is_named(make):
@@ -212,7 +212,7 @@ def test_credits_are_added_to_the_advantage_of_their_tokens(make):
     batch = batching.pack([episode_of(datum)], SECTION, 1, card=supervised)
     assert not batch.advantage_MN.any()
     pair = [replace(episode_of(datum, reward=reward), group="g") for reward in (1.0, 0.0)]
-    batch = batching.pack(batching.pairs(pair), SECTION, 1, card=LossCard(objective="dpo"))
+    batch = batching.pack(splitting.pairs(pair), SECTION, 1, card=LossCard(objective="dpo"))
     assert batching.unpack(batch, batch.advantage_MN).tolist() == [1, 1, -1, -1]  # signs, which a credit would change
     for wrong, sentence in (([1.0], "has the shape"), ([0, np.nan, 0, 0], "not finite")):
         damaged = episode_of(replace(datum, credit_T=np.array(wrong, np.float32)), advantage=0.0)
@@ -243,7 +243,7 @@ def test_pairs_are_ranked_and_stay_together(make):
         return episode_of(datum_of([1, 2], [0, 1]), group=group, reward=reward, trained=trained)
 
     mixed = [of("a", 0.5), of("b", -1.0), of("c", 0.0), of("a", 0.7, False), of("b", 2.0), of("c", -3.0), of("a", 0.1)]
-    paired = batching.pairs(mixed)
+    paired = splitting.pairs(mixed)
     assert [(e.group, e.reward, e.advantage) for e in paired] == [
         ("a", 0.5, 1.0),
         ("a", 0.1, -1.0),
@@ -252,7 +252,7 @@ def test_pairs_are_ranked_and_stay_together(make):
         ("c", 0.0, 1.0),
         ("c", -3.0, -1.0),
     ]
-    assert [[e.group for e in part] for part in batching.mini_batches(paired, 2)] == [["a", "a"], ["b", "b", "c", "c"]]
+    assert [[e.group for e in part] for part in splitting.mini_batches(paired, 2)] == [["a", "a"], ["b", "b", "c", "c"]]
 
 
 def test_pairs_are_of_one_role(make):
@@ -262,7 +262,7 @@ def test_pairs_are_of_one_role(make):
         for reward in (1.0, 0.0)
         for role in ("solver", "proposer")
     ]
-    paired = batching.pairs(both)
+    paired = splitting.pairs(both)
     assert [(e.role, e.advantage) for e in paired] == [
         ("solver", 1.0),
         ("solver", -1.0),
@@ -270,7 +270,7 @@ def test_pairs_are_of_one_role(make):
         ("proposer", -1.0),
     ]
     with pytest.raises(ValueError, match="group '0' of role 'solver' has trained episodes with the rewards 1;"):
-        batching.pairs([both[0], both[3]])
+        splitting.pairs([both[0], both[3]])
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5], [1.0, 0.0, 0.5], [1.0, float("nan")]])
@@ -278,4 +278,4 @@ def test_a_group_that_is_not_a_pair_is_named(make, rewards):
     datum_of, episode_of, _ = make
     group = [episode_of(datum_of([1, 2], [0, 1]), group="q7", reward=reward) for reward in rewards]
     with pytest.raises(ValueError, match=r"group 'q7' of role 'solver' .* needs exactly two with different rewards"):
-        batching.pairs(group)
+        splitting.pairs(group)

@@ -10,6 +10,7 @@ import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.config.base import CardError
+from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
@@ -131,6 +132,54 @@ def test_devices_that_only_generate_or_only_learn():
         Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, [*SMALL, "rollout.devices=2"]))
 
 
+TEACHER = MODEL | {"num_hidden_layers": 40, "hidden_size": 512}
+
+
+def test_a_teacher_has_a_phase_of_its_own(tmp_path):
+    """Its weights are divided over the devices of a process while the engine has none; they wait in host memory."""
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TEACHER))
+    model = from_hf(TEACHER)
+    count = sum(math.prod(shape) for shape in hf_shapes(model).values())
+    norms = 40 * (2 * 512 + 2 * 128) + 512  # on every device
+    sets = [*SMALL, f'teachers.big.checkpoint="{folder}"', 'teachers.far={url="http://127.0.0.1:1", model="m"}']
+    plain, needs = (Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, each)) for each in (SMALL, sets))
+    assert "rate" not in plain.peaks
+    assert {phase: peak.parts for phase, peak in needs.peaks.items() if phase != "rate"} == {
+        phase: peak.parts for phase, peak in plain.peaks.items()
+    }
+    rate, learn = needs.peaks["rate"], needs.peaks["learn"].parts
+    weights = 2 * ((count - norms) / 2 + norms)  # bfloat16
+    assert rate.program == "teacher big @256" and needs.held.host == weights
+    states = {"master weights", "moments", "reference"}
+    held = {name: size for name, size in rate.parts.items() if name in (*states, "teacher", "engine weights", "cache")}
+    assert held == {**{name: learn[name] for name in states}, "teacher": weights}
+    assert rate.parts["activations"] == 256 * (4 * 512 + (8 + 4) * 128 + 3 * 512) * 2
+
+    def planned(count, *more):
+        return Planner(from_hf(MODEL), absent(count, 1.0)).needs(load_card(CARD, [*sets, *more])).peaks
+
+    offloaded, alone = planned(2, "train.offload=true")["rate"].parts, planned(4, "rollout.devices=2")["rate"].parts
+    assert not any(offloaded[name] for name in states) and offloaded["teacher"] == weights
+    assert alone["teacher"] == weights and alone["engine weights"] == 2 * WEIGHTS and not states & set(alone)
+    adapter = planned(2, "model.adapter.rank=4")
+    assert adapter["rate"].parts["engine weights"] == adapter["learn"].parts["engine weights"] > 0
+    processes = [replace(device, process_index=device.id) for device in absent(2, 1.0).devices]
+    divided = Planner(from_hf(MODEL), replace(absent(2, 1.0), devices=processes)).needs(load_card(CARD, sets))
+    assert divided.peaks["rate"].parts["teacher"] == 2 * count  # each process has a copy
+    assert needs.peak.phase == "rate"
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL))
+    text = list(lines(plan(Path(CARD), sets, absent(2, 1.0), model_config=file, search=False)))
+    assert "in the phase 'rate'" in text[0] and any(line.startswith("host memory") for line in text)
+    missing = [*SMALL, f'teachers.big.checkpoint="{tmp_path}/other"']
+    with pytest.raises(
+        UserError, match=r"other does not exist.*give a folder that is there as teachers\.big\.checkpoint"
+    ):
+        Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, missing))
+
+
 def residents(**changed) -> Residents:
     given = {
         "policies": 2,
@@ -217,6 +266,8 @@ def test_an_abstract_batch_has_the_shapes_of_a_packed_one():
     for name, array in vars(packed).items():
         if name == "sequences":
             assert array == planned.sequences
+        elif array is None:  # no teacher
+            assert vars(planned)[name] is None
         else:
             assert (array.shape, array.dtype) == (vars(planned)[name].shape, vars(planned)[name].dtype), name
     with pytest.raises(ValueError, match="micro_batch_rows is 0"):

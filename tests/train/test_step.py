@@ -10,7 +10,7 @@ import pytest
 
 from scope_jax.config import SamplingSection
 from scope_jax.games import load_card
-from scope_jax.learner import advantages, batching
+from scope_jax.learner import advantages, batching, splitting
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Episode
 from scope_jax.play.tools import Agent, Rollout
@@ -50,13 +50,13 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
         rated, _ = advantages.assign([e for e in episodes if e.role == update.name], update.card)
         for batch, part in zip(
             trainer.learner.pack(rated, update.card),
-            batching.mini_batches(rated, update.card.mini_batches),
+            splitting.mini_batches(rated, update.card.mini_batches),
             strict=True,
         ):
             scores = trainer.learner.score(started[update.policy], batch, reference=False)
             assert scores.old_MN is not None
             learner_N = batching.unpack(batch, scores.old_MN)
-            scored = [e for e in batching.trainable(part) if batching.has_term(e, update.card)]
+            scored = [e for e in splitting.trainable(part) if splitting.has_term(e, update.card)]
             engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in scored for d in e.datums])
             assert len(learner_N) > 50
             np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
