@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.run import records, world
+from scope_jax.run import records, recording
 from tests.train import runs
 
 COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
@@ -117,14 +117,19 @@ def test_a_grader_that_runs_out_of_time_on_one_process_gives_all_the_same_reward
     do(tmp_path, first)
     told = [Path(f"{first['log']}.{n}.verdicts").read_text() for n in range(2)]
     assert told[0] == told[1] and '"equal"' in told[0] and '"timeout"' in told[0]
-    recorded = list(records.read_steps(whole / world.VERDICTS))
-    assert {line["verdict"] for line in recorded if line["step"] == 2} == {"equal", "timeout"}
+    recorded = verdicts(whole)
+    assert {line["value"] for line in recorded if line["step"] == 2} == {"equal", "timeout"}
 
     shutil.copytree(whole, resumed)
     shutil.rmtree(runs.saved_at(resumed, 2))  # as after a kill in step 2
     do(tmp_path, spec("spice/atlas.toml", resumed, 2, *sets, graders=["unequal", "unequal"]))
     runs.same(whole, resumed)  # bit for bit
-    assert list(records.read_steps(resumed / world.VERDICTS)) == recorded
+    assert verdicts(resumed) == recorded
+
+
+def verdicts(run: Path) -> list[dict[str, Any]]:
+    """What the run has recorded of graders of mathematical answers."""
+    return [line for line in records.read_steps(run / recording.NAME) if line.get("name") == "math"]
 
 
 @pytest.mark.slow
