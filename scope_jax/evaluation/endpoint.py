@@ -1,9 +1,10 @@
-"""Evaluation of a model behind an OpenAI-compatible endpoint: single-turn chat completions, no searches."""
+"""Evaluation of a model behind an OpenAI-compatible endpoint: chat completions, with native calls of tools."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ import numpy as np
 
 from scope_jax.config import JudgeSection
 from scope_jax.config.suites import SuiteCard
+from scope_jax.data.keys import rng
 from scope_jax.errors import UserError
+from scope_jax.evaluation import calling
+from scope_jax.evaluation.calling import BYTES_PER_TOKEN, completion_of
 from scope_jax.evaluation.evaluate import Keep, evaluate_sets, judges_of
 from scope_jax.evaluation.suites import plain_card, suite_sets
 from scope_jax.learner.types import Datum, Reply
@@ -20,16 +24,14 @@ from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_execution import RolloutCalls
 from scope_jax.play.tools import BASE
 from scope_jax.retrieval.rows import Row
-from scope_jax.rollouts import types
-from scope_jax.rollouts.types import Completion, Turn
+from scope_jax.rollouts.types import Completion
 from scope_jax.run.world import Tell
-from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
-BYTES_PER_TOKEN = 4  # the estimate without a tokenizer
-NO_IDS = np.zeros(0, np.int32)
 SEEDS = 2**31  # seeds of requests are below this
 
 
@@ -58,7 +60,7 @@ def evaluate_endpoint(
     math = MathAnswers()
     metrics = evaluate_sets(
         sets,
-        lambda name: EndpointTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}", math),
+        lambda name: EndpointTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}", math, tell),
         keep,
     )
     return {"target": f"{endpoint.model} at {endpoint.url}", "step": None, "base": None, "metrics": metrics}
@@ -80,6 +82,8 @@ class EndpointTools:
     """Names the exam; it enters them, too."""
     math: MathAnswers
     """Compares mathematical answers."""
+    trouble: Tell = lambda sentence: None
+    """Is told what a tool raises."""
 
     def rows(self, first: int, count: int) -> list[Row]:
         raise ValueError("an endpoint is evaluated, not trained; there is no stream of rows.")
@@ -98,7 +102,7 @@ class EndpointTools:
                 "the base model cannot judge the answers of an endpoint; give the grader an endpoint, "
                 "such as --set evaluate.grader.endpoint.url=…"
             )
-        if agent.tools or agent.max_turns != 1:
+        if agent.max_turns != 1 and not agent.tools:
             raise UserError("a model behind an endpoint answers without searches; use an exam's own prompt.")
         given = agent.sampling
         fields: dict[str, Any] = {name: getattr(given, name) for name in ("temperature", "max_tokens", "top_p")}
@@ -106,12 +110,48 @@ class EndpointTools:
             fields["top_k"] = given.top_k
         if agent.stop:
             fields["stop"] = list(agent.stop)
+        if agent.tools:
+            return self._with_tools(role, rollouts, agent, samples, fields)
         requests = [
             {"messages": rollout.messages.conversation(), **fields, "seed": self._seed_of(role, rollout.name, sample)}
             for rollout in rollouts
             for sample in range(samples)
         ]
         flat = [completion_of(reply) for reply in self.policy.send(requests)]
+        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def _with_tools(
+        self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int, fields: Mapping[str, Any]
+    ) -> list[list[Completion]]:
+        """The same for an agent with tools: one request a turn, and the calls between them are run here."""
+        if named := [tool for tool in agent.tools if isinstance(tool, str)]:
+            raise UserError(f"the tool {named[0]} belongs to a game, and an endpoint is evaluated without one.")
+        tools = tuple(tool for tool in agent.tools if isinstance(tool, Tool))
+        execution = calling.execution(self.tokenizer, self.trouble)
+        talks = []
+        for rollout in rollouts:
+            for sample in range(samples):
+                where = (self.seed, self.step, role, rollout.name, sample)
+                calls = RolloutCalls(
+                    execution, lambda tool, where=where: rng("tool", *where, tool), calling.Unrecorded()
+                )
+                place = f"{rollout.name}/{sample}"
+                talks.append(calling.Talk(place, [*rollout.messages.conversation()], agent, tools, calls))
+        given = dict(fields) | calling.offered(agent, tools)
+        with calling.services(tools), ThreadPoolExecutor(calling.TOGETHER) as pool:
+            try:
+                for turn in range(agent.max_turns):
+                    if not (active := [talk for talk in talks if talk.finish is None]):
+                        break
+                    requests = [
+                        {"messages": talk.messages, **given, "seed": self._seed_of(role, talk.name, turn)}
+                        for talk in active
+                    ]
+                    list(pool.map(calling.Talk.take, active, self.policy.send(requests)))
+            finally:
+                for talk in talks:
+                    talk.calls.close()
+        flat = [talk.completion() for talk in talks]
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 
     def interact(
@@ -165,18 +205,3 @@ class EndpointTools:
 
     def tell(self, sentence: str) -> None:
         raise ValueError(f"an exam of an endpoint has nothing to tell: {sentence}")
-
-
-def completion_of(reply: Reply) -> Completion:
-    """A reply as an episode of one turn, without token ids; a rejected request has no turn.
-
-    A reply that was cut ends as one of the engine that reached its limit. An endpoint does not say whether its prompt
-    opened a thought, so without a closing mark such a reply may be one, and counts as one.
-    """
-    rows = (types.Row(NO_IDS, NO_IDS, np.zeros(0, bool), np.zeros(0, np.float32)),)
-    if reply.refused:
-        return Completion(rows, (), "overflow", "")
-    finish, opened = ("length", True) if reply.cut else ("eos", False)
-    none = np.zeros(0, np.float32)
-    turn = Turn("sampled", NO_IDS, none, reply.text, finish, opened=opened, thought=parsing.THOUGHT)
-    return Completion(rows, (turn,), finish, reply.text)

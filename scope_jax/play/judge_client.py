@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.config import EndpointSection, JudgeSection
@@ -49,6 +50,14 @@ def authorization(card: EndpointSection, who: str) -> dict[str, str]:
             "export it again."
         )
     return {"Authorization": f"Bearer {key}"}
+
+
+@dataclass(frozen=True)
+class CallingReply(Reply):
+    """A reply to a request with functions that calls some."""
+
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """As OpenAI's protocol has them: {"id", "type", "function": {"name", "arguments"}}."""
 
 
 class JudgeClient:
@@ -149,10 +158,17 @@ def _reply(response: HttpResponse) -> Reply | None:
     content is null: an empty reply, without a verdict, not a fault of the endpoint."""
     try:
         choice = response.json()["choices"][0]
-        content, finish = choice["message"]["content"], choice.get("finish_reason")
+        message, finish = choice["message"], choice.get("finish_reason")
+        calls = message.get("tool_calls") or []
+        content = message.get("content") if calls else message["content"]
+        called = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
     if not isinstance(content, str | None) or not isinstance(finish, str | None):
         return None
     cut = whole(finish) if finish and finish.lower() not in ENDED else ""
+    if not all(isinstance(text, str) for call in called for text in call):
+        return None
+    if called:
+        return CallingReply(whole(content or ""), cut=cut, calls=tuple(calls))
     return Reply(whole(content or ""), cut=cut)

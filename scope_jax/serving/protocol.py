@@ -15,8 +15,6 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -114,19 +112,17 @@ class FunctionTool(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["function"]
     function: Function
-    _given: Mapping[str, Any] = PrivateAttr()
+    given: Mapping[str, Any]
+    """The object as it was sent, for the chat template."""
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _kept(cls, value: Any, handler: ModelWrapValidatorHandler[FunctionTool]) -> FunctionTool:
-        tool = handler(value)
-        tool._given = value
-        return tool
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """The object as it was sent, for the chat template."""
-        return self._given
+    def _kept(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "given" in value:
+            raise ApiError("`tools`: `given` is not a field of a tool.", param="tools")
+        return {**value, "given": value}
 
 
 class StreamOptions(BaseModel):
