@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.run import records, recording
+from scope_jax.run import recording, records
 from tests.train import runs
 
 COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
