@@ -33,7 +33,7 @@ from scope_jax.run.recording import Recording
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
-CALLS = 'Calls stand in <tool_call>, with <function= or not, or <function_calls>, or have "parameters".'
+CALLS = 'Calls stand in <tool_call>, <function=, <function_calls> or "parameters".'
 EOS = 3  # not a printable character
 ROLES = {
     "user": 14,
