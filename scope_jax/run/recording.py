@@ -83,6 +83,12 @@ class Recording:
         self._take(lines)
         self.closed = True
 
+    def close(self) -> None:
+        """Ends recording; what is asked later is not recorded."""
+        if self._file is not None:
+            self._file.close()
+            self._file = self._run = None
+
     def begin(self, step: int) -> None:
         """The following answers are those of this step; 0: of the initial evaluation."""
         self.step = step

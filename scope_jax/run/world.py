@@ -81,7 +81,8 @@ class World:
         return (limit is not None and step >= limit) or self.game.finished(self.cfg, memory, step)
 
     def close(self) -> None:
-        """Ends the services of the tools."""
+        """Ends the services of the tools, and the record."""
+        self.recording.close()
         for service in services_of(self.toolbox.values()):
             service.close()
 

@@ -93,6 +93,14 @@ def test_what_is_asked_again_is_answered_again_and_in_a_resumed_run_alike(tmp_pa
     assert resumed.answers(1, "judge", ["a"], reply, again=True) == [6]
 
 
+def test_a_record_that_is_closed_takes_no_more(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.open(tmp_path, 0)
+    recording.answers(1, "math", [ONE], Counting("equal"))
+    recording.close()
+    assert recording.answers(1, "math", [TWO], Counting("equal")) == ["equal"] and len(lines(tmp_path)) == 1
+
+
 def test_without_a_run_nothing_is_written() -> None:
     recording, ask = Recording(), Counting("equal")
     assert recording.answers(1, "math", [ONE], ask) == ["equal"] and recording.answers(1, "math", [], ask) == []

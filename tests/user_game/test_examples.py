@@ -237,6 +237,6 @@ def test_the_page_quotes_the_games() -> None:
     page = (ROOT / "docs" / "tutorial_tools.md").read_text(encoding="utf-8")
     written = {line.strip() for file in EXAMPLES.glob("*.py") for line in file.read_text(encoding="utf-8").splitlines()}
     quoted = "".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()
-    assert len(quoted) > 15 and not [line for line in quoted if line.strip() not in written]
+    assert len(quoted) > 10 and not [line for line in quoted if line.strip() not in written]
     cards = re.findall(r"examples/\w+\.toml", page)
     assert len(cards) > 5 and all((ROOT / card).is_file() for card in cards)
