@@ -57,10 +57,10 @@ def test_an_agent_whose_calls_nothing_could_answer_is_refused() -> None:
     execution = Execution(Characters().encode, Characters().decode, print, 1)
     calls = RolloutCalls(execution, lambda tool: rng("test", tool), Recording().calls(0, "solver", "0", 0))
     with pytest.raises(UserError, match=r'would read no result.*choose model.turns = "chat", or calls = "stop"'):
-        tool_responder("solver", agent, (double,), calls, raw)
+        tool_responder("solver", agent, (double,), calls.run, raw)
     for other in (replace(agent, calls="stop"), replace(agent, calls="first"), replace(agent, stop=("</double>",))):
-        assert callable(tool_responder("solver", other, (double,), calls, raw))
-    assert isinstance(double, Tool) and callable(tool_responder("solver", agent, (double,), calls, joiner()))
+        assert callable(tool_responder("solver", other, (double,), calls.run, raw))
+    assert isinstance(double, Tool) and callable(tool_responder("solver", agent, (double,), calls.run, joiner()))
 
 
 def test_a_game_may_import_modules_that_lie_beside_it(tmp_path: Path) -> None:
