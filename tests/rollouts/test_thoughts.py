@@ -113,7 +113,7 @@ def test_a_prompt_may_open_thinking(end: str):
 def answered(episode: ActiveEpisode, reply: Reply) -> str:
     future: Future[object] = Future()
     future.set_result(reply)
-    return episode.observe(future)
+    return episode.observe(episode.reply_of(future))
 
 
 @pytest.mark.parametrize(
