@@ -138,15 +138,12 @@ def test_a_step_is_played_again_with_its_tools_off(folder: Path) -> None:
     assert run(folder, spec(folder, "seen", *TWO)) == [[0]], log(folder, "seen")
     result = cli("replay", str(folder / "seen"), "--step", "2")
     assert result.exit_code == 0 and "all the same" in result.stdout, result.output
-    lines = record(folder / "seen")
-    for line in lines:
-        if line["step"] == 1 and line.get("tool") == "clock":
-            line["text"] = "1" if int(line["text"][-1]) % 2 == 0 else "2"
-    (folder / "seen" / NAME).unlink()
-    for step in (1, 2):
-        records.append_step(folder / "seen" / NAME, [line for line in lines if line["step"] == step])
+    episodes = folder / "seen" / "episodes.jsonl"
+    first, *others = episodes.read_text().splitlines()
+    changed = json.loads(first)
+    episodes.write_text("\n".join([json.dumps(changed | {"reward": 1 - changed["reward"]}), *others]) + "\n")
     result = cli("replay", str(folder / "seen"), "--step", "1", "--json")
-    assert result.exit_code == 1 and len(json.loads(result.stdout)["different"]) >= 8
+    assert result.exit_code == 1 and json.loads(result.stdout)["different"] == [0]
     records.cut_steps(folder / "seen" / NAME, 1)
     for step, sentence in (("2", "is not in the record"), ("3", "has no episodes of step 3")):
         result = cli("replay", str(folder / "seen"), "--step", step)
