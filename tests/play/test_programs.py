@@ -19,7 +19,7 @@ from tests.games.harness import ScriptedTools, TurnContext
 from tests.play.contexts import Record
 
 DIALECT = dialects.load("xml")
-ADD = {
+ADD: Any = {
     "type": "function",
     "function": {
         "name": "add",
@@ -45,7 +45,7 @@ def calculator(context: Context, urls: Mapping[str, str]) -> Any:
     client = openai.OpenAI(base_url=urls["solver"], api_key="any", max_retries=0)
     messages: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 3?"}]
     first = client.chat.completions.create(model="policy", messages=messages, tools=[ADD])
-    (call,) = first.choices[0].message.tool_calls or ()
+    call: Any = (first.choices[0].message.tool_calls or [None])[0]
     arguments = json.loads(call.function.arguments)
     messages += [
         first.choices[0].message.model_dump(exclude_none=True),

@@ -120,7 +120,7 @@ def test_same_bits_with_any_delays_and_company(params, alone, slots, cache):
 
 def test_a_small_paged_cache_changes_nothing(params):
     games = range(12)
-    small, large = (make_rollouts(make_paged(ENGINE, **pages), params) for pages in ({"pages": 14}, {}))
+    small, large = (make_rollouts(make_paged(ENGINE, pages=pages), params) for pages in (14, None))
     assert play(small, [Game(name) for name in games]) == play(large, [Game(name) for name in games])
 
 
