@@ -53,6 +53,11 @@ class _Asked:
     episode: ActiveEpisode | None
     interaction: ActiveInteraction | None = None
 
+    @property
+    def order(self) -> int:
+        """Its place among replies that arrive together."""
+        return 0 if self.episode is None else self.episode.index
+
 
 @dataclass(frozen=True)
 class _Dispatch:
@@ -99,7 +104,6 @@ class DecodeLoop:
         self._filling: dict[int, ActiveEpisode] = {}  # by slot: its tokens are not all in the cache yet
         self._live: dict[int, ActiveEpisode] = {}
         self._asked: dict[Future[object], _Asked] = {}
-        self._ending: list[Future[object]] = []  # what is called when episodes are over
         self._interactions = Interactions(weights, config.slots)
         self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
@@ -116,9 +120,6 @@ class DecodeLoop:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
         group's prompts or policies differ."""
         self._queue.append([episode for episode in episodes if episode.finish_reason is None])
-        for episode in episodes:
-            if episode.finish_reason is not None:
-                self._over(episode)
 
     def interact(self, interactions: Sequence[ActiveInteraction]) -> None:
         """Puts interactions at the end of the queue: those to be started, and rows that wait for the loop's weights."""
@@ -152,7 +153,7 @@ class DecodeLoop:
     def busy(self) -> bool:
         """Whether an episode is under way or waits."""
         under_way = self._queue or self._filling or self._live or self._asked or self._suspended
-        return bool(under_way or self._interactions or self._ending)
+        return bool(under_way or self._interactions)
 
     @property
     def used(self) -> int:
@@ -180,8 +181,6 @@ class DecodeLoop:
             self._aside.pop(episode.index, None)
             if slot is not None:
                 self._end(slot)
-        if episode.request.on_end is not None:
-            self._ending.append(self.responders.ask(episode.request.on_end))
         if not self._live:
             self._flight.clear()  # as in `round`
 
@@ -235,14 +234,11 @@ class DecodeLoop:
     # ---------------------------------------------------------------------------------------------------- replies
     def _answer(self) -> None:
         """Handles the replies that have arrived."""
-        for future in [future for future in self._ending if future.done()]:
-            self._ending.remove(future)
-            future.result()  # raises what the call has raised
         if not self._asked:
             return
         extensions: list[tuple[int, ActiveEpisode]] = []
         replied = self.responders.replied(self._asked)
-        for future in sorted(replied, key=lambda f: getattr(self._asked[f].episode, "index", 0)):
+        for future in sorted(replied, key=lambda f: self._asked[f].order):
             asked = self._asked.pop(future)
             if asked.interaction is not None:
                 extensions += self._move(asked, asked.interaction, future)
@@ -270,16 +266,9 @@ class DecodeLoop:
             self._end(slot)
         if outcome == "starts anew":
             self._queue.add(episode)
-        else:
-            self._over(episode)
-        return []
-
-    def _over(self, episode: ActiveEpisode) -> None:
-        """An episode has ended, without a slot."""
-        if episode.interaction is not None:
+        elif episode.interaction is not None:
             self._turn_over(None, episode)
-        elif episode.request.on_end is not None:
-            self._ending.append(self.responders.ask(episode.request.on_end))
+        return []
 
     # ------------------------------------------------------------------------------------------------ interactions
     def _advance_interaction(
@@ -461,11 +450,10 @@ class DecodeLoop:
                 turned.append((slot, episode))
             else:
                 episode.end()
-                ended.append((slot, episode))
+                ended.append(slot)
         if paused:
             self.state = self._engine.pause(self.state, paused)
-        for slot, episode in ended:
+        for slot in ended:
             self._end(slot)
-            self._over(episode)
         for slot, episode in turned:
             self._turn_over(slot, episode)

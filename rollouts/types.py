@@ -151,8 +151,6 @@ class Request:
     sampled or observed. None: limited by the engine's length only."""
     policy: str | None = None
     """Whose adapter samples, of an engine with adapters; None: the weights themselves."""
-    on_end: Callable[[], object] | None = None
-    """Called in a responder's thread when the episode is over, whatever ended it."""
     weights: str = ""
     """In an interaction: the name of the weights that sample; the row waits until they are loaded."""
     calls: Callable[[], Sequence[ToolResult]] = tuple

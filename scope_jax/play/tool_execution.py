@@ -81,7 +81,7 @@ class Execution:
     threads: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _told: set[tuple[str, str]] = field(default_factory=set)
-    _shared: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _shared: dict[tuple[Tool, str], tuple[str, str]] = field(default_factory=dict)
     _late: int = 0
     _calls: int = 0
     _unavailable: int = 0
@@ -97,7 +97,7 @@ class Execution:
 
         Raises UserError if the service does not work, see above.
         """
-        key = json.dumps([tool.name, dict(arguments)], sort_keys=True) if tool.pure else ""
+        key = tool, json.dumps(dict(arguments), sort_keys=True) if tool.pure else ""
         if tool.pure and key in self._shared:
             return *self._shared[key], 0.0
         began = time.monotonic()
@@ -112,7 +112,7 @@ class Execution:
         with self._lock:
             self._calls += 1
             self._unavailable += unavailable
-            if self._calls >= LEAST and 2 * self._unavailable > self._calls:
+            if unavailable and self._calls >= LEAST and 2 * self._unavailable > self._calls:
                 raise UserError(
                     f"{self._unavailable} of {self._calls} calls of tools in this step failed, last of {tool.name}: "
                     f"{text.removeprefix('error: ').rstrip('.')}; mend the service, then run the same command again."

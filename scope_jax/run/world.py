@@ -205,7 +205,9 @@ class StepTools:
     def _calls(self, place: tuple[str, str, int]) -> RolloutCalls:
         """The calls of tools in one sample of a rollout. place: role, rollout and sample."""
         where = (self.world.cfg.seed, self.step, *place)
-        record = self.world.recording.calls(self._number, *place)
+        role, rollout, sample = place
+        name = role if self._number is not None else f"{self.step}: {role}"  # several exams follow one step
+        record = self.world.recording.calls(self._number, name, rollout, sample)
         return RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
 
     def _request(

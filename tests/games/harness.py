@@ -228,7 +228,8 @@ class ScriptedTools:
                 messages = replace(messages, tools=tuple(tool.schema for tool in tools))
                 respond = tool_responder(name, agent, tools, calls.run, joiner, rollout.remark)
             answer = None if respond is None else joiner.responder(respond, messages)
-            return self._request(agent, self.encoded(messages), rollout.name, answer)
+            row = self._request(agent, self.encoded(messages), rollout.name, answer)
+            return replace(row, calls=lambda: calls.results.get(name, ()))
 
         def speak(prompt: str, turns: tuple[Turn, ...]) -> str:
             return self.script(TurnContext(role, rollout.name, sample, prompt, turns))

@@ -231,3 +231,19 @@ def test_pure_results_are_shared_and_not_recorded() -> None:
     run.begin()
     calls(record, run).run("a", 0, [ToolCall(once, {"number": 1})])
     assert counted == [1, 1] and record.written == []
+
+
+def test_results_are_shared_by_calls_of_one_tool_alone() -> None:
+    """Two agents may have tools of one name that answer otherwise."""
+
+    def greeter(word: str) -> Tool:
+        @tool(pure=True, name="greet")
+        def greet(who: str) -> str:
+            """Greets."""
+            return f"{word} {who}"
+
+        return greet
+
+    run = execution()
+    told = [calls(run=run).run("a", 0, [ToolCall(greeter(word), {"who": "you"})])[0].text for word in ("hello", "bye")]
+    assert told == ["hello you", "bye you"]

@@ -190,13 +190,3 @@ def test_a_second_request_for_a_row_is_an_error(rollouts):
 
     with pytest.raises(RolloutError, match="a row already"):
         rollouts.interact([rollouts.interaction(Twice(1))], "")
-
-
-@pytest.mark.parametrize("prompt", ["short", "x" * 200])
-def test_the_end_of_an_episode_is_told_once(rollouts, prompt):
-    ended = []
-    requests = [
-        dataclasses.replace(request(prompt, key=i, max_tokens=3), on_end=lambda i=i: ended.append(i)) for i in range(5)
-    ]
-    rollouts.run(requests)
-    assert sorted(ended) == list(range(5))

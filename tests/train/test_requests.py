@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.games import load_card
 from scope_jax.play.tool_calls import SEARCH, Tool, tool
-from scope_jax.play.tool_execution import Execution
+from scope_jax.play.tool_execution import Execution, ToolCall
 from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.scripted import ScriptedRollouts
@@ -70,6 +71,28 @@ def test_an_agent_with_pure_tools_is_asked_like_one_without(dialect: str):
         assert (call.tool, call.text, call.status, call.turn) == ("double", "abab", "ok", 0)
         assert [turn.text for turn in completion.turns if turn.kind == "sampled"] == said
         assert "abab" in completion.turns[1].text
+
+
+def test_exams_after_a_step_have_records_of_their_own(tmp_path: Path) -> None:
+    """A resumed run gives each the results that it had, though both ask alike."""
+    numbers = iter(range(100))
+
+    @tool
+    def count(text: str) -> str:
+        """Another number each time."""
+        return str(next(numbers))
+
+    def results(world: World, step: int | str) -> str:
+        calls = StepTools(world, step)._calls(("eval", "0", 0))
+        return calls.run("agent", 0, [ToolCall(count, {"text": "x"})])[0].text
+
+    told = []
+    for _ in range(2):
+        world = made_world(None, [])
+        world.recording.open(tmp_path, 0)
+        told.append([results(world, step) for step in ("exam one", "exam two", 0)])
+        world.recording.close()
+    assert told == [["0", "1", "2"]] * 2
 
 
 def test_prompts_that_declare_a_tool_are_compared_by_what_they_declare():
