@@ -69,7 +69,7 @@ def test_the_search_is_described_once(tmp_path: Path) -> None:
     world.sampler.publish(states)
     clock = Tool("clock", lambda: "noon", {"type": "function", "function": {"name": "clock"}})
     messages = Messages("Question: What is the capital of Italy?")
-    agent = Agent("actor", single_turn(1.0, 1), tools=("search",))
+    agent = Agent("actor", single_turn(1.0, 1), tools=("search",), calls="first")
     prompts = []
     for tools in (("search",), ("search", clock)):
         ((completion,),) = world.tools(0).play("r", [Rollout("a", messages)], replace(agent, tools=tools))
