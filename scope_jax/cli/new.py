@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def new(
     card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
     game: Annotated[
-        str, typer.Option(metavar="NAME", help="The game: ssp, scope, spice, spell, score, sft, dpo, or a Python file.")
+        str, typer.Option(metavar="NAME", help="The game: a name, as in the folders of configs/, or a Python file.")
     ],
     model: Annotated[
         str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
@@ -155,7 +155,7 @@ def _kept(path: str, card: Path) -> str:
 def _header_of(card: Path, game: Game) -> str:
     path = shlex.quote(str(card))
     return f"""\
-# {game.name.upper()} on your own model and data; `scope-jax keys` describes every key.
+# {game.title} on your own model and data; `scope-jax keys` describes every key.
 #
 # Command:    scope-jax train {path} --run {shlex.quote(f"runs/{card.stem}")}
 # Hardware:   see scope-jax plan {path}

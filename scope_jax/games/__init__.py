@@ -6,11 +6,13 @@ A card selects its game with `system`: a name in `GAMES`, or the path of a Pytho
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model, model_validator
@@ -20,11 +22,17 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import dpo, scope, score, sft, spell, spice, ssp
 from scope_jax.play.game import Game
 
-PLAYED = (ssp.GAME, scope.GAME, spice.GAME, spell.GAME, score.GAME)
-GAMES: dict[str, Game] = {game.name: game for game in (*PLAYED, sft.GAME, dpo.GAME)}
+
+def _built_in() -> dict[str, Game]:
+    """`GAME` of every package of this folder, by name."""
+    folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
+    games = [importlib.import_module(f"{__name__}.{folder}").GAME for folder in folders]
+    return {game.name: game for game in games}
+
+
+GAMES: dict[str, Game] = _built_in()
 
 
 # ------------------------------------------------------------------------------------------------------------- games
@@ -158,13 +166,14 @@ def _with_options(game: Game) -> type[Config]:
 
 def _check_what_is_read(cfg: Config, game: Game) -> None:
     """Raises ValueError for keys outside the game's table that it does not read, or lacks."""
-    title = game.name.upper()
     rows = [name for name in DataSection.model_fields if name not in (*RowsSection.model_fields, *game.data)]
     if unread := cfg.data.changed(*rows):
-        raise ValueError(f"data.{unread[0]} is set, but {title} does not read it; remove it")
+        raise ValueError(f"data.{unread[0]} is set, but {game.title} does not read it; remove it")
     if game.batch and cfg.train.batch_size != TrainSection.model_fields["batch_size"].default:
-        raise ValueError(f"train.batch_size is {cfg.train.batch_size}, but {title} does not use it; set {game.batch}")
+        raise ValueError(
+            f"train.batch_size is {cfg.train.batch_size}, but {game.title} does not use it; set {game.batch}"
+        )
     if game.iterations is None and cfg.train.steps is None:
-        raise ValueError(f"train.steps is missing; {title} needs the number of steps")
+        raise ValueError(f"train.steps is missing; {game.title} needs the number of steps")
     if game.iterations is None and cfg.train.keep_iterations:
-        raise ValueError(f"train.keep_iterations is set, but {title} has no iterations; use train.keep instead")
+        raise ValueError(f"train.keep_iterations is set, but {game.title} has no iterations; use train.keep instead")

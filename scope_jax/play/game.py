@@ -120,8 +120,12 @@ class Game:
     """The names of all metrics that a step may have, so that [[train.watch]] can be checked; None: any."""
     starter: Starter = Starter()
     """What `scope-jax new` writes."""
+    title: str = ""
+    """Its name in sentences; by default `name` in capital letters."""
 
     def __post_init__(self) -> None:
+        if not self.title:
+            object.__setattr__(self, "title", self.name.upper())
         if self.source is None and (not self.data or self.data[0] not in FILES):
             raise UserError(
                 f"the game {self.name} needs a `source`, or one of {', '.join(FILES)} at the head of `data`."
