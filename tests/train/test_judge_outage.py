@@ -30,11 +30,14 @@ class Uninterrupted(NamedTuple):
 
     @property
     def middle_request(self) -> int:
-        """Number of requests after which half of the largest batch of gradings has been sent."""
+        """Number of requests after which a quarter of the longest row of gradings has been sent.
+
+        Two steps may grade one after the other, and half of the row would be the border between them.
+        """
         place, sizes = 0, []
         for job, batch in groupby(self.asked, key=lambda request: request["model"]):
             size = len(list(batch))
-            sizes.append((size if job == "grader" else 0, place + size // 2))
+            sizes.append((size if job == "grader" else 0, place + size // 4))
             place += size
         return max(sizes)[1]
 
