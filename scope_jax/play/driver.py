@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,17 @@ from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.interactions import Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
 from scope_jax.text.messages import Messages
+
+IN_GENERATOR: ContextVar[bool] = ContextVar("IN_GENERATOR", default=False)  # True while a rollout's generator runs
+
+
+@contextmanager
+def _in_generator() -> Iterator[None]:
+    token = IN_GENERATOR.set(True)
+    try:
+        yield
+    finally:
+        IN_GENERATOR.reset(token)
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,8 @@ class InteractionDriver:
     def close(self) -> None:
         """Ends the generator and the states of its tools; nothing happens if they have ended."""
         if self._generator is not None:
-            self._generator.close()
+            with _in_generator():
+                self._generator.close()
         self.context.calls.close()
 
     def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
@@ -102,12 +116,13 @@ class InteractionDriver:
         return Interaction(self.value, completions, tuple(self.context.calls.results.get("", ())), self.failed)
 
     def _next(self, spoken: Mapping[str, Spoken]) -> Any:
-        if self._generator is None:
-            assert self.rollout.play is not None
-            self._generator = self.rollout.play(self.context)
-            return next(self._generator)
         responses = tuple(self._response(ask.agent, spoken[ask.agent]) for ask in self._asked)
-        return self._generator.send(responses if self._several else responses[0])
+        with _in_generator():
+            if self._generator is None:
+                assert self.rollout.play is not None
+                self._generator = self.rollout.play(self.context)
+                return next(self._generator)
+            return self._generator.send(responses if self._several else responses[0])
 
     def _checked(self, asked: tuple[Any, ...]) -> tuple[Ask, ...]:
         names = [ask.agent if isinstance(ask, Ask) else type(ask).__name__ for ask in asked]

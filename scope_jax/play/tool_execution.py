@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -144,7 +145,7 @@ class Execution:
             finally:
                 done.set()
 
-        threading.Thread(target=worker, name=f"tool {name}", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(worker,), name=f"tool {name}", daemon=True).start()
         if not done.wait(seconds):
             with self._lock:
                 self._late += 1

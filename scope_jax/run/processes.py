@@ -24,6 +24,7 @@ import numpy as np
 
 from scope_jax.errors import UserError, sentence
 from scope_jax.learner.types import Reply
+from scope_jax.play.driver import IN_GENERATOR
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.rollouts import Interaction
 from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, ToolResult, Turn
@@ -52,6 +53,7 @@ def writes() -> bool:
 def together(work: Callable[[], T]) -> list[T]:
     """The results of `work` on all processes, by process. If it fails on one, that one raises its own error and the
     others a PeerError, so that all end alike. work: its result is made of what `encoded` takes."""
+    _check_caller()
     if distributed.count() == 1:
         return [work()]
     failure = None
@@ -66,6 +68,15 @@ def together(work: Callable[[], T]) -> list[T]:
         if problem:
             raise PeerError(f"process {number} has failed: {problem}")
     return [result for _, result in outcomes]
+
+
+def _check_caller() -> None:
+    """Raises RuntimeError in a rollout's generator, which one process runs: it would wait for the others for ever."""
+    if IN_GENERATOR.get():
+        raise RuntimeError(
+            "the generator of a rollout has called the game's Tools, which all processes must call together; use its "
+            "Context (`call`, `recorded`), or call them before or after `interact`"
+        )
 
 
 def by_one(work: Callable[[], T]) -> T:
@@ -108,6 +119,7 @@ def divided(work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], co
 
     work: its result for an item must not depend on the other items. Raises as `together` does.
     """
+    _check_caller()
     if distributed.count() == 1:
         return list(work(list(items)))
     places = shares(costs, distributed.count())

@@ -27,6 +27,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
+from scope_jax.run.processes import together, writes
 from scope_jax.run.recording import FOLDER, Recording
 from scope_jax.run.world import StepTools
 from scope_jax.sharding import signing
@@ -82,8 +83,10 @@ def filled(begin: Callable[..., Any], lines: Sequence[Any]) -> Callable[..., Any
     """`Recording.open` of a run that finds these lines."""
 
     def opening(self: Recording, run: Path, done: int) -> None:
-        (run / FOLDER).mkdir()
-        (run / FOLDER / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if writes():
+            (run / FOLDER).mkdir()
+            (run / FOLDER / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        together(lambda: None)
         begin(self, run, done)
 
     return opening

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import load_card
+from scope_jax.play.rollouts import Ask, Context, Response
 from scope_jax.play.tool_calls import SEARCH, Tool, tool
 from scope_jax.play.tool_execution import Execution, ToolCall
 from scope_jax.play.tools import Agent, Rollout, single_turn
@@ -33,7 +35,9 @@ def made_world(engine: Any, counted: list[Any], dialect: str = "xml", **toolbox:
     parts = {
         "cfg": SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
         "tokenizer": SimpleNamespace(eos_ids=(3,)),
-        "sampler": SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
+        "sampler": SimpleNamespace(
+            adapters=False, use=lambda policy: engine, named=lambda policy: None, count=counted.extend
+        ),
         "joiner": Joiner("raw" if dialect == "xml" else "chat", Characters(), dialects.load(dialect)),
         "recording": Recording(),
         "execution": Execution(Characters().encode, Characters().decode, print, 4),
@@ -71,6 +75,34 @@ def test_an_agent_with_pure_tools_is_asked_like_one_without(dialect: str):
         assert (call.tool, call.text, call.status, call.turn) == ("double", "abab", "ok", 0)
         assert [turn.text for turn in completion.turns if turn.kind == "sampled"] == said
         assert "abab" in completion.turns[1].text
+
+
+@pytest.mark.parametrize("how", ["at once", "recorded", "after its end"])
+def test_a_generator_cannot_call_what_all_processes_call_together(how: str) -> None:
+    """With one process, too: with two it would wait for ever."""
+    tools = Unlimited(made_world(None, []), 0)
+
+    def play(context: Context) -> Generator[Ask, Response, float]:
+        try:
+            if how == "recorded":
+                return context.recorded("coin", {}, lambda: tools.once("coin", lambda: 0.5))
+            if how == "at once":
+                return tools.once("coin", lambda: 0.5)
+            yield Ask("agent", "Heads or tails?")
+        finally:
+            if how == "after its end":
+                tools.once("coin", lambda: 0.5)
+        raise AssertionError
+
+    driver = tools._driver("r", Rollout("a", play=play), {"agent": Agent("actor", single_turn(1.0, 1))}, 0)
+
+    def begin_and_end() -> None:
+        driver.advance({})
+        driver.close()
+
+    with pytest.raises(RuntimeError, match=r"all processes must call together; use its Context"):
+        begin_and_end()
+    assert tools.once("coin", lambda: 0.5) == 0.5
 
 
 def test_exams_after_a_step_have_records_of_their_own(tmp_path: Path) -> None:
