@@ -46,25 +46,32 @@ def episodes(folder: Path, name: str) -> dict[tuple[str, str, int], dict[str, An
     return texts
 
 
-def test_a_scene_is_the_same_alone_and_among_31_others(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def first(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     assert run(folder, spec(folder, "first", "dense", 64)) == [[0]], log(folder, "first")
-    told, first = record(folder / "first"), episodes(folder, "first")
+    return episodes(folder, "first")
+
+
+@pytest.mark.parametrize("slots", [2, 64])
+@pytest.mark.parametrize("cache", ["dense", "paged"])
+def test_a_scene_is_the_same_alone_and_among_31_others(
+    folder: Path, first: dict[tuple[str, str, int], dict[str, Any]], cache: str, slots: int
+) -> None:
     assert len(first) == 128
     assert sum(text["calls"] > 0 for text in first.values()) > 30
-    engines = [(cache, slots) for cache in ("dense", "paged") for slots in (2, 64)]
-    specs = []
-    for cache, slots in engines:
-        for name, sets in (("all", ()), ("late", (DELAY,)), ("alone", (f"scene.first={ALONE}", "scene.scenes=1"))):
-            specs.append(spec(folder, f"{name}-{cache}-{slots}", cache, slots, *sets, record=told))
-        more = (DELAY, "train.one_step_off_policy=false")
-        specs.append(spec(folder, f"two-{cache}-{slots}", cache, slots, *more, record=told, processes=2))
-    codes = run(folder, *specs)
-    assert all(set(code) == {0} for code in codes), codes
-    for cache, slots in engines:
-        whole = episodes(folder, f"all-{cache}-{slots}")
-        assert len({at[::2] for at, text in first.items() if whole[at]["tokens"] != text["tokens"]}) <= BORDERS
-        assert episodes(folder, f"late-{cache}-{slots}") == whole
-        assert episodes(folder, f"two-{cache}-{slots}") == whole
-        alone = episodes(folder, f"alone-{cache}-{slots}")
-        assert len(alone) == 4
-        assert alone == {at: text for at, text in whole.items() if at[0] == f"{ALONE}"}
+    cases = {
+        "all": {},
+        "late": {"sets": [DELAY]},
+        "alone": {"sets": [f"scene.first={ALONE}", "scene.scenes=1"]},
+        "two": {"sets": [DELAY], "processes": 2},
+    }
+    told, specs = record(folder / "first"), []
+    for case, more in cases.items():
+        sets, name = more.pop("sets", []), f"{case}-{cache}-{slots}"
+        specs.append(spec(folder, name, cache, slots, *sets, record=told, **more))
+    assert run(folder, *specs) == [[0], [0], [0], [0, 0]]
+    whole, late, alone, two = (episodes(folder, f"{case}-{cache}-{slots}") for case in cases)
+    assert len({at[::2] for at, text in first.items() if whole[at]["tokens"] != text["tokens"]}) <= BORDERS
+    assert late == two == whole
+    assert alone == {at: text for at, text in whole.items() if at[0] == f"{ALONE}"}
+    assert len(alone) == 4
