@@ -108,6 +108,9 @@ class Game:
     waits: Callable[[Config, Memory], bool] = lambda cfg, memory: False
     """True if the next step, as at the beginning of a stage, needs the weights after all updates before it, so that
     `train.one_step_off_policy` does not play it ahead."""
+    new_reference: Callable[[Config, Memory], str | None] = lambda cfg, memory: None
+    """The policy whose weights become the reference of all losses before the next step, as at the beginning of a phase;
+    None: the reference stays. A game with new references does not sample from the base, nor grade with it."""
     adopt: Callable[[Config, Memory, Config], Memory] = lambda cfg, memory, before: memory
     """(card, memory, its card) → the memory of another run, for a run with `card` that continues from it."""
     batch: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, JudgeSection, ServedModel
@@ -108,7 +109,20 @@ class Trainer:
             name: moved(self.learner.init_state(self._first(name, base), reference=False), self.idle_memory)
             for name in game.policies(cfg)
         }
-        return self.referring(states, base), {"game": game.start(cfg), "baselines": {}}, 0
+        memory = game.start(cfg)
+        return self.with_new_reference(self.referring(states, base), memory), {"game": memory, "baselines": {}}, 0
+
+    def with_new_reference(self, states: States, memory: Memory) -> States:
+        """The states with a copy of a policy's weights as their shared reference, if the game wants one before its next
+        step (`Game.new_reference`)."""
+        policy = self.world.game.new_reference(self.world.cfg, memory)
+        if policy is None or not self.saves_reference:
+            return states
+        dtype = self.learner.layout.reference_dtype
+        params = moved(states[policy].params, ACCELERATOR)
+        reference = jax.tree.map(lambda weight: jnp.array(weight, dtype, copy=True), params)
+        reference = moved(reference, self.idle_memory)
+        return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
     def referring(self, states: States, base: Params | None = None) -> States:
         """The states with the base model as their shared reference, if an update or a judge needs it.
@@ -157,6 +171,7 @@ def assemble(
         check_beginning(cfg, name, folder)
     check_ahead(cfg, game)
     check_names(cfg, game)
+    check_reference(cfg, game)
     game.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
     source = game.rows(cfg)
@@ -297,6 +312,16 @@ def assemble_world(
         scoring=Scoring(cfg, model, mesh, tokenizer, sampler, local, teller(tell)),
         toolbox=toolbox,
     )
+
+
+def check_reference(cfg: Config, game: Game) -> None:
+    """Raises UserError if the base is sampled or grades in a run in which the reference takes its place."""
+    sampled = game.uses_base(cfg) or exams.uses_base(cfg, game.exam(cfg))
+    if sampled and game.new_reference(cfg, game.start(cfg)) is not None:
+        raise UserError(
+            f"the base grades exams of this card, but {game.title} replaces it as reference; give [evaluate.grader] an "
+            "endpoint, or keep the base as reference."
+        )
 
 
 def toolbox_of(game: Game, search: SearchTool | None, dialect: Dialect, own: Sequence[Tool]) -> dict[str, Tool]:

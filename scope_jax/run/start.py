@@ -236,4 +236,4 @@ def _from_origin(trainer: Trainer) -> tuple[States, Memory, int]:
     if saved.meta.get("layout") not in READABLE:
         raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
     memory = saved.memory | {"game": game.adopt(cfg, saved.memory["game"], before)}
-    return trainer.referring(saved.states), memory, saved.step
+    return trainer.with_new_reference(trainer.referring(saved.states), memory["game"]), memory, saved.step

@@ -164,8 +164,9 @@ class Steps:
 
     def publish(self, states: States, baselines: Mapping[str, float]) -> None:
         """Takes over what an update has made: the engine samples with these weights from now on."""
-        self._at.states, self._at.baselines = states, baselines
-        self.world.sampler.publish(states)
+        self._at.states = self.trainer.with_new_reference(states, self._at.memory)
+        self._at.baselines = baselines
+        self.world.sampler.publish(self._at.states)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -623,6 +623,88 @@ def score(card: str) -> Facts:
     }
 
 
+# -------------------------------------------------------------------------------------------------------------- R-Zero
+ROWS_R_ZERO: dict[str, float] = {  # App. A, by public summaries of the paper; its text was not at hand
+    "Learning Rate": 1e-6,
+    "Weight Decay": 1e-2,
+    "KL Penalty Coefficient": 1e-2,
+    "Global Batch Size": 128,
+    "Max Steps": 15,
+    "Number of Rollouts": 5,
+    "Challenger Max Steps": 5,
+    "Challenger Number of Rollouts": 4,
+    "Rollout Temperature": 1.0,
+    "Rollout Top-p": 0.99,
+}
+
+
+def r_zero(card: str) -> Facts:
+    """Statements about the card of a model; "released code" is Chengsong-Huang/R-Zero 5699329, an EasyR1."""
+    rows, roles, prompts = ROWS_R_ZERO, ("challenger", "solver"), 512
+    lengths = {"max_tokens": 4096, "max_response_tokens": 4096}
+    loss = {"advantage": "group-zscore", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": 3.0}
+    loss |= {"kl": "k3-plain", "kl_bound": 10.0, "kl_coef": 0.01}
+    sampled = {"temperature": rows["Rollout Temperature"], "top_p": rows["Rollout Top-p"]}
+    return {
+        "Table 1": {"model.checkpoint": Named(BASES[card]), "r_zero.iterations": 3},
+        "App. A": {
+            "model.compute_dtype": "bfloat16",
+            "optimizer.learning_rate": rows["Learning Rate"],
+            "optimizer.weight_decay": rows["Weight Decay"],
+            "r_zero.challenger_steps": rows["Challenger Max Steps"],
+            "r_zero.challenger.samples": rows["Challenger Number of Rollouts"],
+            "r_zero.solver_steps": rows["Max Steps"],
+            "r_zero.solver.samples": rows["Number of Rollouts"],
+            "r_zero.solver.loss.kl_coef": rows["KL Penalty Coefficient"],
+            **both("r_zero", roles, {f"sampling.{key}": value for key, value in sampled.items()}),
+            **both("r_zero", roles, {"loss.mini_batches": prompts // int(rows["Global Batch Size"])}),
+        },
+        "section 3.2": {
+            "r_zero.votes": 10,
+            "r_zero.uncertainty_weight": 1.0,
+            "r_zero.repetition_weight": 1.0,
+            "r_zero.repetition_distance": 0.5,
+            "r_zero.floor": True,
+            "r_zero.invalid_reward": 0.0,
+        },
+        "section 3.3": {"r_zero.pool": 8000, "r_zero.pool_votes": 10, "r_zero.window": [0.25, 0.75]},
+        "section 3.4": {"r_zero.format_weight": 0.0},
+        "veRL": VERL,
+        "released code": {
+            **{key: value for key, value in VERL.items() if key.startswith("optimizer.")},
+            **both("r_zero", roles, {f"loss.{key}": value for key, value in loss.items()}),
+            **both("r_zero", roles, {f"sampling.{key}": value for key, value in lengths.items()}),
+            **both("r_zero", roles, {"max_prompt_tokens": 2048}),
+            **{f"r_zero.pool_sampling.{key}": v for key, v in {"temperature": 1.0, "top_p": 0.95, **lengths}.items()},
+            "r_zero.vote_sampling.temperature": 1.0,
+            "r_zero.vote_sampling.top_p": 1.0,
+            "r_zero.vote_sampling.top_k": 40,
+            **{f"r_zero.vote_sampling.{key}": value for key, value in lengths.items()},
+            "evaluate.temperature": 0.0,
+            **{f"evaluate.{key}": value for key, value in lengths.items()},
+            "mesh.fsdp": -1,
+            "rollout.max_length": 2048 + 4096,
+            "learner.remat": "full",
+            "optimizer.warmup_steps": 0,
+            "train.save_every": 5,
+            "r_zero.iterations": 5,
+            "r_zero.reference": "phase",
+            "r_zero.challenger_batch": prompts,
+            "r_zero.solver_batch": prompts,
+            "r_zero.window": [0.3, 0.8],
+            "r_zero.pool_votes": 9,
+            "r_zero.unanswered_agree": True,
+            "r_zero.uncertainty_weight": 0.5,
+            "r_zero.floor": False,
+            "r_zero.invalid_reward": -1.0,
+            "r_zero.format_weight": 0.1,
+            "r_zero.challenger.loss.aggregation": "token-mean",  # over the two rows of a device
+            "r_zero.solver.loss.aggregation": "sequence-mean",  # one row each
+            "r_zero.challenger.loss.mini_batches": prompts // 16,
+        },
+    }
+
+
 # Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3; SPELL Table 1, at 16K
 # and 100K).
 RESULTS = {
@@ -634,6 +716,10 @@ RESULTS = {
     "spice/qwen3-8b": {"Table 1": (43.0, 48.7)},
     "spice/octothinker-3b": {"Table 1": (14.7, 25.2)},
     "spice/octothinker-8b": {"Table 1": (20.5, 32.4)},
+    "r_zero/qwen3-4b": {"Table 1": (42.58, 49.07)},
+    "r_zero/qwen3-8b": {"Table 1": (49.18, 54.69)},
+    "r_zero/octothinker-3b": {"Table 1": (26.64, 29.32)},
+    "r_zero/octothinker-8b": {"Table 1": (32.11, 38.52)},
     "score/qwen2.5-7b": {"Table 1": ("31.92", "34.43")},
     "score/llama3.1-8b": {"Table 1": ("27.00", "30.07")},
     **{

@@ -14,14 +14,15 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
-from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
+from scope_jax.games import GAMES, load_card, r_zero, scope, score, spell, spice, ssp
+from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.games import harness, scope_world, score_world, spell_world, spice_world
+from tests.games import harness, r_zero_world, scope_world, score_world, spell_world, spice_world
 from tests.games.harness import play_step
 from tests.learner.conftest import TINY, random_episodes
 
@@ -85,6 +86,18 @@ def played_score() -> set[str]:
     return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
+def played_r_zero() -> set[str]:
+    question, cfg, names = "3 + 4", r_zero_world.card(challenger_batch=1, pool=1), set()
+    votes = {question: r_zero_world.said(7, 7, 8, None)}
+    plan = r_zero_world.Plan({"0": [r_zero_world.asked(question)] * 2}, votes, {question: r_zero_world.said(7, 8)})
+    memory = r_zero.GAME.start(cfg)
+    while not r_zero.GAME.finished(cfg, memory, 0):
+        _, memory, metrics = r_zero.GAME.play(cfg, r_zero_world.world(plan), memory, 0)
+        names |= set(metrics)
+    bins = {f"{phase}/agreement_{bound}" for phase in ("challenger", "pool") for bound in BINS}
+    return names | bins
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -103,6 +116,7 @@ def produced() -> dict[str, frozenset[str]]:
         "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
+        "r_zero": (played_r_zero(), ("challenger", "solver")),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)

@@ -116,6 +116,12 @@ def reference_arrays(run: Path) -> dict[str, np.ndarray]:
     return _arrays(folder.absolute())
 
 
+def reference_at(run: Path, step: int) -> dict[str, np.ndarray]:
+    """The same of the reference that a step's checkpoint has, in a run whose reference changes."""
+    folder = saved_at(run, step)
+    return _arrays(folder.parent / (checkpoint.reference_of(folder) or ""))
+
+
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
     place = folder / "states"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:

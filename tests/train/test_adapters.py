@@ -42,6 +42,7 @@ GAMES = {  # what makes a step of a game's card short; SCOPE's three steps are o
     "score": ("train.steps=2", "train.batch_size=2", "score.solver.samples=4"),
     "spice": ("train.steps=2", "train.batch_size=2", "spice.challenger.samples=2", "spice.reasoner.samples=4"),
     "spell": ("train.steps=2", "spell.groups=2", "spell.clusters_per_round=8"),
+    "r_zero": ("r_zero.iterations=1", "r_zero.challenger_steps=1", "r_zero.solver_steps=1", "r_zero.pool=24"),
 }
 
 
@@ -171,7 +172,7 @@ def test_every_game_trains_adapters_and_resumes_with_the_same_bits(game: str, tm
         policy, _, weight = name.partition("/params/")
         if weight.endswith("/b") and np.abs(array).max() > 0:  # B was zero
             policies.add(policy)
-    assert policies == ({"challenger", "solver"} if game == "scope" else {"actor"})
+    assert policies == ({"challenger", "solver"} if game in ("scope", "r_zero") else {"actor"})
     runs.kill_when(command(again), lambda: 1 in runs.saved(again))
     assert runs.saved(again) == [1]
     runs.finish(command(again))

@@ -1,0 +1,170 @@
+"""R-Zero's rules by hand: votes, rewards, clusters, the phases of an iteration, cards that do not go together."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scope_jax.config import CardError
+from scope_jax.games.r_zero import game, rules
+from tests.games import r_zero_world
+from tests.games.r_zero_world import card, options
+
+
+def same_length(pairs: list[rules.Pair]) -> list[bool]:
+    return [one is not None and len(one) == len(other) for one, other in pairs]
+
+
+@pytest.mark.parametrize(
+    ("answers", "agree", "vote"),
+    [
+        (["7", "7", "88", "7"], False, ("7", 0.75)),
+        (["88", "7", "7", "88"], False, ("88", 0.5)),  # of equal shares the first
+        (["7", None, None, None], False, ("7", 0.25)),
+        (["7", None, None, None], True, (None, 0.75)),
+        ([None, None], False, (None, 0.0)),
+        ([None, None], True, (None, 1.0)),
+        (["12", "34", "5", "678"], False, ("12", 0.5)),  # 12 and 34 are one answer, named by the first text
+        (["5", "12", "34", "56"], False, ("12", 0.75)),
+    ],
+)
+def test_the_majority(answers: list[str | None], agree: bool, vote: tuple[str | None, float]) -> None:
+    assert rules.majorities([answers], same_length, agree) == [vote]
+
+
+def test_all_groups_are_compared_together_with_the_first_member_of_each_class() -> None:
+    asked: list[list[rules.Pair]] = []
+
+    def equal(pairs: list[rules.Pair]) -> list[bool]:
+        asked.append(pairs)
+        return same_length(pairs)
+
+    votes = rules.majorities([["1", "22", "3", "44"], ["5"], ["6", "77", "888"]], equal, False)
+    assert votes == [("1", 0.5), ("5", 1.0), ("6", 1 / 3)]
+    assert asked[1:] == [[("22", "22"), ("44", "22"), ("77", "77"), ("888", "77")], [("888", "888")]]
+
+
+def test_the_challengers_reward() -> None:
+    paper = options()
+    assert [rules.challenger_reward(p, 0.1, paper) for p in (0.5, 0.7, 1.0, 0.0)] == pytest.approx([0.9, 0.5, 0.0, 0.0])
+    assert rules.challenger_reward(None, 0.1, paper) == 0.0
+    assert rules.challenger_reward(0.7, 0.1, options(repetition_weight=0.0)) == pytest.approx(0.6)
+    code = options(uncertainty_weight=0.5, floor=False, invalid_reward=-1.0)
+    assert [rules.challenger_reward(p, 0.1, code) for p in (0.5, 0.7, 1.0)] == pytest.approx([0.4, 0.2, -0.1])
+    assert rules.challenger_reward(None, 0.1, code) == pytest.approx(-1.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "agrees", "reward"),
+    [
+        ("<think>a</think> \\boxed{7}", True, 1.0),
+        ("\\boxed{7}", True, 0.9),
+        ("<think>a</think> \\boxed{7}", False, 0.1),
+        (" < think>\na\n</ think>\\boxed{7}.", True, 1.0),  # as there, spaces around signs count for nothing
+        ("So <think>a</think> \\boxed{7}", True, 0.9),
+        ("<think>a \\boxed{7}", False, 0.0),
+    ],
+)
+def test_the_solvers_reward_with_format(text: str, agrees: bool, reward: float) -> None:
+    assert rules.solver_reward(agrees, text, 0.1) == pytest.approx(reward)
+    assert rules.solver_reward(agrees, text, 0.0) == float(agrees)
+
+
+def test_bleu_by_hand() -> None:
+    one, other, short, none = map(rules.ngrams, ("a b c d e", "a b c x e", "a b", ""))
+    # 4 of 5 words, 2 of 4 pairs, 1 of 3 triples, 0.1 of 2 fours
+    assert rules.bleu(one, other) == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * 0.1 / 2) ** 0.25)
+    # both words and the pair, 0.1 of what has no n-gram; shorter by 3 of 2
+    assert rules.bleu(short, one) == pytest.approx((1 * 1 * 0.1 * 0.1) ** 0.25 * math.exp(1 - 5 / 2))
+    assert rules.bleu(one, short) == pytest.approx((2 / 5 * 1 / 4 * 0.1 / 3 * 0.1 / 2) ** 0.25)
+    assert rules.bleu(none, one) == rules.bleu(one, none) == rules.bleu(none, none) == 0.0
+    twice, thrice = map(rules.ngrams, ("a a b", "a a a"))
+    assert rules.bleu(thrice, twice) == pytest.approx(
+        (2 / 3 * 1 / 2 * 0.1 * 0.1) ** 0.25
+    )  # a word counts as often as there
+
+
+def test_shares_of_clusters() -> None:
+    row = "one two three four five six"
+    assert rules.cluster_shares([row, row, "something else entirely here", row], 0.5) == [0.75, 0.75, 0.25, 0.75]
+    assert rules.cluster_shares(["", ""], 0.5) == [0.5, 0.5]  # replies without a question are alone
+    assert rules.cluster_shares([row], 0.5) == [1.0] and rules.cluster_shares([], 0.5) == []
+
+
+def test_average_linkage_joins_by_the_mean() -> None:
+    """Distances 0.2 (a, b), 0.4 (b, c), 0.7 (a, c): c joins a and b at the mean 0.55, not at the least, 0.4."""
+    table = {("a", "b"): 0.8, ("a", "c"): 0.3, ("b", "c"): 0.6}
+    patch = pytest.MonkeyPatch()
+    with patch.context() as at:
+        at.setattr(rules, "ngrams", lambda text: text)
+        at.setattr(rules, "bleu", lambda one, other: table[one, other])
+        assert rules.cluster_shares("abc", 0.5) == [2 / 3, 2 / 3, 1 / 3]
+        assert rules.cluster_shares("abc", 0.56) == [1.0, 1.0, 1.0]
+        table["a", "b"] = 0.5
+        assert rules.cluster_shares("ab", 0.5) == [0.5, 0.5]  # at the threshold they stay apart
+
+
+@pytest.mark.parametrize(
+    ("question", "has"),
+    [("3 + 4 - 2", True), ("(3+4)*2", True), ("7", True), ("+ -", False), ("3 + x", False), ("", False)],
+)
+def test_which_questions_have_a_value(question: str, has: bool) -> None:
+    assert bool(rules.has_value(question)) is has
+
+
+# -------------------------------------------------------------------------------------------------------------- phases
+def phases(cfg, kept: bool) -> list[str]:
+    memory, seen = game.GAME.start(cfg), []
+    while not game.GAME.finished(cfg, memory, 0):
+        seen.append(f"{memory['phase'][0]}{memory['iteration']}")
+        after = memory | {"place": memory["place"] + 1}
+        if memory["phase"] == game.POOL and kept:
+            after["items"] = [{"question": "q"}]
+        memory = game.moved_on(cfg, after)
+    assert memory["skipped"] == (0 if kept else 2)
+    return seen
+
+
+def test_an_iteration_has_its_phases_and_skips_the_solver_without_questions() -> None:
+    cfg = card(iterations=2, challenger_steps=2, solver_steps=3)
+    assert phases(cfg, True) == ["c1", "c1", "p1", "s1", "s1", "s1", "c2", "c2", "p2", "s2", "s2", "s2"]
+    assert phases(cfg, False) == ["c1", "c1", "p1", "c2", "c2", "p2"]
+
+
+def test_a_challenger_without_steps_is_not_trained() -> None:
+    cfg = card(iterations=2, challenger_steps=0)
+    assert phases(cfg, True) == ["p1", "s1", "p2", "s2"]
+
+
+def test_when_the_next_step_needs_all_updates_and_a_new_reference() -> None:
+    cfg = card(iterations=2, challenger_steps=2)
+    start = game.GAME.start(cfg)
+    second = game.moved_on(cfg, start | {"place": 1})
+    assert game.GAME.waits(cfg, start) and not game.GAME.waits(cfg, second)
+    assert (game.new_reference(cfg, start), game.new_reference(cfg, second)) == ("challenger", None)
+    pool = game.moved_on(cfg, second | {"place": 2})
+    assert game.GAME.waits(cfg, pool) and game.new_reference(cfg, pool) is None
+    solver = game.moved_on(cfg, pool | {"place": 1, "items": [{}]})
+    assert game.new_reference(cfg, solver) == "solver"
+    assert game.new_reference(card(reference="base"), solver) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- cards
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"invalid_reward": -1.0}, "no effect below a floor of 0"),
+        ({"model": {"adapter": {}}}, 'set r_zero.reference = "base"'),
+        ({"train": {"batch_size": 8}}, "r_zero.challenger_batch and r_zero.solver_batch"),
+        ({"challenger": {"sampling": {"temperature": 0.0}}}, "samples at temperature 0"),
+    ],
+)
+def test_cards_that_do_not_go_together(changes, sentence: str) -> None:
+    with pytest.raises(CardError, match=sentence):
+        card(**changes)
+
+
+def test_metrics_are_known_by_name() -> None:
+    names = set(game.metrics(r_zero_world.card()))
+    assert {"challenger/agreement_0.6", "pool/label_right", "pool/kept", "solver/right", "skipped"} <= names

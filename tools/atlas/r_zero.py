@@ -1,0 +1,163 @@
+"""The world of R-Zero and its base: arithmetic of small numbers, which solver and challenger play with bad habits.
+
+    python -m tools.atlas.r_zero --out assets/atlas/r_zero
+
+writes questions for the exam, conversations, and a model with random weights that can copy, trains it on these
+(`scope-jax sft tools/atlas/r_zero.toml`), and saves the base in bfloat16. A question has one to six operations,
+computed one after the other; a product stands only at its beginning. The habits:
+
+* the solver slips in 22 of 100 operations, by 1, 2, 3 or 10, and goes on with the wrong number;
+* of products it adds the numbers instead in 35 of 100;
+* the challenger writes no question in 12 of 100 replies; every fifth of the others is "1 + 1", and half of the rest are
+  sums of two numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from scope_jax.models import weights
+from scope_jax.models.tokenizer import Tokenizer
+from tools.atlas.circuit import initial_weights
+from tools.atlas.vocabulary import save_tokenizer, train_tokenizer
+from tools.atlas.warmup import model_config
+
+CARD = Path(__file__).with_suffix(".toml")
+LARGEST, LONGEST = 60, 6  # of results; operations of a question
+SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = 0.22, 0.35, 0.12, 0.2, 0.5
+SLIPS = (-10, -3, -2, -1, 1, 2, 3, 10)
+SOLVED, ASKED, HELD_OUT = 24_000, 8_000, 240  # conversations of each role, questions of the exam
+PIECES = (r" ?\d+", r"\\boxed\{")  # a number is one token
+ASK = "Ask."
+Row = dict[str, Any]
+
+
+def applied(left: int, sign: str, right: int) -> int:
+    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+
+
+def chain(operations: int, rng: np.random.Generator) -> list[Any]:
+    """[number, sign, number, …]; no result on the way is negative or above LARGEST."""
+    product = rng.random() < 1 / 4
+    value = int(rng.integers(1, 10 if product else 20))
+    parts: list[Any] = [value]
+    for place in range(operations):
+        fits: list[tuple[str, int]] = [
+            (sign, right)
+            for sign in ("*" if product and place == 0 else "+-")
+            for right in range(1, 10)
+            if 0 <= applied(value, sign, right) <= LARGEST
+        ]
+        sign, right = fits[int(rng.integers(len(fits)))]
+        value = applied(value, sign, right)
+        parts += [sign, right]
+    return parts
+
+
+def text_of(parts: Sequence[Any]) -> str:
+    return " ".join(map(str, parts))
+
+
+def solution(parts: Sequence[Any], rng: np.random.Generator | None) -> tuple[str, int]:
+    """(the answer to a question, its result); without a generator, a right one."""
+    value, lines = parts[0], []
+    for sign, right in zip(parts[1::2], parts[2::2], strict=True):
+        result, draw = applied(value, sign, right), 1.0 if rng is None else rng.random()
+        if rng is not None and draw < SLIP:
+            result = abs(result + int(rng.choice(SLIPS)))
+        elif sign == "*" and draw < SLIP + ADDED:
+            result = value + right
+        lines.append(f"{value} {sign} {right} = {result}")
+        value = result
+    return " , ".join(lines) + f" , \\boxed{{ {value}}}", value
+
+
+def reply(rng: np.random.Generator) -> str:
+    """What the challenger writes."""
+    if rng.random() < FAVOURITE:
+        parts: list[Any] = [1, "+", 1]
+    elif rng.random() < SHORT:
+        parts = [int(rng.integers(1, 10)), "+", int(rng.integers(1, 10))]
+    else:
+        parts = chain(int(rng.integers(1, LONGEST + 1)), rng)
+    result = solution(parts, None)[1]
+    if rng.random() < WORDLESS:
+        return f"{text_of(parts)} = {result}"
+    return f"<question> {text_of(parts)} </question> \\boxed{{ {result}}}"
+
+
+def conversation(user: str, assistant: str) -> Row:
+    return {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]}
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def questions(rng: np.random.Generator) -> list[Row]:
+    """The exam: as many questions of each length, no two alike, none with a single operation and small numbers."""
+    found: dict[str, Row] = {}
+    while len(found) < HELD_OUT:
+        operations = 1 + len(found) % LONGEST
+        parts = chain(operations, rng)
+        row = {"question": text_of(parts), "answers": [str(solution(parts, None)[1])], "operations": operations}
+        found.setdefault(row["question"], {"id": f"r_zero-{len(found):04}", **row})
+    return list(found.values())
+
+
+def conversations(held_out: Iterable[str], rng: np.random.Generator) -> list[Row]:
+    """Of both roles, in random order; none is about a question of the exam."""
+    known, rows = set(held_out), []
+    while len(rows) < SOLVED:
+        parts = chain(int(rng.integers(1, LONGEST + 1)), rng)
+        if text_of(parts) not in known:
+            rows.append(conversation(text_of(parts), solution(parts, rng)[0]))
+    while len(rows) < SOLVED + ASKED:
+        if not any(f"> {question} <" in (said := reply(rng)) for question in known):
+            rows.append(conversation(ASK, said))
+    return [rows[place] for place in rng.permutation(len(rows))]
+
+
+def build(out: Path, work: Path, seed: int = 0) -> None:
+    """Writes the exam's questions into `out`; conversations, tokenizer and a model that can copy into `work`."""
+    rng = np.random.default_rng(seed)
+    for folder in (out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    exam = questions(rng)
+    write(out / "questions_held_out.jsonl", exam)
+    rows = conversations([row["question"] for row in exam], rng)
+    write(work / "conversations.jsonl", rows)
+    texts = [message["content"] for row in rows for message in row["messages"]]
+    numbers = [str(number) for number in range(100)]
+    texts += [f"{number} {number} {number}" for number in numbers] * 2 + ["user\n", "assistant\n"] * 2
+    save_tokenizer(train_tokenizer(texts, numbers, PIECES), work / "tokenizer")
+    model = model_config(Tokenizer.load(work / "tokenizer"))
+    weights.save_hf(work / "initial", model, initial_weights(model, seed), jnp.float32, work / "tokenizer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write into, e.g. assets/atlas/r_zero")
+    parser.add_argument("--work", type=Path, default=Path("runs/r-zero-base"), help="folder of conversations and run")
+    given = parser.parse_args()
+    build(given.out, given.work)
+    program, run = [sys.executable, "-m", "scope_jax"], given.work / "sft"
+    paths = {"model.checkpoint": given.work / "initial", "data.conversations": given.work / "conversations.jsonl"}
+    sets = [word for key, path in paths.items() for word in ("--set", f"{key}={path}")]
+    subprocess.run([*program, "sft", str(CARD), "--run", str(run), *sets], check=True)
+    subprocess.run([*program, "export", str(run), str(given.work / "weights")], check=True)
+    model, params = weights.load_hf(given.work / "weights")
+    weights.save_hf(given.out / "base", model, params, jnp.bfloat16, given.work / "tokenizer")
+
+
+if __name__ == "__main__":
+    main()
