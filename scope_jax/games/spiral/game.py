@@ -165,7 +165,7 @@ def exam(cfg: Config) -> exams.Exam:
                 values[number] = worst(tools, player)
             else:
                 players = [seat if place == player else opponent for place, seat in enumerate(SEATS)]
-                games[number, player] = Rollout(f"{number}", play=match(card, name, players, (deal, moves)))
+                games[number, player] = Rollout(f"exam {number}", play=match(card, name, players, (deal, moves)))
         played = interact(tools, card, sampling, [*games.values()]) if games else []
         for (number, player), game in zip(games, played, strict=True):
             values[number] = game.value["won"][player] if game.value["invalid"] is None else -1.0
