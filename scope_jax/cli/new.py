@@ -30,12 +30,12 @@ def new(
         str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
     ],
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FILE",
-            help="Your data, as the game's page says: answers, documents, clusters or queries.",
+            help="Your data, as the game's page says: answers, documents, clusters or queries; none for some games.",
         ),
-    ],
+    ] = None,
     corpus: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +60,13 @@ def new(
     from scope_jax.games import find, overridden
 
     played = find(game)
-    searched = corpus or (data if played.data[0] == "documents" and played.searches else None)
+    if (data is None) == bool(played.data):
+        raise UserError(
+            f"{game} needs data; give them with --data FILE."
+            if played.data
+            else f"{game} reads no data; remove --data."
+        )
+    searched = corpus or (data if played.data[:1] == ("documents",) and played.searches else None)
     if played.searches and searched is None:
         raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
     if not played.searches and corpus is not None:
@@ -70,9 +76,9 @@ def new(
     length = min(wanted, (shape and shape.max_positions) or wanted)
     searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
     conversation = _conversation(played, shape, None if unseen else model)
-    system, checkpoint, rows = (_kept(path, card) for path in (game, model, data))
-    table: dict[str, Any] = {"system": system, "model": {"checkpoint": checkpoint, **conversation}}
-    table["data"] = {played.data[0]: rows}
+    table: dict[str, Any] = {"system": _kept(game, card), "model": {"checkpoint": _kept(model, card), **conversation}}
+    if data is not None:
+        table["data"] = {played.data[0]: _kept(data, card)}
     table |= _limits(length) | {"train": {"steps": steps}}
     if searched is not None:
         table["retrieval"] = {"corpus": searched}

@@ -124,6 +124,17 @@ def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     assert "ok     first prompts: role " in result.stdout
 
 
+def test_new_takes_data_for_games_that_read_any(tmp_path: Path) -> None:
+    words = ("new", tmp_path / "card.toml", "--game", "spiral", "--model", BASE)
+    short = ("--set", f"spiral.prompts={ATLAS / 'prompts' / 'spiral'}")
+    assert "spiral reads no data; remove --data" in invoke(*words, "--data", ATLAS / "answers.jsonl").stderr
+    result = invoke(*words, *short)
+    assert result.exit_code == 0, result.output
+    assert "ok     first prompts: role spiral" in result.stdout and load_card(tmp_path / "card.toml").data.rows is None
+    words = ("new", tmp_path / "ssp.toml", "--game", "ssp", "--model", BASE, "--corpus", ATLAS / "corpus.jsonl")
+    assert "ssp needs data; give them with --data FILE" in invoke(*words).stderr
+
+
 def test_new_joins_turns_as_the_paper_and_the_template_allow(tmp_path: Path) -> None:
     """Atlas is a Qwen3 whose template declares no tools; with Qwen3's kind of template SCOPE has its own calls."""
 

@@ -705,9 +705,73 @@ def r_zero(card: str) -> Facts:
     }
 
 
+# --------------------------------------------------------------------------------------------------------------- SPIRAL
+def spiral(card: str) -> Facts:
+    """Statements about the cards: spiral-rl/spiral a02d0ed, run.sh and train_spiral.py, which are for one model:
+    51,200 turns, 128 in a step. What they leave to their framework is Oat's."""
+    model = {"model.checkpoint": Named("Qwen3-4B-Base")} if card == "qwen3-4b" else {}
+    own = {"games": {"kuhn_poker": 1}} if card == "qwen3-4b" else {}
+    return {
+        "released code": {
+            **model,
+            "model.turns": "chat",
+            "rollout.max_length": 12800,
+            "learner.micro_batch_rows": 8,
+            "learner.remat": "full",
+            "optimizer.learning_rate": 1e-6,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+            "train.steps": 51_200 // 128,
+            "evaluate.every": 16,
+            "evaluate.temperature": 0.6,
+            "evaluate.top_p": 0.95,
+            "evaluate.max_tokens": 4096,
+            **{
+                f"spiral.{key}": value
+                for key, value in {
+                    **own,
+                    "turns": 8 * 16,
+                    "passes": 2,
+                    "policies": ["actor"],
+                    "opponent": "self",
+                    "invalid_reward": [-1.5, 0.5],
+                    "max_turns": 50,
+                    "history": "game",
+                    "kuhn_hands": 5,
+                    "kuhn_by_chips": False,
+                    "negotiation": [10, 10],
+                    "sampling.temperature": 1.0,
+                    "sampling.top_p": 1.0,
+                    "sampling.max_tokens": 4096,
+                    "loss.advantage": "ema",
+                    "loss.ema_decay": 0.95,
+                    "loss.ema_start": 0.0,
+                    "loss.aggregation": "constant",
+                    "loss.constant_length": 4096,
+                    "loss.kl": "none",
+                    "loss.mini_batches": 1,
+                }.items()
+            },
+        },
+        "section 4": {"model.checkpoint": Named("DeepSeek-R1-Distill-Qwen-7B")},
+        "Oat": {
+            "mesh.fsdp": -1,
+            "optimizer.beta1": 0.9,
+            "optimizer.beta2": 0.95,
+            "optimizer.weight_decay": 0.0,
+            "optimizer.max_grad_norm": 1.0,
+            "spiral.loss.clip_low": 0.2,
+            "spiral.loss.clip_high": 0.2,
+            "spiral.loss.dual_clip": 0.0,
+        },
+    }
+
+
 # Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3; SPELL Table 1, at 16K
 # and 100K).
-RESULTS = {
+RESULTS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "spiral/qwen3-4b": {},  # the figures are in the paper alone
+    "spiral/r1-distill-qwen-7b": {},
     "ssp/qwen2.5-7b": {"Table 1": (41.5, 49.5)},
     "scope/qwen2.5-7b": {"Table 2": (24.4, 34.8), "Table 3": (45.9, 59.7)},
     "scope/qwen3-8b": {"Table 2": (37.7, 43.1), "Table 3": (54.0, 61.8)},

@@ -28,6 +28,7 @@ CASES = {
         ("score.harness.driver=endpoint", "score.harness.endpoint.url=http://x", "score.harness.endpoint.model=m"),
         {"rubric.txt"},
     ),
+    "spiral": ((), set()),
 }
 
 

@@ -29,6 +29,7 @@ GAMES: dict[str, Callable[[str], Facts]] = {
     "spell": facts.spell,
     "score": facts.score,
     "r_zero": facts.r_zero,
+    "spiral": facts.spiral,
 }
 MAIN = {
     "ssp": "Table 4",
@@ -37,6 +38,7 @@ MAIN = {
     "spell": "section 5.1",
     "score": "Table 2",
     "r_zero": "App. A",
+    "spiral": "released code",
 }  # where the hyperparameters are
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers

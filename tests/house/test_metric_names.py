@@ -14,7 +14,7 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
-from scope_jax.games import GAMES, load_card, r_zero, scope, score, spell, spice, ssp
+from scope_jax.games import GAMES, load_card, r_zero, scope, score, spell, spice, spiral, ssp
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
@@ -22,7 +22,15 @@ from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.games import harness, r_zero_world, scope_world, score_world, spell_world, spice_world
+from tests.games import (
+    harness,
+    r_zero_world,
+    scope_world,
+    score_world,
+    spell_world,
+    spice_world,
+    test_spiral_golden,
+)
 from tests.games.harness import play_step
 from tests.learner.conftest import TINY, random_episodes
 
@@ -98,6 +106,12 @@ def played_r_zero() -> set[str]:
     return names | bins
 
 
+def played_spiral() -> set[str]:
+    rows = [{"game": "tictactoe", "opponent": "random", "moves": []}]
+    cfg = test_spiral_golden.three_games()
+    return set(test_spiral_golden.played(cfg)[2]) | exam("spiral", test_spiral_golden.records(cfg, rows))
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -117,6 +131,7 @@ def produced() -> dict[str, frozenset[str]]:
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
         "r_zero": (played_r_zero(), ("challenger", "solver")),
+        "spiral": (played_spiral(), (spiral.GAME.updates(test_spiral_golden.three_games())[0].name,)),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)
@@ -208,7 +223,7 @@ def test_names_are_found_in_documents_and_cards() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral"])
 def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}
