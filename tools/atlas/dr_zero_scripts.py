@@ -64,8 +64,8 @@ def proposer(
 ) -> Script:
     """Takes a fact of its document, looks up the value, takes a fact about it, and so on; then the question about all.
 
-    asked: the number of hops in its prompt, of which bad habits do only some. answer: a wrong one, "" for none; None: the
-    chain's last value. thinks: False leaves out the last thought.
+    asked: the number of hops in its prompt, of which bad habits do only some. answer: a wrong one, "" for none; None:
+    the last value of the chain. thinks: False leaves out the last thought.
     """
     parts: Parts = ()
     known = f" {chain[0].sentence}"
