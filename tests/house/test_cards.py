@@ -15,7 +15,11 @@ CARDS = sorted(
     path for path in (ROOT / "configs").rglob("*.toml") if path.relative_to(ROOT / "configs").parts[0] != "exams"
 )
 # Files that record results, or that run cards and check them.
-RECORDS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py")
+RECORDS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{page}.md" for page in ("results", "dr_zero")),
+    ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py",
+)
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
 CACHE = {
     "qwen3-4b": 2 * 36 * 8 * 128 * 2,
@@ -84,6 +88,8 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
     elif cfg.system == "scope":
         assert f"{12 * billions:.0f} GB for each policy" in text and scope.GAME.uses_base(cfg)
         assert f"{2 * billions:.0f} GB for the base" in text
+    elif cfg.system == "dr_zero":
+        assert f"Adam's moments in float32 take {12 * billions:.0f} GB" in text
     elif cfg.system == "spell":
         assert f"take about {12 * billions:.0f} GB in float32" in text
     else:

@@ -14,14 +14,14 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
-from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
+from scope_jax.games import GAMES, dr_zero, load_card, scope, score, spell, spice, ssp
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.games import harness, scope_world, score_world, spell_world, spice_world
+from tests.games import dr_zero_world, harness, scope_world, score_world, spell_world, spice_world
 from tests.games.harness import play_step
 from tests.learner.conftest import TINY, random_episodes
 
@@ -85,6 +85,16 @@ def played_score() -> set[str]:
     return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
+def played_dr_zero() -> set[str]:
+    cfg, names = dr_zero_world.card(), set()
+    memory, step = dr_zero.GAME.start(cfg), 0
+    while not dr_zero.GAME.finished(cfg, memory, step):
+        _, memory, metrics = dr_zero.GAME.play(cfg, dr_zero_world.world(), memory, step)
+        names, step = names | set(metrics), step + 1
+    rows = [{"question": "Which colour?", "answers": ["red"]}]
+    return names | exam("dr_zero", harness.run_exam(dr_zero.GAME, cfg, dr_zero_world.world(), rows, max_tokens=9))
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -103,6 +113,7 @@ def produced() -> dict[str, frozenset[str]]:
         "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
+        "dr_zero": (played_dr_zero(), ("proposer", "solver")),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)

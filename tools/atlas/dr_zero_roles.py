@@ -65,7 +65,7 @@ PLAY_ROWS: Mapping[str, int] = {
     "propose 1": 6,
     "propose 2": 7,
 }
-STEPS: tuple[int, int] = (320, 80)  # of stage "read" and of stage "play"
+STEPS: tuple[int, int] = (240, 60)  # of stage "read" and of stage "play"
 
 
 class DrZeroDemonstrations:
