@@ -625,8 +625,8 @@ def score(card: str) -> Facts:
 
 # ------------------------------------------------------------------------------------------------------------- Dr. Zero
 def dr_zero(card: str) -> Facts:
-    """Statements about the cards: facebookresearch/drzero 0591d53, whose scripts are for the smaller model. Of an epoch's
-    169,615 passages a step has 256."""
+    """Statements about the cards: facebookresearch/drzero 0591d53, whose scripts are for the smaller model. Its 169,615
+    passages are shown once, 256 in a step."""
     roles = ("proposer", "solver")
     rollout = {"max_turns": 5, "sampling.temperature": 1.0, "sampling.top_p": 1.0}
     lengths = {"sampling.max_tokens": 2560, "sampling.max_response_tokens": 2560}
@@ -659,7 +659,6 @@ def dr_zero(card: str) -> Facts:
             "train.batch_size": 256,
             "train.offload": True,
             "train.save_every": 25,
-            "evaluate.every": 25,
             "evaluate.max_tokens": 2560,
             "evaluate.max_response_tokens": 2560,
             "dr_zero.iterations": 3,
