@@ -35,7 +35,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     if memory["phase"] == "proposer":
         # 1. a pair for each of the next passages, 2. the frozen solver's attempts at it, 3. the reward (HRPO: by hops)
         proposals = propose(cfg, tools, (before * card.steps + place) * size, size, card.proposer.samples, trained=True)
-        proposals, attempts = attempted(cfg, tools, proposals)
+        proposals, attempts = assess(cfg, tools, proposals)
         episodes = proposals + attempts
         metrics = measure(PROPOSER, PROPOSER, proposals) | measure("attempts", SOLVER, attempts)
     elif memory["phase"] == "data":
@@ -43,9 +43,9 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         count, (low, high) = min(size, card.partition - place * size), card.window or (-1.0, 1.0)
         written = propose(cfg, tools, before * card.partition + place * size, count, card.samples)
         groups = [written[first : first + card.samples] for first in range(0, len(written), card.samples)]
-        best = [max(group, key=lambda one: one.parts["format"]) for group in groups]  # the first of equal ones
-        best, attempts = attempted(cfg, tools, best) if card.window else (best, [])
-        new = [{name: one.text[name] for name in PAIR} for one in best if low <= one.parts.get("solved", -1.0) <= high]
+        best = [max(group, key=lambda each: each.parts["format"]) for group in groups]  # the first of equal ones
+        best, attempts = assess(cfg, tools, best) if card.window else (best, [])
+        new = [{name: x.text[name] for name in PAIR} for x in best if low <= x.parts.get("solved", -1.0) <= high]
         episodes, metrics = written + attempts, measure("data", PROPOSER, best) | {"data/kept": len(new) / count}
     else:
         # 5. the solver learns from the next pairs (GRPO)
@@ -83,22 +83,22 @@ def ask(cfg: Config, tools: Tools, role: str, prompts: Sequence[Messages], sampl
     fields = {"role": role, "policy": role, "temperature": card.sampling.temperature}
     groups = tools.play(role, rollouts, Agent.of_role(card, role, **searching.until("answer")), samples)
     for number, group in enumerate(groups):
-        yield from ((number, one, {"prompt": prompts[number], **fields}) for one in group)
+        yield from ((number, completion, {"prompt": prompts[number], **fields}) for completion in group)
 
 
 def propose(cfg: Config, tools: Tools, first: int, count: int, samples: int, trained: bool = False) -> list[Episode]:
     """`samples` proposals for each passage from position `first` of the stream on, rewarded for their format only."""
-    card, dialect, prompts, asked, episodes = cfg.options(Options), dialects.load(cfg.model.dialect), [], [], []
+    card, dialect, prompts, passages, episodes = cfg.options(Options), dialects.load(cfg.model.dialect), [], [], []
     weights_H = np.asarray(card.hops) / sum(card.hops)
     for place, row in enumerate(tools.rows(first, count), start=first):
         hops = 1 + int(rng("dr_zero hops", cfg.seed, place).choice(len(weights_H), p=weights_H))
         key, text = documents.document_of(row)
         text = documents.cut(text, card.document_tokens, tools.tokens)
         prompts.append(prompt(cfg, PROPOSER, document=text, hops=f"{hops}"))
-        asked.append((key, text, hops))
+        passages.append((key, text, hops))
     for number, completion, fields in ask(cfg, tools, PROPOSER, prompts, samples):
-        key, text, hops = asked[number]
-        question, answer, parts = rules.proposed(completion, text, hops, dialect)
+        key, text, hops = passages[number]
+        question, answer, parts = rules.read_proposal(completion, text, hops, dialect)
         written = dict(zip(PAIR, (" ".join(question.split()[: card.question_words]), answer, key, hops), strict=True))
         fields["group"] = f"{PROPOSER}/{hops} hops" if samples == 1 else f"{PROPOSER}/{number}"
         fields |= {"text": written, "reward": card.format * parts["format"], "parts": parts, "trained": trained}
@@ -119,13 +119,13 @@ def solve(cfg: Config, tools: Tools, pairs: Pairs, samples: int, trained: bool =
     return episodes
 
 
-def attempted(cfg: Config, tools: Tools, proposals: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
+def assess(cfg: Config, tools: Tools, proposals: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
     """(the proposals, well-formed ones with their difficulty in reward and parts; the solver's attempts at these)."""
     card, done = cfg.options(Options), [*proposals]
-    formed = [place for place, one in enumerate(proposals) if one.parts["format"]]
-    attempts = solve(cfg, tools, [proposals[place].text for place in formed], card.attempts)
-    for number, place in enumerate(formed):
-        right = sum(one.reward == 1 for one in attempts[number * card.attempts :][: card.attempts])
+    places = [place for place, proposal in enumerate(proposals) if proposal.parts["format"]]
+    attempts = solve(cfg, tools, [proposals[place].text for place in places], card.attempts)
+    for number, place in enumerate(places):
+        right = sum(episode.reward == 1 for episode in attempts[number * card.attempts :][: card.attempts])
         parts = {"difficulty": rules.difficulty(right, card.attempts), "solved": right / card.attempts}
         reward = proposals[place].reward + card.difficulty * parts["difficulty"]
         done[place] = replace(proposals[place], reward=reward, parts={**proposals[place].parts, **parts})
@@ -134,17 +134,17 @@ def attempted(cfg: Config, tools: Tools, proposals: Sequence[Episode]) -> tuple[
 
 def measure(name: str, role: str, episodes: Sequence[Episode]) -> Metrics:
     """Metrics of the episodes of a role, under a name."""
-    said = [str(one.text.get("prediction", one.text["question"])) for one in episodes]
-    hops = Counter(one.text["hops"] for one in episodes)
+    texts = [str(episode.text.get("prediction", episode.text["question"])) for episode in episodes]
+    hops = Counter(episode.text["hops"] for episode in episodes)
     shares = {f"{name}/hops_{number}": count / len(episodes) for number, count in sorted(hops.items())}
-    return means(parts_of(role, episodes, *PARTS, prefix=name)) | collapse.collapse_metrics(name, [said]) | shares
+    return means(parts_of(role, episodes, *PARTS, prefix=name)) | collapse.collapse_metrics(name, [texts]) | shares
 
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
     hops = (f"hops_{number}" for number in range(1, len(cfg.options(Options).hops) + 1))
-    own = ("reward", *PARTS, "identical_pairs", "mean_length", *hops)
-    yield from ("iteration", "data/kept", *metric_names.of(dict.fromkeys((*POLICIES, "attempts", "data"), own)))
+    names = ("reward", *PARTS, "identical_pairs", "mean_length", *hops)
+    yield from ("iteration", "data/kept", *metric_names.of(dict.fromkeys((*POLICIES, "attempts", "data"), names)))
 
 
 def exam(cfg: Config) -> Exam:
@@ -170,7 +170,7 @@ GAME = Game(
     "dr_zero",
     Options,
     play,
-    lambda cfg: tuple(Update(one, getattr(cfg.options(Options), one).loss, (RoleShare(one),)) for one in POLICIES),
+    lambda cfg: tuple(Update(x, getattr(cfg.options(Options), x).loss, (RoleShare(x),)) for x in POLICIES),
     exam,
     data=("documents",),
     policies=lambda cfg: POLICIES,
