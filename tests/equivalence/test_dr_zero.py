@@ -32,7 +32,7 @@ def test_format_scores(case: dict[str, Any]) -> None:
     tools = ScriptedTools(lambda context: turns[context.turn], RECORDED["results"], dialect="hermes", turns="chat")
     agent = Agent("actor", SamplingSection(), max_turns=5, **searching.until("answer"))
     ((completion,),) = tools.play("proposer", [Rollout("0", Messages("Write."))], agent)
-    question, answer, parts = rules.read_proposal(completion, RECORDED["document"], case["hops"], HERMES)
+    question, answer, parts = rules.read_pair(completion, RECORDED["document"], case["hops"], HERMES)
     assert (question, answer) == (case["question"], case["answer"])
     assert parts["format"] == pytest.approx(case["format"], abs=1e-15)
     assert parts["searches"] == sum("[search" in turn for turn in case["turns"])

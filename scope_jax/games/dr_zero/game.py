@@ -98,7 +98,7 @@ def propose(cfg: Config, tools: Tools, first: int, count: int, samples: int, tra
         passages.append((key, text, hops))
     for number, completion, fields in ask(cfg, tools, PROPOSER, prompts, samples):
         key, text, hops = passages[number]
-        question, answer, parts = rules.read_proposal(completion, text, hops, dialect)
+        question, answer, parts = rules.read_pair(completion, text, hops, dialect)
         written = dict(zip(PAIR, (" ".join(question.split()[: card.question_words]), answer, key, hops), strict=True))
         fields["group"] = f"{PROPOSER}/{hops} hops" if samples == 1 else f"{PROPOSER}/{number}"
         fields |= {"text": written, "reward": card.format * parts["format"], "parts": parts, "trained": trained}

@@ -12,9 +12,7 @@ from scope_jax.text.dialects import Dialect
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-def read_proposal(
-    completion: Completion, document: str, hops: int, dialect: Dialect
-) -> tuple[str, str, dict[str, float]]:
+def read_pair(completion: Completion, document: str, hops: int, dialect: Dialect) -> tuple[str, str, dict[str, float]]:
     """(question, answer, parts) of an episode, "" for what is missing; parts: those of `format_parts`, and "searches".
     Results count as read if every search was answered."""
     said = searching.contents(completion)
