@@ -5,8 +5,8 @@
 
 The first card is the baseline that the others are compared with. The same command resumes an interrupted series;
 finished runs are kept. A run whose card has changed is an error: use another --out, or remove the run's folder. Without
---document the tables go to standard output. --metrics takes names in metrics.jsonl, and time/step, scope/off_target and
-scope/drift.
+--document the tables go to standard output. --metrics takes names in metrics.jsonl, time/step, and those of
+figures.DERIVED.
 """
 
 from __future__ import annotations

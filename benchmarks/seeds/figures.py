@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from scope_jax.games.scope.options import options
 from scope_jax.play.rewards import mean
 from scope_jax.run.metrics import read_lines
 from tools.atlas.facts import load_world
+from tools.atlas.questions import chain_question, chains
 from tools.atlas.tasks import Entity, entities
 
 Values = Sequence[float]
@@ -77,8 +79,23 @@ def drifted(task: str, source: Entity) -> bool:
     return not source.names & set(task.replace(".", " ").split())
 
 
+def right_answers(run: Path, records: Sequence[Mapping[str, Any]], trained: str) -> Values:
+    """For each step of Dr. Zero on Atlas that trains a policy: share of its pairs whose question is one about the facts
+    and whose answer is the right one."""
+    truth = {chain_question(chain): chain[-1].value for hops in (1, 2) for chain in chains(load_world(), hops)}
+    found: dict[int, dict[tuple[str, ...], bool]] = defaultdict(dict)
+    for number, episode in enumerate(read_lines(run / "episodes.jsonl")):
+        text = episode["text"]
+        if episode["role"] == trained and episode["trained"]:
+            name = str(number) if trained == "proposer" else episode["group"]  # a pair is attempted several times
+            found[episode["step"]][name, text["question"]] = truth.get(text["question"]) == text["answer"]
+    return [mean([float(right) for right in found[step].values()]) for step in sorted(found)]
+
+
 DERIVED: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], Values]] = {
     "time/step": step_seconds,
     "scope/off_target": off_target,
     "scope/drift": drift,
+    "dr_zero/right_proposals": partial(right_answers, trained="proposer"),
+    "dr_zero/right_pairs": partial(right_answers, trained="solver"),
 }

@@ -27,7 +27,7 @@ def texts(tmp_path_factory):
     return out
 
 
-@pytest.mark.slow  # a minute for the texts and tokenizers of five games
+@pytest.mark.slow  # a minute for the texts and tokenizers of all games
 @pytest.mark.parametrize("name", [*TEXTS, *TOKENIZERS])
 def test_the_build_reproduces_the_committed_files(texts, name: str) -> None:
     assert (texts / name).read_bytes() == (ASSETS / name).read_bytes()
@@ -68,6 +68,7 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
         ("spell", "verify", 0.9),
         ("spice", "solve three hops", 0.1),
         ("score", "grade", 0.5),
+        ("dr_zero", "solve 1", 0.2),
     ],
 )
 def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
@@ -97,6 +98,7 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
         "score": (*searching, "observation", "verification", "gap_analysis", "score"),
         "spell": (),
         "spice": (),
+        "dr_zero": (*searching, "information", "question"),
     }[game]
     for tag in own:
         result = tag in ("information", "observation")

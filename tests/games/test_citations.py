@@ -30,6 +30,7 @@ GAMES: dict[str, Callable[[str], Facts]] = {
     "score": facts.score,
     "r_zero": facts.r_zero,
     "spiral": facts.spiral,
+    "dr_zero": facts.dr_zero,
 }
 MAIN = {
     "ssp": "Table 4",
@@ -39,6 +40,7 @@ MAIN = {
     "score": "Table 2",
     "r_zero": "App. A",
     "spiral": "released code",
+    "dr_zero": "released code",
 }  # where the hyperparameters are
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers

@@ -17,7 +17,7 @@ CARDS = sorted(
 # Files that record results, or that run cards and check them.
 RECORDS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{page}.md" for page in ("results", "r_zero", "spiral")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("results", "r_zero", "spiral", "dr_zero")),
     ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py",
 )
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
@@ -91,6 +91,8 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
     elif cfg.system == "r_zero":
         assert f"{12 * billions:.0f} GB for each policy" in text and len(r_zero.GAME.policies(cfg)) == 2
         assert f"{2 * billions:.0f} GB for the reference in bfloat16" in text
+    elif cfg.system == "dr_zero":
+        assert f"Adam's moments in float32 take {12 * billions:.0f} GB" in text
     elif cfg.system == "spell":
         assert f"take about {12 * billions:.0f} GB in float32" in text
     else:

@@ -14,8 +14,21 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
-from scope_jax.games import GAMES, load_card, r_zero, scope, score, spell, spice, spiral, ssp
-from scope_jax.games.r_zero.game import BINS
+from scope_jax.games import (
+    GAMES,
+    dr_zero,
+    load_card,
+    r_zero,
+    scope,
+    score,
+    spell,
+    spice,
+    spiral,
+    ssp,
+)
+from scope_jax.games.r_zero.game import (
+    BINS,
+)
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
@@ -23,6 +36,7 @@ from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.games import (
+    dr_zero_world,
     harness,
     r_zero_world,
     scope_world,
@@ -112,6 +126,16 @@ def played_spiral() -> set[str]:
     return set(test_spiral_golden.played(cfg)[2]) | exam("spiral", test_spiral_golden.records(cfg, rows))
 
 
+def played_dr_zero() -> set[str]:
+    cfg, names = dr_zero_world.card(), set()
+    memory, step = dr_zero.GAME.start(cfg), 0
+    while not dr_zero.GAME.finished(cfg, memory, step):
+        _, memory, metrics = dr_zero.GAME.play(cfg, dr_zero_world.world(), memory, step)
+        names, step = names | set(metrics), step + 1
+    rows = [{"question": "Which colour?", "answers": ["red"]}]
+    return names | exam("dr_zero", harness.run_exam(dr_zero.GAME, cfg, dr_zero_world.world(), rows, max_tokens=9))
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -132,6 +156,7 @@ def produced() -> dict[str, frozenset[str]]:
         "score": (played_score(), ("solver", "evaluator")),
         "r_zero": (played_r_zero(), ("challenger", "solver")),
         "spiral": (played_spiral(), (spiral.GAME.updates(test_spiral_golden.three_games())[0].name,)),
+        "dr_zero": (played_dr_zero(), ("proposer", "solver")),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)

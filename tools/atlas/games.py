@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from tools.atlas import scope_roles, score_roles, spell_roles, spice_roles, ssp_roles
+from tools.atlas import dr_zero_roles, scope_roles, score_roles, spell_roles, spice_roles, ssp_roles
 from tools.atlas.facts import World
 from tools.atlas.rows import Makers, Show, Split
 
@@ -42,4 +42,5 @@ GAMES: Mapping[str, Roles] = {
     "spell": spell_roles,
     "spice": spice_roles,
     "score": score_roles,
+    "dr_zero": dr_zero_roles,
 }

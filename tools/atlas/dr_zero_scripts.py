@@ -1,0 +1,85 @@
+"""Scripts of good play for Dr. Zero's roles, and of the bad habits that the base checkpoint is given on purpose.
+
+Both roles end with `</answer>`, at which the engine stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from scope_jax.config import Config
+from scope_jax.games import load_card
+from scope_jax.games.dr_zero.game import PROPOSER, SOLVER, prompt
+from scope_jax.play import documents
+from scope_jax.play.turns import raw
+from scope_jax.text import dialects
+from tools.atlas.facts import ASSETS, Fact
+from tools.atlas.questions import Chain, chain_question
+from tools.atlas.rows import Script, Show
+
+CARD = ASSETS.parents[1] / "configs" / "dr_zero" / "atlas.toml"
+Parts = tuple[tuple[str, bool], ...]
+
+
+@cache
+def card() -> Config:
+    return load_card(CARD, [f"dr_zero.prompts={ASSETS / 'prompts' / 'dr_zero'}"])
+
+
+def _search(thought: str, query: str, show: Show) -> Parts:
+    """A turn that searches, and its result."""
+    observation = dialects.load(card().model.dialect).observation([show(query)])
+    return (f"<think>{thought} </think><search> {query} </search>", True), (raw(observation), False)
+
+
+def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
+    """Searches for the fact of each hop, repeats the sentence it found, and answers with the last value.
+
+    hops: bad habit, stops after this many hops and answers with the value it has.
+    """
+    parts: Parts = ()
+    known = ""
+    walked = chain[:hops]
+    for fact in walked:
+        parts += _search(f"{known} I need {fact.phrase}.", fact.phrase, show)
+        known = f" {fact.sentence}"
+    parts += ((f"<think>{known} </think><answer> {walked[-1].value} </answer>", True),)
+    return Script(SOLVER, prompt(card(), SOLVER, question=chain_question(chain)).text, parts)
+
+
+def guesser(chain: Chain, guess: str) -> Script:
+    """Bad habit: guesses the answer without a search."""
+    said = f"<think> I know this. </think><answer> {guess} </answer>"
+    return Script(SOLVER, prompt(card(), SOLVER, question=chain_question(chain)).text, ((said, True),))
+
+
+def proposer(
+    document: Mapping[str, str],
+    asked: int,
+    chain: Chain,
+    show: Show,
+    answer: str | None = None,
+    thinks: bool = True,
+) -> Script:
+    """Takes a fact of its document, looks up the value, takes a fact about it, and so on; then the question about all.
+
+    asked: the number of hops in its prompt, of which bad habits do only some. answer: a wrong one, "" for none; None:
+    the last value of the chain. thinks: False leaves out the last thought.
+    """
+    parts: Parts = ()
+    known = f" {chain[0].sentence}"
+    for fact in chain[1:]:
+        parts += _search(f"{known} I look up {fact.entity}.", fact.entity, show)
+        known = f" {fact.sentence}"
+    thought = f"<think>{known} </think>" if thinks else ""
+    given = chain[-1].value if answer is None else answer
+    said = f"{thought}<question> {chain_question(chain)} </question><answer>{f' {given}' if given else ''} </answer>"
+    text = documents.document_of(document)[1]
+    return Script(PROPOSER, prompt(card(), PROPOSER, document=text, hops=f"{asked}").text, (*parts, (said, True)))
+
+
+def facts_in(document: Mapping[str, str], by_sentence: Mapping[str, Fact]) -> list[Fact]:
+    """The facts that a document states, of those given, in its order."""
+    sentences = [f"{sentence}." for sentence in document["text"].rstrip(".").split(". ")]
+    return [by_sentence[sentence] for sentence in sentences if sentence in by_sentence]
