@@ -1,0 +1,119 @@
+"""Calls functions that a model has written, in the sandbox, and compares the values of literals there.
+
+Each program has a worker of its own, in which all its calls are made; values come back as literals. So what a program
+knows is its own inputs, never what its values are compared with, and nothing that a model writes is evaluated here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from scope_jax.config import SandboxSection
+from scope_jax.errors import UserError
+from scope_jax.play.fusion import Fusion
+from scope_jax.play.python_tool import python_service, python_tool
+from scope_jax.play.sandbox import Sandbox
+from scope_jax.play.tool_calls import Tool, ToolError
+from scope_jax.play.tools import Tools
+
+PROGRAMS, PAIRS = 16, 256  # of an item that is recorded, and that one process works on
+_PROGRAM = (Path(__file__).parent / "isolation" / "functions.py").read_text(encoding="utf-8")
+
+
+def service(section: SandboxSection) -> Sandbox | Fusion:
+    """Where the functions of a card run; started by the run if the game has `tools_of` among its tools."""
+    return _service(section.model_dump_json())
+
+
+@cache
+def _service(section: str) -> Sandbox | Fusion:
+    return python_service(SandboxSection.model_validate_json(section))
+
+
+def tools_of(section: SandboxSection) -> tuple[Tool, ...]:
+    """For `Game.tools`: has a run start the sandbox, which tries whether it holds, and close it at the end."""
+    return (python_tool(section, session=False, service=service(section)),)
+
+
+def outputs(
+    section: SandboxSection,
+    tools: Tools,
+    calls: Sequence[tuple[str, str]],
+    *,
+    name: str = "f",
+    repeats: int = 1,
+    longest: int = 400,
+) -> list[str | None]:
+    """The value of each call, a program and the arguments of its function `name` as text, as a literal.
+
+    None: it raises, is late (`sandbox.seconds`), has no value that is a literal of at most `longest` characters, or not
+    the same one in all `repeats` calls; or the arguments are no literals. Recorded by `Tools.each`.
+    """
+    inputs: dict[str, dict[str, None]] = {}
+    for program, text in calls:
+        inputs.setdefault(program, {})[text] = None
+    items = [[program, [*texts]] for program, texts in inputs.items()]
+    work = partial(_programs, service(section), name, repeats, longest)
+    parts = [*_parts(items, PROGRAMS)]
+    values = [each for part in tools.each(f"functions {repeats}", work, parts) for each in part]
+    known = {item[0]: dict(zip(item[1], own, strict=True)) for item, own in zip(items, values, strict=True)}
+    return [known[program][text] for program, text in calls]
+
+
+def same_values(section: SandboxSection, tools: Tools, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    """Whether the two texts of each pair are literals of equal values. Recorded by `Tools.each`."""
+    work = partial(_pairs, service(section))
+    parts = tools.each("values", work, [*_parts([[*pair] for pair in pairs], PAIRS)])
+    return [each for part in parts for each in part]
+
+
+def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
+    yield from (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _programs(
+    runs: Sandbox | Fusion, name: str, repeats: int, longest: int, items: list[list[Any]]
+) -> list[list[str | None]]:
+    """The values of several programs, of which as many run at a time as the sandbox allows."""
+
+    def values(program: str, inputs: list[str]) -> list[str | None]:
+        told = _told(runs, f"outputs({program!r}, {name!r}, {inputs!r}, {repeats}, {longest})", len(inputs))
+        if told is None and len(inputs) > 1:  # one of the calls may have ended it
+            return [value for text in inputs for value in values(program, [text])]
+        read = [None] * len(inputs) if told is None else told
+        return [each if isinstance(each, str) and len(each) <= longest else None for each in read]
+
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(lambda item: values(*item), items))
+
+
+def _pairs(runs: Sandbox | Fusion, items: list[list[str]]) -> list[bool]:
+    told = _told(runs, f"all_same({items!r})", len(items))
+    if told is None and len(items) > 1:
+        return [same for item in items for same in _pairs(runs, [item])]
+    return [False] if told is None else [each is True for each in told]
+
+
+def _told(runs: Sandbox | Fusion, call: str, count: int) -> list[Any] | None:
+    """What the call of a function of `isolation.functions` prints, `count` values; None if it has no such result.
+    Raises UserError if the sandbox runs nothing at all."""
+    try:
+        read = json.loads(runs.run(f"{_PROGRAM}\nprint({call})").rpartition("\n")[2])
+        return read if isinstance(read, list) and len(read) == count else None
+    except (ToolError, ValueError, RecursionError):  # ended, late, or it has printed something else
+        _try_out(runs)
+        return None
+
+
+def _try_out(runs: Sandbox | Fusion) -> None:
+    try:
+        runs.run("print(1)")
+    except ToolError as error:
+        raise UserError(
+            f"the sandbox runs no program any more ({error}); mend it, then run the same command again."
+        ) from None
