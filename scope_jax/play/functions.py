@@ -6,6 +6,7 @@ knows is its own inputs, never what its values are compared with, and nothing th
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,33 +44,78 @@ def tools_of(section: SandboxSection) -> tuple[Tool, ...]:
 def outputs(
     section: SandboxSection,
     tools: Tools,
-    calls: Sequence[tuple[str, str]],
+    runs: Sequence[tuple[str, Sequence[str]]],
     *,
     name: str = "f",
     repeats: int = 1,
     longest: int = 400,
-) -> list[str | None]:
-    """The value of each call, a program and the arguments of its function `name` as text, as a literal.
+) -> list[list[str | None]]:
+    """For each run, a program and the arguments of calls of its function `name` as text, their values as literals.
 
     None: it raises, is late (`sandbox.seconds`), has no value that is a literal of at most `longest` characters, or not
     the same one in all `repeats` calls; or the arguments are no literals. Recorded by `Tools.each`.
     """
     inputs: dict[str, dict[str, None]] = {}
-    for program, text in calls:
-        inputs.setdefault(program, {})[text] = None
-    items = [[program, [*texts]] for program, texts in inputs.items()]
+    for program, texts in runs:
+        inputs.setdefault(program, {}).update(dict.fromkeys(texts))
+    items = [[program, [*texts]] for program, texts in inputs.items() if texts]
     work = partial(_programs, service(section), name, repeats, longest)
     parts = [*_parts(items, PROGRAMS)]
     values = [each for part in tools.each(f"functions {repeats}", work, parts) for each in part]
     known = {item[0]: dict(zip(item[1], own, strict=True)) for item, own in zip(items, values, strict=True)}
-    return [known[program][text] for program, text in calls]
+    return [[known[program][text] for text in texts] for program, texts in runs]
 
 
-def same_values(section: SandboxSection, tools: Tools, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Whether the two texts of each pair are literals of equal values. Recorded by `Tools.each`."""
+def same_values(
+    section: SandboxSection, tools: Tools, cases: Sequence[tuple[Sequence[str | None], Sequence[str]]]
+) -> list[bool]:
+    """For each case whether the texts are literals of the values that are wanted, as many. Recorded by `Tools.each`."""
+    known = [len(found) == len(wanted) and None not in found for found, wanted in cases]
+    pairs = [[*pair] for case, good in zip(cases, known, strict=True) if good for pair in zip(*case, strict=True)]
     work = partial(_pairs, service(section))
-    parts = tools.each("values", work, [*_parts([[*pair] for pair in pairs], PAIRS)])
-    return [each for part in parts for each in part]
+    same = iter([each for part in tools.each("values", work, [*_parts(pairs, PAIRS)]) for each in part])
+    each = [[next(same) for _ in wanted] if good else [False] for (_, wanted), good in zip(cases, known, strict=True)]
+    return [*map(all, each)]
+
+
+def parsed(program: str) -> ast.Module | None:
+    """The syntax tree of a program, None if it has none."""
+    try:
+        return ast.parse(program)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def banned(program: str, names: Sequence[str]) -> bool:
+    """Whether a program imports or uses one of these modules, or names of modules ("os.path"), by whatever name.
+
+    What it imports by a text (`__import__`) is not seen.
+    """
+    return any(
+        f"{used}.".startswith(f"{name}.") or (used.endswith(".*") and name.startswith(used[:-1]))
+        for used in _used(program)
+        for name in names
+    )
+
+
+def _used(program: str) -> Iterator[str]:
+    """Dotted names of what is imported, and of attributes of it."""
+    nodes = [*ast.walk(parsed(program) or ast.Module([], []))]
+    known: dict[str, str] = {}  # what names of the program stand for
+    for node in nodes:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            head = alias.name if alias.asname else alias.name.partition(".")[0]
+            known[alias.asname or head] = module + head
+            yield module + alias.name
+    for node in nodes:
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts, node = [node.attr, *parts], node.value
+        if parts and isinstance(node, ast.Name):
+            yield ".".join([known.get(node.id, ""), *parts])
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

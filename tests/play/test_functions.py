@@ -9,7 +9,7 @@ import pytest
 from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
 from scope_jax.play import functions
-from scope_jax.play.functions import outputs, same_values
+from scope_jax.play.functions import banned, outputs, same_values
 from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import ToolError
 from tests.games.harness import ScriptedTools
@@ -29,7 +29,7 @@ def started() -> Iterator[None]:
 
 
 def of(program: str, text: str = "1", repeats: int = 1) -> str | None:
-    return outputs(CARD, TOOLS, [(program, text)], repeats=repeats)[0]
+    return outputs(CARD, TOOLS, [(program, [text])], repeats=repeats)[0][0]
 
 
 ECHO = "def f(*args, **words): return args, words"
@@ -67,7 +67,7 @@ COUNTER = "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n"
 )
 def test_a_value_is_a_literal_or_there_is_none(program: str, text: str, value: str | None) -> None:
     if "for c in x" in program:
-        assert same_values(CARD, TOOLS, [(str(of(program, text)), "{'b', 'a'}")]) == [True]
+        assert same_values(CARD, TOOLS, [([of(program, text)], ["{'b', 'a'}"])]) == [True]
     else:
         assert of(program, text) == value
 
@@ -94,9 +94,9 @@ HOSTILE = (
 
 @pytest.mark.slow  # endless calls run until their time is up
 def test_a_program_spoils_no_other_and_a_call_no_other_call() -> None:
-    calls = [(program, text) for program in ("def f(x): return x + 1", *HOSTILE) for text in ("1", "0")]
-    values = outputs(CARD, TOOLS, calls)
-    by_program = dict(zip(calls, values, strict=True))
+    programs = ("def f(x): return x + 1", *HOSTILE)
+    values = outputs(CARD, TOOLS, [(program, ["1", "0"]) for program in programs])
+    by_program = {(p, x): own[int(x == "0")] for p, own in zip(programs, values, strict=True) for x in ("1", "0")}
     assert by_program["def f(x): return x + 1", "1"] == "2"
     assert by_program[HOSTILE[1], "1"] is None and by_program[HOSTILE[1], "0"] == "5"
     assert by_program[HOSTILE[2], "1"] is None and by_program[HOSTILE[2], "0"] == "5"
@@ -121,13 +121,51 @@ def test_a_program_spoils_no_other_and_a_call_no_other_call() -> None:
     ],
 )
 def test_equal_values(one: str, other: str, equal: bool) -> None:
-    assert same_values(CARD, TOOLS, [(one, other), (other, one)]) == [equal, equal]
+    assert same_values(CARD, TOOLS, [([one], [other]), ([other], [one])]) == [equal, equal]
 
 
-def test_many_pairs_and_no_calls() -> None:
-    pairs = [(str(n), str(n % 7)) for n in range(600)]
-    assert sum(same_values(CARD, TOOLS, pairs)) == 7
+def test_many_values_and_none() -> None:
+    cases = [([str(n), "1"], [str(n % 7), "1"]) for n in range(200)]
+    assert sum(same_values(CARD, TOOLS, cases)) == 7
+    cases = [
+        ([], []),
+        (["1"], []),
+        ([], ["1"]),
+        ([None], ["None"]),
+        (["1", None], ["1", "2"]),
+        (["1", "2"], ["1", "2"]),
+    ]
+    assert same_values(CARD, TOOLS, cases) == [True, False, False, False, False, True]
     assert outputs(CARD, TOOLS, []) == [] and same_values(CARD, TOOLS, []) == []
+    assert outputs(CARD, TOOLS, [("", []), ("def f(x): return x", ["1", "2", "1"])]) == [[], ["1", "2", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("program", "used"),
+    [
+        ("import os", False),  # only some names of it are banned
+        ("import random", True),
+        ("import random as r", True),
+        ("from random import randint", True),
+        ("import os.path", True),
+        ("import os.path as p", True),
+        ("from os import path", True),
+        ("from os import path as p", True),
+        ("from os.path import join", True),
+        ("from os import *", True),
+        ("import os\nos.path.join('a')", True),
+        ("import os as o\ndef f(x): return o.path", True),
+        ("import os\nx = os.getcwd()", False),
+        ("import numpy.random", False),
+        ("import randomness", False),
+        ("x.random", False),
+        ("def f(x): import random", True),
+        ("import math\nrandom = 1\nrandom.real", False),
+        ("import (", False),  # no program: it has no value either
+    ],
+)
+def test_what_a_program_may_not_use(program: str, used: bool) -> None:
+    assert banned(program, ("random", "os.path")) is used
 
 
 def test_a_sandbox_that_runs_nothing_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
