@@ -87,12 +87,10 @@ def parsed(program: str) -> ast.Module | None:
 
 
 def banned(program: str, names: Sequence[str]) -> bool:
-    """Whether a program imports or uses one of these modules, or names of modules ("os.path"), by whatever name.
-
-    What it imports by a text (`__import__`) is not seen.
-    """
+    """Whether a program imports or uses one of these modules, or names of modules ("os.path"), by whatever name, and
+    wherever they are ("numpy.random"). What it imports by a text (`__import__`) is not seen."""
     return any(
-        f"{used}.".startswith(f"{name}.") or (used.endswith(".*") and name.startswith(used[:-1]))
+        f".{name}." in f".{used}." or (used.endswith(".*") and name.startswith(used[:-1]))
         for used in _used(program)
         for name in names
     )
@@ -114,8 +112,8 @@ def _used(program: str) -> Iterator[str]:
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts, node = [node.attr, *parts], node.value
-        if parts and isinstance(node, ast.Name):
-            yield ".".join([known.get(node.id, ""), *parts])
+        if parts and isinstance(node, ast.Name) and node.id in known:
+            yield ".".join([known[node.id], *parts])
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

@@ -34,21 +34,22 @@ def answered(reply: str) -> str | None:
     return said[1].strip() if said else None
 
 
-def function(said: str) -> str | None:
-    """The first block of Python, if it can be read and defines one function, which is named f from here on."""
+def solution(task: str, reply: str) -> str | None:
+    """The output, input or program of a solver's reply: its last block, or all of <answer> if an output or input has
+    none. None: the form is wrong."""
+    if (said := answered(reply)) is None:
+        return None
+    kinds = {"deduction": ("output",), "abduction": ("input",), "induction": ("python", "")}
+    blocks = fenced(said, kinds[task]) or ([] if task == "induction" else [said])
+    return blocks[-1].strip() if blocks else None
+
+
+def function(said: str) -> str:
+    """The first block of Python, if it can be read and defines one function, which is named f; otherwise ""."""
     program = (fenced(said, ("python", "")) or [""])[0].strip()
     tree = functions.parsed(program)
     names = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if tree else []
-    return re.sub(rf"\b{names[0]}(?=\s*\()", "f", program) if len(names) == 1 else None
-
-
-def solution(task: str, reply: str) -> str | None:
-    """The output, input or program of a solver's reply; an output or input without a block is all of <answer>. None:
-    the form is wrong."""
-    said = answered(reply)
-    if said is None or task == "induction":
-        return None if said is None else function(said)
-    return (fenced(said, ("output" if task == "deduction" else "input",)) or [said])[-1].strip()
+    return re.sub(rf"\b{names[0]}(?=\s*\()", "f", program) if len(names) == 1 else ""
 
 
 def draft(task: str, reply: str, shown: Item | None, card: AbsoluteZeroSection) -> Item | None:
@@ -59,7 +60,7 @@ def draft(task: str, reply: str, shown: Item | None, card: AbsoluteZeroSection) 
     if task == "induction" and shown:
         program = shown["program"]
     else:
-        program, inputs, messages = function(said) or "", inputs[:1], [""]
+        program, inputs, messages = function(said), inputs[:1], [""]
     if not program or not messages or len(inputs) < count or functions.banned(program, card.banned):
         return None
     item = {"program": program, "inputs": inputs[-count:], "message": messages[0]}
