@@ -77,7 +77,7 @@ def seeded(cfg: Config, tools: Tools) -> Memory:
     first, *others = sorted(card.tasks, key="induction".__eq__)  # inductions are about the programs of the first
     for task in (first, *(task for task in others if task == "induction")):
         for batch in range(SEEDINGS):
-            new = [one.item for one in propose(cfg, tools, (task,), buffers, 0, f"seeding {batch}") if one.item]
+            new = [one.item for one in propose(cfg, tools, (task,), buffers, 0, f"seeding {task} {batch}") if one.item]
             distinct = {(one["program"], *one["inputs"]): one for one in (*buffers[task], *new)}
             buffers[task] = [*distinct.values()][: card.seeds]
             if len(buffers[task]) == card.seeds:
