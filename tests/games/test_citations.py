@@ -28,6 +28,7 @@ GAMES: dict[str, Callable[[str], Facts]] = {
     "spice": facts.spice,
     "spell": facts.spell,
     "score": facts.score,
+    "absolute_zero": facts.absolute_zero,
 }
 MAIN = {
     "ssp": "Table 4",
@@ -35,6 +36,7 @@ MAIN = {
     "spice": "Table 5",
     "spell": "section 5.1",
     "score": "Table 2",
+    "absolute_zero": "section 3.2",  # its table of hyperparameters was not at hand
 }  # where the hyperparameters are
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers

@@ -15,7 +15,10 @@ CARDS = sorted(
     path for path in (ROOT / "configs").rglob("*.toml") if path.relative_to(ROOT / "configs").parts[0] != "exams"
 )
 # Files that record results, or that run cards and check them.
-RECORDS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py")
+RECORDS = (
+    *(ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "absolute_zero.md"),
+    ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py",
+)
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
 CACHE = {
     "qwen3-4b": 2 * 36 * 8 * 128 * 2,

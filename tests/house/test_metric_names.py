@@ -14,14 +14,22 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
-from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
+from scope_jax.games import GAMES, absolute_zero, load_card, scope, score, spell, spice, ssp
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.games import harness, scope_world, score_world, spell_world, spice_world
+from tests.games import (
+    harness,
+    scope_world,
+    score_world,
+    spell_world,
+    spice_world,
+    test_absolute_zero_golden,
+    test_absolute_zero_rules,
+)
 from tests.games.harness import play_step
 from tests.learner.conftest import TINY, random_episodes
 
@@ -85,6 +93,11 @@ def played_score() -> set[str]:
     return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
+def played_absolute_zero() -> set[str]:
+    cfg = test_absolute_zero_rules.card(batch=2, seeds=5, inputs=4, estimates=4, references=2)
+    return set(absolute_zero.GAME.play(cfg, harness.ScriptedTools(test_absolute_zero_golden.script), {}, 0)[2])
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -103,6 +116,10 @@ def produced() -> dict[str, frozenset[str]]:
         "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
+        "absolute_zero": (
+            played_absolute_zero(),
+            (absolute_zero.GAME.updates(test_absolute_zero_rules.card())[0].name,),
+        ),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)
@@ -194,7 +211,7 @@ def test_names_are_found_in_documents_and_cards() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "absolute_zero"])
 def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

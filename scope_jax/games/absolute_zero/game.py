@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero import rules
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, check
 from scope_jax.games.absolute_zero.rules import Item, hidden, identity
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play import functions, prompting, searching
+from scope_jax.play import functions, metric_names, prompting, searching
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.game import ACTOR, GRADIENT, REWARD, Game, Memory, Panel
 from scope_jax.play.rewards import mean, means, parts_of
@@ -22,7 +22,8 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 SEEDINGS, RUNS = 200, 2  # most batches of the seeding; runs of a proposal, which must agree
-Buffers = Mapping[str, Sequence[Item]]
+Buffers = Mapping[str, Sequence[Item]]  # by task
+Asked = tuple[str, Messages, Item | None]  # task, prompt, and what it is about
 
 
 class Said(NamedTuple):
@@ -44,13 +45,13 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # initial seeding, before the first step
     before = memory or seeded(cfg, tools)
     # propose: tasks of each kind; running them validates them, and tells their outputs
-    proposals = propose(cfg, tools, tasks, before, step + 1)
+    proposals = propose(cfg, tools, tasks, before, step + 1, "propose")
     valid = {task: [one.item for one in proposals if one.task == task and one.item] for task in tasks}
     after = {task: [*before[task], *valid[task]][-card.buffer :] for task in tasks}
     # solve: the new tasks several times, for their proposer's reward; and a batch from the buffers
     source = after if card.solve == "updated" else before
-    draws = {task: rng("problems", cfg.seed, step, task) for task in tasks}
-    problems = {task: rules.chosen(source[task], cfg.train.batch_size, draws[task]) for task in tasks}
+    size, draw = cfg.train.batch_size, lambda task: rng("problems", cfg.seed, step, task)
+    problems = {task: rules.chosen(source[task], size, draw(task)) for task in tasks}
     tries, answers = solve(cfg, tools, "estimate", valid, card.estimates), solve(cfg, tools, "solve", problems, 1)
     right = grade(cfg, tools, [(one.task, one.item or {}, one.completion) for one in (*tries, *answers)])
     # rewards, Eqs. (4) to (6)
@@ -83,17 +84,13 @@ def seeded(cfg: Config, tools: Tools) -> Memory:
             if len(buffers[task]) == card.seeds:
                 break
         else:
-            raise UserError(
-                f"the base wrote {len(buffers[task])} valid tasks of {task} in {SEEDINGS} batches; lower "
-                f"absolute_zero.seeds, {card.seeds}, or take a base that can write them."
-            )
+            few = f"the base wrote {len(buffers[task])} valid tasks of {task} in {SEEDINGS} batches"
+            raise UserError(f"{few}; lower absolute_zero.seeds, {card.seeds}, or take a base that can write them.")
         buffers |= {other: buffers[first] for other in others if task == first and other != "induction"}
     return buffers
 
 
-def propose(
-    cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, step: int, role: str = "propose"
-) -> list[Said]:
+def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, step: int, role: str) -> list[Said]:
     """A batch of proposals of each task; the items of those that are valid are from this step."""
     card, asked = options(cfg), []
     programs = [one for task in card.tasks if task != "induction" for one in buffers[task]]
@@ -103,10 +100,10 @@ def propose(
         while tools.prompt_tokens(for_proposer(cfg, task, earlier)) > card.max_prompt_tokens and len(earlier) > 1:
             earlier.pop()
         asked.append((task, for_proposer(cfg, task, earlier), earlier[0] if earlier else None))
-    said = sample(cfg, tools, role, asked)
+    said = sample(cfg, tools, role, asked, 1)
     drafts = [rules.draft(one.task, text(one.completion), one.item, card) for one in said]
     runs = [(one["program"], one["inputs"]) if one else ("", ()) for one in drafts]
-    ran = zip(drafts, functions.outputs(cfg.sandbox, tools, runs, repeats=RUNS, longest=card.max_value), strict=True)
+    ran = zip(drafts, functions.outputs(cfg.sandbox, tools, runs, repeats=RUNS), strict=True)
     valid = [one | {"outputs": own, "step": step} if one and None not in own else None for one, own in ran]
     return [one._replace(item=item) for one, item in zip(said, valid, strict=True)]
 
@@ -117,10 +114,8 @@ def solve(cfg: Config, tools: Tools, role: str, problems: Buffers, samples: int)
     return sample(cfg, tools, role, asked, samples)
 
 
-def sample(
-    cfg: Config, tools: Tools, role: str, asked: Sequence[tuple[str, Messages, Item | None]], samples: int = 1
-) -> list[Said]:
-    """What the policy says to each prompt, given with its task and item."""
+def sample(cfg: Config, tools: Tools, role: str, asked: Sequence[Asked], samples: int) -> list[Said]:
+    """What the policy says to each prompt."""
     card = options(cfg)
     limits = {"max_prompt_tokens": card.max_prompt_tokens, "tempered": card.loss.tempered}
     rollouts = [Rollout(f"{place}", prompt) for place, (_, prompt, _) in enumerate(asked)]
@@ -132,11 +127,10 @@ def grade(cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion
     """1 for a right answer, 0 for a wrong one, None if its form is wrong. Any input with the output is right."""
     said = [rules.solution(task, text(completion)) for task, _, completion in cases]
     runs = [rules.run(task, item, one) for (task, item, _), one in zip(cases, said, strict=True)]
-    values = functions.outputs(cfg.sandbox, tools, runs, longest=options(cfg).max_value)
-    found = [
-        (own or [one], hidden(item["outputs"])) for own, one, (_, item, _) in zip(values, said, cases, strict=True)
-    ]
-    right = functions.same_values(cfg.sandbox, tools, found)
+    values = functions.outputs(cfg.sandbox, tools, runs)
+    wanted = [hidden(item["outputs"]) for _, item, _ in cases]
+    found = [own or [one] for own, one in zip(values, said, strict=True)]  # a deduction is a value itself
+    right = functions.same_values(cfg.sandbox, tools, [*zip(found, wanted, strict=True)])
     return [None if one is None else float(each) for one, each in zip(said, right, strict=True)]
 
 
@@ -180,16 +174,12 @@ def for_proposer(cfg: Config, task: str, earlier: Sequence[Item]) -> Messages:
 def for_solver(cfg: Config, task: str, item: Item) -> Messages:
     """Prompt to find the output, an input or the program."""
     calls = [blocks(cfg, input=given, output=told) for given, told in zip(item["inputs"], item["outputs"], strict=True)]
-    values = {
-        "program": blocks(cfg, python=item["program"]),
-        "input": blocks(cfg, input=item["inputs"][0]),
-        "output": blocks(cfg, output=item["outputs"][0]),
-        "message": blocks(cfg, message=item["message"]),
-        "calls": "\n".join(calls[: len(calls) // 2]),
+    shown = {
+        "deduction": [blocks(cfg, python=item["program"], input=item["inputs"][0])],
+        "abduction": [blocks(cfg, python=item["program"], output=item["outputs"][0])],
+        "induction": [*calls[: len(calls) // 2], blocks(cfg, message=item["message"])],
     }
-    names = {"deduction": ("program", "input"), "abduction": ("program", "output"), "induction": ("message", "calls")}
-    values = {name: values[name] for name in names[task]}
-    return prompting.for_role(options(cfg).prompts, f"solve_{task}", values, (*values,))
+    return prompting.for_role(options(cfg).prompts, f"solve_{task}", {"task": "\n".join(shown[task])}, ("task",))
 
 
 def check_prompts(cfg: Config) -> None:
@@ -204,6 +194,14 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     kinds = ("propose", "solve") if options(cfg).train == "both" else ("solve",)
     roles = [RoleShare(f"{kind}_{task}") for kind, task in product(kinds, options(cfg).tasks)]
     return (Update(ACTOR, options(cfg).loss, tuple(roles)),)
+
+
+def metrics(cfg: Config) -> Iterator[str]:
+    """The names of all metrics that a step may have."""
+    tasks, lengths = options(cfg).tasks, dict.fromkeys(("propose", "solve"), metric_names.LENGTHS)
+    proposals = {f"propose_{task}": "reward valid solved" for task in tasks}
+    answers = {f"solve_{task}": "reward format solved" for task in tasks}
+    return metric_names.of(proposals | answers | lengths | dict.fromkeys(tasks, "buffer new"))
 
 
 def exam(cfg: Config) -> Exam:
@@ -229,5 +227,6 @@ GAME = Game(
     tools=lambda cfg: functions.tools_of(cfg.sandbox),
     check_prompts=check_prompts,
     panels=(Panel("Held-out tasks solved", ("/solved",), True, of_exams=True), REWARD, GRADIENT),
+    metrics=metrics,
     title="Absolute Zero",
 )

@@ -42,8 +42,6 @@ class AbsoluteZeroSection(GameSection):
     """What a program may not import or use: modules, and names of modules, with all below them."""
     max_chars: Count = 4000
     """Most characters of a task without its outputs."""
-    max_value: int = Field(default=400, ge=1, le=4000)
-    """Most characters of an output (released code: longer ones lose their middle, and cannot be solved)."""
     extreme_reward: float = Field(default=0.0, ge=-1, le=1)
     """Reward of a valid task that is always or never solved (released code: -0.5)."""
     max_prompt_tokens: Count = 6144
