@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scope_jax.config import LossCard
-from scope_jax.games.absolute_zero.options import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Datum, Episode
 

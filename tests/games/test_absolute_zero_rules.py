@@ -15,10 +15,11 @@ from scope_jax.errors import UserError
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules
 from scope_jax.games.absolute_zero.game import GAME, grade
-from scope_jax.games.absolute_zero.options import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection
 from scope_jax.play import functions
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text.messages import Messages
+from scope_jax.text.parsing import fenced, replied
 from tests.games.harness import ScriptedTools, TurnContext
 
 RELEASED = json.loads((Path(__file__).parent / "fixtures" / "absolute_zero.json").read_text(encoding="utf-8"))
@@ -64,7 +65,7 @@ def sandbox() -> Iterator[None]:
     ],
 )
 def test_a_reply_begins_with_thoughts_and_an_answer(reply: str, said: str | None) -> None:
-    assert rules.answered(reply) == said
+    assert replied(reply) == said
 
 
 def test_what_a_solver_has_found() -> None:
@@ -92,7 +93,7 @@ def test_what_a_solver_has_found() -> None:
     ],
 )
 def test_the_function_of_a_proposal(said: str, program: str) -> None:
-    assert rules.function(said) == program
+    assert functions.only_one((fenced(said, ("python", "")) or [""])[0], "f") == program
 
 
 def proposed(program: str, *inputs: str, message: str | None = None) -> str:
@@ -102,20 +103,20 @@ def proposed(program: str, *inputs: str, message: str | None = None) -> str:
 
 
 def test_drafts() -> None:
-    draft = rules.draft("deduction", proposed("def f(x): return x", "1", "2"), None, CARD)
+    draft = rules.draft("deduction", proposed("def f(x): return x", "1", "2"), [], CARD)
     assert draft == {"program": "def f(x): return x", "inputs": ["1"], "message": ""}
-    assert rules.draft("abduction", proposed("def f(x): return x"), None, CARD) is None
-    assert rules.draft("deduction", proposed("import os.path\ndef f(x): return x", "1"), None, CARD) is None
-    assert rules.draft("deduction", proposed("import os\ndef f(x): return os.environ", "1"), None, CARD) is None
-    assert rules.draft("deduction", proposed("import os\ndef f(x): return os.sep", "1"), None, CARD)
-    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3981), None, CARD) is not None
-    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3983), None, CARD) is None
+    assert rules.draft("abduction", proposed("def f(x): return x"), [], CARD) is None
+    assert rules.draft("deduction", proposed("import os.path\ndef f(x): return x", "1"), [], CARD) is None
+    assert rules.draft("deduction", proposed("import os\ndef f(x): return os.environ", "1"), [], CARD) is None
+    assert rules.draft("deduction", proposed("import os\ndef f(x): return os.sep", "1"), [], CARD)
+    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3981), [], CARD) is not None
+    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3983), [], CARD) is None
     three = AbsoluteZeroSection(inputs=3)
     shown = rules.identity(1)
-    draft = rules.draft("induction", proposed("", "1", "2", "3", "4", message=" m "), shown, three)
+    draft = rules.draft("induction", proposed("", "1", "2", "3", "4", message=" m "), [shown], three)
     assert draft == {"program": shown["program"], "inputs": ["2", "3", "4"], "message": "m"}
-    assert rules.draft("induction", proposed("", "1", "2", message="m"), shown, three) is None
-    assert rules.draft("induction", proposed("", "1", "2", "3"), shown, three) is None
+    assert rules.draft("induction", proposed("", "1", "2", message="m"), [shown], three) is None
+    assert rules.draft("induction", proposed("", "1", "2", "3"), [shown], three) is None
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards
@@ -124,11 +125,12 @@ def test_rewards_by_hand() -> None:
     assert [rules.proposer_reward(rate, CARD) for rate in rates] == [-1.0, 0.0, 0.875, 0.5, 0.125, 0.0]
     released = AbsoluteZeroSection(extreme_reward=-0.5)
     assert [rules.proposer_reward(rate, released) for rate in rates] == [-1.0, -0.5, 0.875, 0.5, 0.125, -0.5]
-    assert [rules.solver_reward(right) for right in (None, 0.0, 1.0)] == [-1.0, -0.5, 1.0]
+    assert [rules.SOLVER_REWARDS[right] for right in (None, 0.0, 1.0)] == [-1.0, -0.5, 1.0]
 
 
 def test_the_second_half_is_hidden() -> None:
-    assert [rules.hidden([*"abcd"[:size]]) for size in (1, 2, 3, 4)] == [["a"], ["b"], ["b", "c"], ["c", "d"]]
+    halves = [rules.hidden({"inputs": [*"abcd"[:size]]}, "inputs") for size in (1, 2, 3, 4)]
+    assert halves == [["a"], ["b"], ["b", "c"], ["c", "d"]]
 
 
 def test_the_latest_tasks_are_solved_first() -> None:
@@ -157,7 +159,7 @@ def test_solvers_get_the_released_rewards(task: str) -> None:
     recorded = RELEASED["solve"][task]
     cases = [(task, recorded["item"], completion) for completion in completions(recorded["replies"])]
     right = grade(card(), ScriptedTools(lambda now: ""), cases)
-    assert [rules.solver_reward(one) for one in right] == recorded["rewards"]
+    assert [rules.SOLVER_REWARDS[one] for one in right] == recorded["rewards"]
 
 
 ENDLESS = "while True"

@@ -1,5 +1,3 @@
-"""Absolute Zero: one policy proposes tasks about programs and solves them; running them says what is right.
-
-docs/absolute_zero.md describes it, and what the paper leaves open or the released code does differently."""
+"""Absolute Zero: one policy writes tasks about programs and solves them; running them says what is right."""
 
 from scope_jax.games.absolute_zero.game import GAME as GAME
