@@ -19,6 +19,11 @@ def shown(cfg: Config, text: str, own: tuple[str, ...] = ()) -> str:
     return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *own))
 
 
+def fences(cfg: Config, **contents: str) -> str:
+    """Fenced blocks of Markdown by language, `shown`, one below the other."""
+    return "\n".join(f"```{language}\n{shown(cfg, text)}\n```" for language, text in contents.items())
+
+
 @lru_cache(maxsize=4096)  # a document or an answer is shown several times in a step, and may be long
 def _neutral(text: str, tags: tuple[str, ...]) -> str:
     return parsing.neutralise(text, tags)

@@ -47,6 +47,7 @@ _WORD_TOKENS = frozenset(
 _MARK = re.compile(
     r"<(\s*+/?+\s*+(\w[\w.-]*+)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
 )
+_REPLY = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
 # A box, also one of which only the command was written; an escaped brace is no brace.
@@ -157,6 +158,12 @@ def opens_with_thought(text: str) -> bool:
     head, opening, rest = text.partition(THOUGHT[0])
     inside, closing, _ = rest.partition(THOUGHT[1])
     return bool(opening and closing and inside.strip() and not head.strip())
+
+
+def replied(text: str) -> str | None:
+    """What stands in <answer>, stripped, if the text begins with <think> … </think> and it; None for another form."""
+    said = _REPLY.match(text)
+    return said[1].strip() if said else None
 
 
 def finished_lines(text: str) -> str:

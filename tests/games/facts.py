@@ -824,9 +824,75 @@ def dr_zero(card: str) -> Facts:
     }
 
 
+# ------------------------------------------------------------------------------------------------------- Absolute Zero
+# "released code": LeapLabTHU/Absolute-Zero-Reasoner, branch `paper`, 41ed983: scripts/selfplay, configs and its veRL.
+MODELS_ABSOLUTE_ZERO = {
+    "qwen2.5-3b-coder": "Qwen2.5-Coder-3B",
+    "qwen2.5-7b": "Qwen2.5-7B",
+    "qwen2.5-7b-coder": "Qwen2.5-Coder-7B",
+    "qwen2.5-14b-coder": "Qwen2.5-Coder-14B",
+    "llama3.1-8b": "Llama-3.1-8B",
+}
+
+
+def absolute_zero(card: str) -> Facts:
+    """Statements about a card of Absolute Zero."""
+    prompt, response, batch = 6144, 8096, 64
+    tasks = ["deduction", "abduction", "induction"]
+    return {
+        "Table 1": {"model.checkpoint": Named(MODELS_ABSOLUTE_ZERO[card])},
+        "Eq. (4)": {"absolute_zero.extreme_reward": 0.0},
+        "Eq. (8)": {"absolute_zero.loss.advantage": "batch-zscore"},
+        "Algorithm 1": {"absolute_zero.solve": "updated"},
+        "section 3.1": {"absolute_zero.train": "both"},
+        "section 3.2": {"absolute_zero.tasks": tasks},
+        "released code": {
+            "model.chat_template": Named("user-assistant"),
+            "mesh.fsdp": -1,
+            "rollout.max_length": prompt + response,
+            "learner.remat": "full",
+            "optimizer.learning_rate": 1e-6,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+            "optimizer.max_grad_norm": 1.0,
+            "train.batch_size": batch,
+            "train.save_every": 10,
+            "sandbox.seconds": 10.0,
+            "absolute_zero.tasks": tasks,
+            "absolute_zero.train": "both",
+            "absolute_zero.references": 6,
+            "absolute_zero.inputs": 10,
+            "absolute_zero.estimates": 8,
+            "absolute_zero.seeds": 4 * batch,
+            "absolute_zero.buffer": 16384,
+            "absolute_zero.solve": "earlier",
+            "absolute_zero.extreme_reward": -0.5,
+            "absolute_zero.max_prompt_tokens": prompt,
+            "absolute_zero.sampling.temperature": 1.0,
+            "absolute_zero.sampling.top_p": 1.0,
+            "absolute_zero.sampling.max_tokens": response,
+            "absolute_zero.sampling.max_response_tokens": response,
+            "absolute_zero.loss.advantage": "token-whiten",
+            "absolute_zero.loss.aggregation": "token-mean",
+            "absolute_zero.loss.kl": "none",
+            "absolute_zero.loss.clip_low": 0.2,
+            "absolute_zero.loss.clip_high": 0.2,
+            "absolute_zero.loss.dual_clip": 0.0,
+            "absolute_zero.loss.entropy_coef": 0.001,
+            "absolute_zero.loss.mini_batches": 6 * batch // 128,
+        },
+        "veRL": VERL,
+    }
+
+
 # Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3; SPELL Table 1, at 16K
 # and 100K).
 RESULTS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "absolute_zero/qwen2.5-3b-coder": {"Table 1": ("35.0", "40.7")},
+    "absolute_zero/qwen2.5-7b": {"Table 1": (39.8, 46.8)},
+    "absolute_zero/qwen2.5-7b-coder": {"Table 1": (40.2, 50.4)},
+    "absolute_zero/qwen2.5-14b-coder": {"Table 1": (40.1, 53.3)},
+    "absolute_zero/llama3.1-8b": {"Table 1": ("16.0", 19.2)},
     "spiral/qwen3-4b": {},  # the figures are in the paper alone
     "spiral/r1-distill-qwen-7b": {},
     "dr_zero/qwen2.5-3b": {},  # the figures are in the paper alone

@@ -31,6 +31,7 @@ GAMES: dict[str, Callable[[str], Facts]] = {
     "r_zero": facts.r_zero,
     "spiral": facts.spiral,
     "dr_zero": facts.dr_zero,
+    "absolute_zero": facts.absolute_zero,
 }
 MAIN = {
     "ssp": "Table 4",
@@ -41,6 +42,7 @@ MAIN = {
     "r_zero": "App. A",
     "spiral": "released code",
     "dr_zero": "released code",
+    "absolute_zero": "section 3.2",  # its table of hyperparameters was not at hand
 }  # where the hyperparameters are
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers

@@ -16,6 +16,7 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import (
     GAMES,
+    absolute_zero,
     dr_zero,
     load_card,
     r_zero,
@@ -26,9 +27,7 @@ from scope_jax.games import (
     spiral,
     ssp,
 )
-from scope_jax.games.r_zero.game import (
-    BINS,
-)
+from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import given
 from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
@@ -43,6 +42,8 @@ from tests.games import (
     score_world,
     spell_world,
     spice_world,
+    test_absolute_zero_golden,
+    test_absolute_zero_rules,
     test_spiral_golden,
 )
 from tests.games.harness import play_step
@@ -136,6 +137,11 @@ def played_dr_zero() -> set[str]:
     return names | exam("dr_zero", harness.run_exam(dr_zero.GAME, cfg, dr_zero_world.world(), rows, max_tokens=9))
 
 
+def played_absolute_zero() -> set[str]:
+    cfg = test_absolute_zero_rules.card(batch=2, seeds=5, inputs=4, estimates=4, references=2)
+    return set(absolute_zero.GAME.play(cfg, harness.ScriptedTools(test_absolute_zero_golden.script), {}, 0)[2])
+
+
 def given_answers(name: str) -> set[str]:
     ranked = {f"dpo/{one}" for one in METRICS if one.startswith("implicit_")} if name == "dpo" else set()
     return set(given.metrics(harness.ScriptedTools(lambda context: ""), name, [True, False], [])) | ranked
@@ -157,6 +163,10 @@ def produced() -> dict[str, frozenset[str]]:
         "r_zero": (played_r_zero(), ("challenger", "solver")),
         "spiral": (played_spiral(), (spiral.GAME.updates(test_spiral_golden.three_games())[0].name,)),
         "dr_zero": (played_dr_zero(), ("proposer", "solver")),
+        "absolute_zero": (
+            played_absolute_zero(),
+            (absolute_zero.GAME.updates(test_absolute_zero_rules.card())[0].name,),
+        ),
         **{name: (given_answers(name), (name,)) for name in ("sft", "dpo")},
     }
     assert set(games) == set(GAMES)
@@ -249,6 +259,7 @@ def test_names_are_found_in_documents_and_cards() -> None:
 
 
 @pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "absolute_zero"])
 def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

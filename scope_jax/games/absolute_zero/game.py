@@ -1,0 +1,207 @@
+"""Absolute Zero as a `Game`: Algorithm 1, prompts, the learner's update, metrics, the exam of its solver."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from scope_jax.config import Config
+from scope_jax.data.keys import drawn, rng
+from scope_jax.errors import UserError
+from scope_jax.games.absolute_zero import rules
+from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection, Item, check, hidden, identity
+from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
+from scope_jax.play import functions, metric_names, searching
+from scope_jax.play.exams import Answer, Exam
+from scope_jax.play.game import ACTOR, GRADIENT, REWARD, Game, Memory, Panel
+from scope_jax.play.prompting import fences, for_role
+from scope_jax.play.rewards import mean, means, parts_of
+from scope_jax.play.tools import Agent, Rollout, Tools
+from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
+from scope_jax.text.parsing import replied
+
+SEEDINGS, RUNS = 200, 2  # most batches of the seeding; runs of a proposal, which must agree
+PANELS = (Panel("Held-out tasks solved", ("/solved",), True, of_exams=True), REWARD, GRADIENT)
+Buffers, Writer = Mapping[str, Sequence[Item]], Callable[[Config, str, Any], Messages]  # tasks by kind; of prompts
+
+
+class Said(NamedTuple):
+    """A reply to a prompt, and what that was about: a task, or earlier tasks."""
+
+    task: str
+    prompt: Messages
+    completion: Completion
+    item: Any
+
+
+def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+    """One step of Algorithm 1 up to the update: episodes of both roles, the buffers after it, metrics."""
+    card, size, tasks = cfg.options(AbsoluteZeroSection), cfg.train.batch_size, cfg.options(AbsoluteZeroSection).tasks
+    # initial seeding, before the first step
+    before = memory or seeded(cfg, tools)
+    # propose: tasks of each kind; running them validates them, and tells their outputs
+    proposals = propose(cfg, tools, tasks, before, step + 1, "propose")
+    valid = {task: [one.item for one in proposals if one.task == task and one.item] for task in tasks}
+    after = {task: [*before[task], *valid[task]][-card.buffer :] for task in tasks}
+    # solve: the new tasks several times, for their proposer's reward; and a batch from the buffers
+    source = after if card.solve == "updated" else before
+    problems = {task: rules.chosen(source[task], size, rng("problems", cfg.seed, step, task)) for task in tasks}
+    asked = [[(task, one) for task, items in some.items() for one in items] for some in (valid, problems)]
+    tries = sample(cfg, tools, "estimate", for_solver, asked[0], card.estimates)
+    answers = sample(cfg, tools, "solve", for_solver, asked[1])
+    right = grade(cfg, tools, [(one.task, one.item, one.completion) for one in (*tries, *answers)])
+    # rewards, Eqs. (4) to (6)
+    solved = iter([one or 0.0 for one in right[: len(tries)]])
+    rates = [mean([next(solved) for _ in range(card.estimates)]) if one.item else None for one in proposals]
+    results = [*zip(proposals, rates, strict=True), *zip(answers, right[len(tries) :], strict=True)]
+    kinds = ["propose"] * len(proposals) + ["solve"] * len(answers)
+    episodes = [
+        episode(card, kind, place, *each) for place, (kind, each) in enumerate(zip(kinds, results, strict=True))
+    ]
+    # the training loop calls `updates`: task-relative REINFORCE++, Eq. (8)
+    values = {f"{task}/buffer": [float(len(items))] for task, items in after.items()}
+    for kind, said in (("propose", proposals), ("solve", answers)):
+        values |= searching.lengths(kind, [one.completion for one in said])
+    for role in dict.fromkeys(one.role for one in episodes):
+        values |= parts_of(role, episodes, "valid", "format", "solved")
+    return episodes, after, means(values)
+
+
+def seeded(cfg: Config, tools: Tools) -> Memory:
+    """Buffers that the base has filled. Raises UserError if it writes too few valid tasks."""
+    card = cfg.options(AbsoluteZeroSection)
+    buffers = {task: [identity(card.inputs if task == "induction" else 1)] for task in card.tasks}
+    for task in sorted(card.tasks, key="induction".__eq__):  # which is about the programs of the others
+        for batch in range(SEEDINGS):
+            new = [one.item for one in propose(cfg, tools, (task,), buffers, 0, f"seeding {task} {batch}") if one.item]
+            distinct = {(one["program"], *one["inputs"]): one for one in (*buffers[task], *new)}
+            buffers[task] = [*distinct.values()][: card.seeds]
+            if len(buffers[task]) == card.seeds:
+                break
+        else:
+            few = f"the base wrote {len(buffers[task])} valid tasks of {task} in {SEEDINGS} batches"
+            raise UserError(f"{few}; lower absolute_zero.seeds, {card.seeds}, or take a base that can write them.")
+    return buffers
+
+
+def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, step: int, role: str) -> list[Said]:
+    """A batch of proposals of each task; of those that are valid, `item` is the task, of this step, else None."""
+    card, asked = cfg.options(AbsoluteZeroSection), []
+    programs = [one for task in card.tasks if task != "induction" for one in buffers[task]]
+    for task, place in product(tasks, range(cfg.train.batch_size)):
+        known, most = (programs, 1) if task == "induction" else (buffers[task], card.references)
+        earlier = drawn(known, most, rng("references", cfg.seed, step, role, task, place))
+        while tools.prompt_tokens(for_proposer(cfg, task, earlier)) > card.max_prompt_tokens and len(earlier) > 1:
+            earlier.pop()
+        asked.append((task, earlier))
+    said = sample(cfg, tools, role, for_proposer, asked)
+    drafts = [rules.draft(one.task, one.completion.text, one.item, card) for one in said]
+    runs = [(one["program"], one["inputs"]) if one else ("", ()) for one in drafts]
+    ran = zip(drafts, functions.outputs(cfg.sandbox, tools, runs, repeats=RUNS), strict=True)
+    valid = [one | {"outputs": own, "step": step} if one and None not in own else None for one, own in ran]
+    return [one._replace(item=item) for one, item in zip(said, valid, strict=True)]
+
+
+def sample(cfg: Config, tools: Tools, role: str, write: Writer, about: Sequence[Any], samples: int = 1) -> list[Said]:
+    """Replies to the prompts that are written about a task and an item, or earlier ones; of a prompt consecutive."""
+    card, prompts = cfg.options(AbsoluteZeroSection), [write(cfg, *each) for each in about]
+    limits = {"max_prompt_tokens": card.max_prompt_tokens, "tempered": card.loss.tempered}
+    rollouts = [Rollout(f"{place}", prompt) for place, prompt in enumerate(prompts)]
+    groups = zip(
+        about, prompts, tools.play(role, rollouts, Agent(ACTOR, card.sampling, **limits), samples), strict=True
+    )
+    return [Said(task, prompt, said, item) for (task, item), prompt, group in groups for said in group]
+
+
+def grade(cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion]]) -> list[float | None]:
+    """1 for a right answer, 0 for a wrong one, None if its form is wrong. Any input with the output is right."""
+    said = [rules.solution(task, completion.text) for task, _, completion in cases]
+    runs = [rules.run(task, item, one) for (task, item, _), one in zip(cases, said, strict=True)]
+    values = zip(functions.outputs(cfg.sandbox, tools, runs), said, cases, strict=True)
+    found = [(own or [one], hidden(item, "outputs")) for own, one, (_, item, _) in values]  # or the deduction itself
+    right = functions.same_values(cfg.sandbox, tools, found)
+    return [None if one is None else float(each) for one, each in zip(said, right, strict=True)]
+
+
+def episode(card: AbsoluteZeroSection, kind: str, place: int, one: Said, result: float | None) -> Episode:
+    """Of a proposal, whose result is how often its task is solved, or of an answer, which is right or not."""
+    parts = {"valid" if kind == "propose" else "format": float(result is not None)}
+    parts |= {} if result is None else {"solved": result}
+    reward = rules.proposer_reward(result, card) if kind == "propose" else rules.SOLVER_REWARDS[result]
+    fields = {"role": f"{kind}_{one.task}", "policy": ACTOR, "group": f"{place}", "reward": reward, "parts": parts}
+    fields |= {"trained": kind == "solve" or card.train == "both", "temperature": card.sampling.temperature}
+    return Episode.from_completion(one.completion, one.prompt, one.item or {}, **fields)
+
+
+def for_proposer(cfg: Config, task: str, earlier: Sequence[Item]) -> Messages:
+    """Prompt to write a task unlike earlier ones, or an induction about the program of one."""
+    card, calls = (
+        cfg.options(AbsoluteZeroSection),
+        [(one["program"], one["inputs"][0], one["outputs"][0]) for one in earlier],
+    )
+    texts = [fences(cfg, python=program, input=given, output=told) for program, given, told in calls]
+    values = {"references": "\n\n".join(texts), "banned": ", ".join(card.banned)}
+    if task == "induction":
+        values = {"program": fences(cfg, python=earlier[0]["program"]), "count": str(card.inputs)}
+    return for_role(card.prompts, f"propose_{task}", values, (*values,)[:1])
+
+
+def for_solver(cfg: Config, task: str, item: Item) -> Messages:
+    """Prompt to find the output, an input or the program."""
+    calls = [fences(cfg, input=given, output=told) for given, told in zip(item["inputs"], item["outputs"], strict=True)]
+    texts = {
+        "deduction": [fences(cfg, python=item["program"], input=item["inputs"][0])],
+        "abduction": [fences(cfg, python=item["program"], output=item["outputs"][0])],
+        "induction": [*calls[: len(calls) // 2], fences(cfg, message=item["message"])],
+    }
+    folder = cfg.options(AbsoluteZeroSection).prompts
+    return for_role(folder, f"solve_{task}", {"task": "\n".join(texts[task])}, ("task",))
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses; raises PromptError."""
+    for task in cfg.options(AbsoluteZeroSection).tasks:
+        for_proposer(cfg, task, [identity(2)])
+        for_solver(cfg, task, identity(2))
+
+
+def updates(cfg: Config) -> tuple[Update, ...]:
+    """One, of all trained roles, each with advantages of its own."""
+    card = cfg.options(AbsoluteZeroSection)
+    kinds = ("propose", "solve") if card.train == "both" else ("solve",)
+    return (Update(ACTOR, card.loss, tuple(RoleShare("_".join(role)) for role in product(kinds, card.tasks))),)
+
+
+def metrics(cfg: Config) -> Iterator[str]:
+    """The names of all metrics that a step may have."""
+    tasks = cfg.options(AbsoluteZeroSection).tasks
+    roles = {f"propose_{task}": "reward valid solved" for task in tasks}
+    roles |= {f"solve_{task}": "reward format solved" for task in tasks} | dict.fromkeys(tasks, ("buffer",))
+    return metric_names.of(roles | dict.fromkeys(("propose", "solve"), metric_names.LENGTHS))
+
+
+def exam(cfg: Config) -> Exam:
+    """Tasks, rows with `task` and what a task has, solved and graded as in training."""
+
+    def solved(answers: Sequence[Answer], tools: Tools) -> list[float]:
+        right = grade(cfg, tools, [(one.row["task"], dict(one.row), one.completion) for one in answers])
+        return [one or 0.0 for one in right]
+
+    prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"solved": solved}
+    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("solved",), kind="rows", own=own)
+
+
+GAME = Game(
+    "absolute_zero",
+    AbsoluteZeroSection,
+    play,
+    updates,
+    exam,
+    source=lambda cfg: None,
+    check=check,
+    tools=lambda cfg: functions.tools_of(cfg.sandbox),
+    check_prompts=check_prompts,
+    panels=PANELS,
+    metrics=metrics,
+    title="Absolute Zero",
+)
