@@ -63,7 +63,7 @@ def test_a_scene_is_the_same_alone_and_among_31_others(
         "all": {},
         "late": {"sets": [DELAY]},
         "alone": {"sets": [f"scene.first={ALONE}", "scene.scenes=1"]},
-        "two": {"sets": [DELAY], "processes": 2},
+        "two": {"sets": [DELAY, f"rollout.slots={2 * slots}"], "processes": 2},  # each has half of the slots
     }
     told, specs = record(folder / "first"), []
     for case, more in cases.items():

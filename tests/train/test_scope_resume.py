@@ -36,7 +36,7 @@ def steps(run: Path, stage: str, iteration: int) -> list[int]:
 def moved(run: Path, policy: str) -> bool:
     """True if the policy's weights differ from the base's, of which the run holds one copy."""
     arrays = runs.arrays(run, runs.saved(run)[-1])
-    base = {name.split("ref_params/")[1]: array for name, array in runs.reference_arrays(run).items()}
+    base = {name.partition("/")[2]: array for name, array in runs.reference_arrays(run).items()}
     assert base
     return any((arrays[f"{policy}/params/{name}"] != array).any() for name, array in base.items())
 
