@@ -23,6 +23,7 @@ GAMES = {  # what makes a step of a game's Atlas card short
     "spice": ["train.batch_size=4"],
     "spell": ["spell.groups=4"],
     "score": ["train.batch_size=3"],
+    "r_zero": ["r_zero.challenger_steps=1", "r_zero.challenger_batch=4", "r_zero.pool=16"],
 }
 SHORT = ["train.save_every=1", "evaluate.sets=[]", "train.stall_timeout=3600"]
 TIMED = ("time/", "perf/")
