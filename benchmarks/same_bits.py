@@ -24,6 +24,7 @@ GAMES = {  # what makes a step of a game's Atlas card short
     "spell": ["spell.groups=4"],
     "score": ["train.batch_size=3"],
     "spiral": ["spiral.turns=64"],
+    "r_zero": ["r_zero.challenger_steps=1", "r_zero.challenger_batch=4", "r_zero.pool=16"],
 }
 SHORT = ["train.save_every=1", "evaluate.sets=[]", "train.stall_timeout=3600"]
 TIMED = ("time/", "perf/")
