@@ -67,8 +67,8 @@ def test_a_golden_step() -> None:
     episodes, memory, metrics = played(card(turns=7))
     game = {"game": "tictactoe", "players": ["first", "second"], "deal": None, "moves": [*"0123456"]}
     assert [(episode.role, episode.reward, episode.trained) for episode in episodes] == [
-        *[("tictactoe_first", 1.0, True)] * 4,
-        *[("tictactoe_second", -1.0, True)] * 3,
+        *[("first", 1.0, True)] * 4,
+        *[("second", -1.0, True)] * 3,
     ]
     assert {key: episodes[0].text[key] for key in game} == game and episodes[0].text["won"] == [1.0, -1.0]
     assert memory == {"b": {"tictactoe_first": pytest.approx(0.05), "tictactoe_second": pytest.approx(-0.05)}}
@@ -151,7 +151,7 @@ def test_rewards_of_poker(chips: bool, rewards: set[float]) -> None:
 
 
 def test_games_are_drawn_by_their_weights_and_have_roles_of_their_own() -> None:
-    cfg = card(turns=400, games={"tictactoe": 1, "kuhn_poker": 3}, kuhn_hands=1)
+    cfg = card(turns=160, games={"tictactoe": 1, "kuhn_poker": 3}, kuhn_hands=1)
     episodes, memory, _ = played(cfg)
     games = [episode.text["game"] for episode in {episode.group: episode for episode in episodes}.values()]
     assert 0.6 < games.count("kuhn_poker") / len(games) < 0.9
@@ -163,8 +163,8 @@ def test_games_are_drawn_by_their_weights_and_have_roles_of_their_own() -> None:
 def test_a_random_opponent_has_no_role_and_the_seats_alternate() -> None:
     episodes, memory, _ = played(card(turns=24, opponent="random"))
     roles = {episode.role: episode.text["players"] for episode in episodes}
-    assert roles == {"tictactoe_first": ["first", "random"], "tictactoe_second": ["random", "second"]}
-    assert set(memory["b"]) == set(roles)
+    assert roles == {"first": ["first", "random"], "second": ["random", "second"]}
+    assert set(memory["b"]) == {"tictactoe_first", "tictactoe_second"}
     moves = {tuple(episode.text["moves"]) for episode in episodes}
     assert len(moves) > 3, "its actions are drawn"
 
@@ -173,15 +173,14 @@ def test_two_policies_are_trained_on_their_own_seats() -> None:
     cfg = card(policies=["one", "two"], games={"tictactoe": 1, "kuhn_poker": 1}, passes=1)
     assert GAME.policies(cfg) == ("one", "two")
     trained = {update.policy: [share.role for share in update.roles] for update in GAME.updates(cfg)}
-    assert trained == {name: [f"{game}_{seat}" for game in ("tictactoe", "kuhn_poker")] for name, seat in
-                       (("one", "first"), ("two", "second"))}  # fmt: skip
+    assert trained == {"one": ["first"], "two": ["second"]}
     episodes, _, _ = played(cfg, known_policies=("one", "two"))
-    assert {(episode.policy, episode.role[-6:]) for episode in episodes} == {("one", "_first"), ("two", "second")}
+    assert {(episode.policy, episode.role) for episode in episodes} == {("one", "first"), ("two", "second")}
 
 
 def test_updates_are_repeated_for_every_pass() -> None:
     one, two = GAME.updates(card(passes=2))
-    assert one == two and one.name == "tictactoe_first+tictactoe_second"
+    assert one == two and one.name == "first+second"
     assert [share.advantage and share.advantage.advantage for share in one.roles] == ["none", "none"]
     (plain,) = GAME.updates(card(passes=1, loss={"advantage": "none"}))
     assert [share.advantage for share in plain.roles] == [None, None]

@@ -98,7 +98,7 @@ def interact(tools: Tools, card: SpiralSection, sampling: SamplingSection, rollo
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    """One step up to the updates, an episode for each turn. The memory: baselines b by role, which is game and seat."""
+    """One step up to the updates, an episode for each turn. The memory: baselines b, by game and seat."""
     card, loss, generator = cfg.options(SpiralSection), cfg.options(SpiralSection).loss, rng("spiral", cfg.seed, step)
     names, shares = [*card.games], [weight / sum(card.games.values()) for weight in card.games.values()]
     episodes, rollouts, b, values, size = [], [], dict(memory["b"]), defaultdict(list), -(-card.turns // 8)
@@ -108,31 +108,31 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
             rollouts.append(Rollout(f"{len(rollouts)}", play=match(card, names[place], players)))
         for game in interact(tools, card, card.sampling, rollouts[-size:]):
             for player, seat in ((place, who) for place, who in enumerate(game.value["players"]) if who in SEATS):
-                role, reward, base = f"{game.value['game']}_{seat}", game.value["won"][player], 0.0
+                key, reward, base = f"{game.value['game']}_{seat}", game.value["won"][player], 0.0
                 if loss.advantage == "ema":  # reward - b, with b before this game moves it
-                    base = b.get(role, loss.ema_start)
-                    b[role] = loss.ema_decay * base + (1 - loss.ema_decay) * reward
-                values[f"{role}/reward"].append(reward)
-                values[f"{role}/valid"].append(float(game.value["invalid"] != player))
+                    base = b.get(key, loss.ema_start)
+                    b[key] = loss.ema_decay * base + (1 - loss.ema_decay) * reward
+                values[f"{key}/reward"].append(reward)
+                values[f"{key}/valid"].append(float(game.value["invalid"] != player))
                 if said := game.completions.get(seat):  # it was asked
-                    for name, each in searching.lengths(role, [said]).items():
+                    for name, each in searching.lengths(key, [said]).items():
                         values[name] += each
-                    fields = {"role": role, "policy": card.policies[player % len(card.policies)], "reward": reward}
-                    fields |= {"group": f"{len(episodes)}/{role}", "temperature": card.sampling.temperature}
+                    fields = {"role": seat, "policy": card.policies[player % len(card.policies)], "reward": reward}
+                    fields |= {"group": f"{len(episodes)}/{key}", "temperature": card.sampling.temperature}
                     rows = rewards.by_turn(said, [-base] * sum(turn.kind == "sampled" for turn in said.turns))
                     rows = [(row,) for row in rows if row.sampled_T.any()]
                     episodes += [Episode.from_completion(said, None, game.value, datums=row, **fields) for row in rows]
     kept = {*generator.permutation(len(episodes))[: card.turns].tolist()}
     episodes = [replace(episode, trained=place in kept) for place, episode in enumerate(episodes)]
-    return episodes, {"b": b}, rewards.means(values) | {f"{role}/baseline": value for role, value in b.items()}
+    return episodes, {"b": b}, rewards.means(values) | {f"{key}/baseline": value for key, value in b.items()}
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
-    """Of every policy, on all its roles, `passes` times."""
+    """Of every policy, on all turns of its seats, `passes` times."""
     card, shares = cfg.options(SpiralSection), defaultdict(list)
     rule = AdvantageCard(advantage="none") if card.loss.advantage == "ema" else None  # `play` has subtracted b
-    for name, (seat, policy) in product(card.games, zip(SEATS, card.policies * 2, strict=False)):
-        shares[policy].append(RoleShare(f"{name}_{seat}", rule))
+    for seat, policy in zip(SEATS, card.policies * 2, strict=False):
+        shares[policy].append(RoleShare(seat, rule))
     return tuple(Update(policy, card.loss, tuple(roles)) for policy, roles in shares.items()) * card.passes
 
 
