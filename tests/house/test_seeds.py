@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.seeds.__main__ import main
-from benchmarks.seeds.figures import before_after, drift, drifted, halves
+from benchmarks.seeds.figures import DERIVED, before_after, drift, drifted, halves
 from benchmarks.seeds.runner import Job, card_name, done, jobs, run_all, shares
 from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
 from benchmarks.seeds.table import Row, place, shown, table
@@ -117,6 +117,35 @@ def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path
     ]
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert drift(tmp_path, [{"step": 1, "iteration": 1.0}, {"step": 2, "iteration": 2.0}]) == [0.5, 1.0]
+
+
+def test_right_answers_are_those_of_the_facts(tmp_path: Path):
+    fact = next(fact for fact in load_world().facts if fact.attribute == "capital")
+    question = f"What is {fact.phrase}?"
+    pairs = [  # step, group, question, answer, trained
+        (1, "proposer/1 hops", question, fact.value, True),
+        (1, "proposer/1 hops", question, "Atlantis", True),
+        (1, "proposer/1 hops", question, fact.value, True),
+        (1, "proposer/2 hops", "What is it?", fact.value, True),
+        (2, "proposer/1 hops", question, fact.value, False),  # of the phase that writes pairs
+        (3, "solver/0", question, fact.value, True),
+        (3, "solver/0", question, fact.value, True),
+        (3, "solver/1", question, "", True),
+        (4, "solver/0", question, "Atlantis", True),
+    ]
+    lines = [
+        {
+            "step": step,
+            "role": group.split("/")[0],
+            "group": group,
+            "trained": trained,
+            "text": {"question": asked, "answer": answer},
+        }
+        for step, group, asked, answer, trained in pairs
+    ]
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert DERIVED["dr_zero/right_proposals"](tmp_path, []) == [0.5]
+    assert DERIVED["dr_zero/right_pairs"](tmp_path, []) == [0.5, 0.0]
 
 
 # ------------------------------------------------------------------------------------------------------------ table
