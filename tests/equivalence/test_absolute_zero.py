@@ -46,5 +46,5 @@ def test_advantages_equal_torch(seed: int) -> None:
         lengths = torch.tensor([int(one.datums[0].sampled_T.sum()) for one in own])
         scaled = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for card, expected in ((paper, scaled), (released, whitened(rewards, lengths))):
-            found = [one.advantage for one in assign(own, card)[0]]
+            found = np.array([one.advantage for one in assign(own, card)[0]], float)
             np.testing.assert_allclose(found, expected.numpy(), rtol=1e-10, atol=1e-12)

@@ -190,7 +190,7 @@ def test_the_exam_grades_by_running() -> None:
         Answer(row, exam.prompt(row, len), one, exam.read(one), None, 0) for row, one in zip(rows, said, strict=True)
     ]
     assert [answer.text for answer in answers][1:] == ["-3", *replies[2:], None]
-    assert exam.own["solved"](answers, ScriptedTools(lambda now: "")) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert exam.own["accuracy"](answers, ScriptedTools(lambda now: "")) == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 # ------------------------------------------------------------------------------------------------- TRR++

@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.rules import Item, Options, check, hidden, id
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import functions, metric_names, searching
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.game import ACTOR, GRADIENT, REWARD, Game, Memory, Panel
+from scope_jax.play.game import ACTOR, Game, Memory
 from scope_jax.play.prompting import fences, for_role
 from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -22,7 +22,6 @@ from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import replied
 
 SEEDINGS, RUNS = 200, 2  # most batches of the seeding; runs of a proposal, which must agree
-PANELS = (Panel("Held-out tasks solved", ("/solved",), True, of_exams=True), REWARD, GRADIENT)
 Buffers = Mapping[str, Sequence[Item]]  # by task
 Writer = Callable[[Config, str, Any], Messages]
 Said = namedtuple("Said", "task prompt completion item")  # a reply, and what it is about: a task, or earlier ones
@@ -175,10 +174,10 @@ def exam(cfg: Config) -> Exam:
         cases = [(one.row["task"], dict(one.row), one.completion) for one in answers]
         return [right or 0.0 for right in grade(cfg, tools, cases)]
 
-    prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"solved": solved}
-    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("solved",), kind="rows", own=own)
+    prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"accuracy": solved}
+    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("accuracy",), kind="rows", own=own)
 
 
 OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}
-OWN |= {"check": check, "check_prompts": check_prompts, "panels": PANELS, "metrics": metrics, "title": "Absolute Zero"}
+OWN |= {"check": check, "check_prompts": check_prompts, "metrics": metrics, "title": "Absolute Zero"}
 GAME = Game("absolute_zero", Options, play, updates, exam, **OWN)
