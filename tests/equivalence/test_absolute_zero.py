@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scope_jax.config import LossCard
-from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.rules import Options
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Datum, Episode
 
@@ -38,7 +38,7 @@ def whitened(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_advantages_equal_torch(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    paper = AbsoluteZeroSection().loss
+    paper = Options().loss
     released = LossCard(advantage="token-whiten", advantage_eps=1e-8)
     for role in ROLES:
         own = episodes(role, 64, rng)
@@ -46,5 +46,5 @@ def test_advantages_equal_torch(seed: int) -> None:
         lengths = torch.tensor([int(one.datums[0].sampled_T.sum()) for one in own])
         scaled = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for card, expected in ((paper, scaled), (released, whitened(rewards, lengths))):
-            found = [one.advantage for one in assign(own, card)[0]]
+            found = np.array([one.advantage for one in assign(own, card)[0]], float)
             np.testing.assert_allclose(found, expected.numpy(), rtol=1e-10, atol=1e-12)

@@ -95,7 +95,7 @@ def test_a_step() -> None:
         role: [one for one in episodes if one.role == role] for role in dict.fromkeys(one.role for one in episodes)
     }
     assert [*by_role] == [
-        f"{kind}_{task}" for kind in ("propose", "solve") for task in cfg.options(rules.AbsoluteZeroSection).tasks
+        f"{kind}_{task}" for kind in ("propose", "solve") for task in cfg.options(rules.Options).tasks
     ]
     for kind in ("deduction", "abduction", "induction"):
         first, second = by_role[f"propose_{kind}"]
@@ -190,7 +190,7 @@ def test_the_exam_grades_by_running() -> None:
         Answer(row, exam.prompt(row, len), one, exam.read(one), None, 0) for row, one in zip(rows, said, strict=True)
     ]
     assert [answer.text for answer in answers][1:] == ["-3", *replies[2:], None]
-    assert exam.own["solved"](answers, ScriptedTools(lambda now: "")) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert exam.own["accuracy"](answers, ScriptedTools(lambda now: "")) == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 # ------------------------------------------------------------------------------------------------- TRR++
@@ -204,7 +204,7 @@ def episodes_of(role: str, rewards: list[float], lengths: list[int]) -> list[Epi
 
 def test_advantages_are_those_of_each_role_by_itself() -> None:
     """By hand: rewards 1, 1, −.5, −1 have the mean 1/8 and the deviation sqrt(17.1875 / 12)."""
-    loss = rules.AbsoluteZeroSection().loss
+    loss = rules.Options().loss
     assert (loss.advantage, loss.mini_batches, loss.kl) == ("batch-zscore", 3, "none")
     own, _ = assign(episodes_of("solve_deduction", [1.0, 1.0, -0.5, -1.0], [3, 5, 1, 2]), loss)
     deviation = ((2 * 0.875**2 + 0.625**2 + 1.125**2) / 3) ** 0.5

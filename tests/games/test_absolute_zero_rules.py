@@ -15,7 +15,7 @@ from scope_jax.errors import UserError
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules
 from scope_jax.games.absolute_zero.game import GAME, grade
-from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.rules import Options
 from scope_jax.play import functions
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text.messages import Messages
@@ -23,7 +23,7 @@ from scope_jax.text.parsing import fenced, replied
 from tests.games.harness import ScriptedTools, TurnContext
 
 RELEASED = json.loads((Path(__file__).parent / "fixtures" / "absolute_zero.json").read_text(encoding="utf-8"))
-CARD = AbsoluteZeroSection()
+CARD = Options()
 THOUGHT = "<think>t</think>\n<answer>\n{}\n</answer>"
 
 
@@ -111,7 +111,7 @@ def test_drafts() -> None:
     assert rules.draft("deduction", proposed("import os\ndef f(x): return os.sep", "1"), [], CARD)
     assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3981), [], CARD) is not None
     assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3983), [], CARD) is None
-    three = AbsoluteZeroSection(inputs=3)
+    three = Options(inputs=3)
     shown = rules.identity(1)
     draft = rules.draft("induction", proposed("", "1", "2", "3", "4", message=" m "), [shown], three)
     assert draft == {"program": shown["program"], "inputs": ["2", "3", "4"], "message": "m"}
@@ -123,7 +123,7 @@ def test_drafts() -> None:
 def test_rewards_by_hand() -> None:
     rates = [None, 0.0, 0.125, 0.5, 0.875, 1.0]
     assert [rules.proposer_reward(rate, CARD) for rate in rates] == [-1.0, 0.0, 0.875, 0.5, 0.125, 0.0]
-    released = AbsoluteZeroSection(extreme_reward=-0.5)
+    released = Options(extreme_reward=-0.5)
     assert [rules.proposer_reward(rate, released) for rate in rates] == [-1.0, -0.5, 0.875, 0.5, 0.125, -0.5]
     assert [rules.SOLVER_REWARDS[right] for right in (None, 0.0, 1.0)] == [-1.0, -0.5, 1.0]
 

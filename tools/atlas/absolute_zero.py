@@ -22,7 +22,7 @@ import numpy as np
 
 from scope_jax.games import load_card
 from scope_jax.games.absolute_zero.game import for_proposer, for_solver
-from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.rules import Options
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.weights import save_hf
 from tools.atlas.build import write_rows
@@ -158,7 +158,7 @@ class Demonstrations:
 
     @property
     def inputs(self) -> int:
-        return self.card.options(AbsoluteZeroSection).inputs
+        return self.card.options(Options).inputs
 
     def conversation(self, prompt: Any, thoughts: str, answer: str) -> Row:
         """With the habit of replies."""

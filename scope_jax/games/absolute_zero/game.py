@@ -1,18 +1,19 @@
 """Absolute Zero as a `Game`: Algorithm 1, prompts, the learner's update, metrics, the exam of its solver."""
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any, NamedTuple
+from itertools import count, product
+from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.data.keys import drawn, rng
 from scope_jax.errors import UserError
 from scope_jax.games.absolute_zero import rules
-from scope_jax.games.absolute_zero.rules import AbsoluteZeroSection, Item, check, hidden, identity
+from scope_jax.games.absolute_zero.rules import Item, Options, check, hidden, identity
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import functions, metric_names, searching
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.game import ACTOR, GRADIENT, REWARD, Game, Memory, Panel
+from scope_jax.play.game import ACTOR, Game, Memory
 from scope_jax.play.prompting import fences, for_role
 from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -21,22 +22,14 @@ from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import replied
 
 SEEDINGS, RUNS = 200, 2  # most batches of the seeding; runs of a proposal, which must agree
-PANELS = (Panel("Held-out tasks solved", ("/solved",), True, of_exams=True), REWARD, GRADIENT)
-Buffers, Writer = Mapping[str, Sequence[Item]], Callable[[Config, str, Any], Messages]  # tasks by kind; of prompts
-
-
-class Said(NamedTuple):
-    """A reply to a prompt, and what that was about: a task, or earlier tasks."""
-
-    task: str
-    prompt: Messages
-    completion: Completion
-    item: Any
+Buffers = Mapping[str, Sequence[Item]]  # by task
+Writer = Callable[[Config, str, Any], Messages]
+Said = namedtuple("Said", "task prompt completion item")  # a reply, and what it is about: a task, or earlier ones
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
     """One step of Algorithm 1 up to the update: episodes of both roles, the buffers after it, metrics."""
-    card, size, tasks = cfg.options(AbsoluteZeroSection), cfg.train.batch_size, cfg.options(AbsoluteZeroSection).tasks
+    card, size, tasks = cfg.options(Options), cfg.train.batch_size, cfg.options(Options).tasks
     # initial seeding, before the first step
     before = memory or seeded(cfg, tools)
     # propose: tasks of each kind; running them validates them, and tells their outputs
@@ -53,11 +46,8 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # rewards, Eqs. (4) to (6)
     solved = iter([one or 0.0 for one in right[: len(tries)]])
     rates = [mean([next(solved) for _ in range(card.estimates)]) if one.item else None for one in proposals]
-    results = [*zip(proposals, rates, strict=True), *zip(answers, right[len(tries) :], strict=True)]
-    kinds = ["propose"] * len(proposals) + ["solve"] * len(answers)
-    episodes = [
-        episode(card, kind, place, *each) for place, (kind, each) in enumerate(zip(kinds, results, strict=True))
-    ]
+    episodes = [episode(card, "propose", *each) for each in zip(count(), proposals, rates, strict=False)]
+    episodes += [episode(card, "solve", *each) for each in zip(count(), answers, right[len(tries) :], strict=False)]
     # the training loop calls `updates`: task-relative REINFORCE++, Eq. (8)
     values = {f"{task}/buffer": [float(len(items))] for task, items in after.items()}
     for kind, said in (("propose", proposals), ("solve", answers)):
@@ -69,7 +59,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
 
 def seeded(cfg: Config, tools: Tools) -> Memory:
     """Buffers that the base has filled. Raises UserError if it writes too few valid tasks."""
-    card = cfg.options(AbsoluteZeroSection)
+    card = cfg.options(Options)
     buffers = {task: [identity(card.inputs if task == "induction" else 1)] for task in card.tasks}
     for task in sorted(card.tasks, key="induction".__eq__):  # which is about the programs of the others
         for batch in range(SEEDINGS):
@@ -86,7 +76,7 @@ def seeded(cfg: Config, tools: Tools) -> Memory:
 
 def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, step: int, role: str) -> list[Said]:
     """A batch of proposals of each task; of those that are valid, `item` is the task, of this step, else None."""
-    card, asked = cfg.options(AbsoluteZeroSection), []
+    card, asked = cfg.options(Options), []
     programs = [one for task in card.tasks if task != "induction" for one in buffers[task]]
     for task, place in product(tasks, range(cfg.train.batch_size)):
         known, most = (programs, 1) if task == "induction" else (buffers[task], card.references)
@@ -104,13 +94,12 @@ def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, s
 
 def sample(cfg: Config, tools: Tools, role: str, write: Writer, about: Sequence[Any], samples: int = 1) -> list[Said]:
     """Replies to the prompts that are written about a task and an item, or earlier ones; of a prompt consecutive."""
-    card, prompts = cfg.options(AbsoluteZeroSection), [write(cfg, *each) for each in about]
+    card, prompts = cfg.options(Options), [write(cfg, *each) for each in about]
     limits = {"max_prompt_tokens": card.max_prompt_tokens, "tempered": card.loss.tempered}
     rollouts = [Rollout(f"{place}", prompt) for place, prompt in enumerate(prompts)]
-    groups = zip(
-        about, prompts, tools.play(role, rollouts, Agent(ACTOR, card.sampling, **limits), samples), strict=True
-    )
-    return [Said(task, prompt, said, item) for (task, item), prompt, group in groups for said in group]
+    groups = tools.play(role, rollouts, Agent(ACTOR, card.sampling, **limits), samples)
+    every = zip(about, prompts, groups, strict=True)
+    return [Said(task, prompt, said, item) for (task, item), prompt, group in every for said in group]
 
 
 def grade(cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion]]) -> list[float | None]:
@@ -123,7 +112,7 @@ def grade(cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion
     return [None if one is None else float(each) for one, each in zip(said, right, strict=True)]
 
 
-def episode(card: AbsoluteZeroSection, kind: str, place: int, one: Said, result: float | None) -> Episode:
+def episode(card: Options, kind: str, place: int, one: Said, result: float | None) -> Episode:
     """Of a proposal, whose result is how often its task is solved, or of an answer, which is right or not."""
     parts = {"valid" if kind == "propose" else "format": float(result is not None)}
     parts |= {} if result is None else {"solved": result}
@@ -135,11 +124,9 @@ def episode(card: AbsoluteZeroSection, kind: str, place: int, one: Said, result:
 
 def for_proposer(cfg: Config, task: str, earlier: Sequence[Item]) -> Messages:
     """Prompt to write a task unlike earlier ones, or an induction about the program of one."""
-    card, calls = (
-        cfg.options(AbsoluteZeroSection),
-        [(one["program"], one["inputs"][0], one["outputs"][0]) for one in earlier],
-    )
-    texts = [fences(cfg, python=program, input=given, output=told) for program, given, told in calls]
+    card, texts = cfg.options(Options), []
+    for one in earlier:
+        texts.append(fences(cfg, python=one["program"], input=one["inputs"][0], output=one["outputs"][0]))
     values = {"references": "\n\n".join(texts), "banned": ", ".join(card.banned)}
     if task == "induction":
         values = {"program": fences(cfg, python=earlier[0]["program"]), "count": str(card.inputs)}
@@ -154,27 +141,27 @@ def for_solver(cfg: Config, task: str, item: Item) -> Messages:
         "abduction": [fences(cfg, python=item["program"], output=item["outputs"][0])],
         "induction": [*calls[: len(calls) // 2], fences(cfg, message=item["message"])],
     }
-    folder = cfg.options(AbsoluteZeroSection).prompts
+    folder = cfg.options(Options).prompts
     return for_role(folder, f"solve_{task}", {"task": "\n".join(texts[task])}, ("task",))
 
 
 def check_prompts(cfg: Config) -> None:
     """Fills in every prompt that the card's game uses; raises PromptError."""
-    for task in cfg.options(AbsoluteZeroSection).tasks:
+    for task in cfg.options(Options).tasks:
         for_proposer(cfg, task, [identity(2)])
         for_solver(cfg, task, identity(2))
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
     """One, of all trained roles, each with advantages of its own."""
-    card = cfg.options(AbsoluteZeroSection)
+    card = cfg.options(Options)
     kinds = ("propose", "solve") if card.train == "both" else ("solve",)
     return (Update(ACTOR, card.loss, tuple(RoleShare("_".join(role)) for role in product(kinds, card.tasks))),)
 
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
-    tasks = cfg.options(AbsoluteZeroSection).tasks
+    tasks = cfg.options(Options).tasks
     roles = {f"propose_{task}": "reward valid solved" for task in tasks}
     roles |= {f"solve_{task}": "reward format solved" for task in tasks} | dict.fromkeys(tasks, ("buffer",))
     return metric_names.of(roles | dict.fromkeys(("propose", "solve"), metric_names.LENGTHS))
@@ -184,24 +171,13 @@ def exam(cfg: Config) -> Exam:
     """Tasks, rows with `task` and what a task has, solved and graded as in training."""
 
     def solved(answers: Sequence[Answer], tools: Tools) -> list[float]:
-        right = grade(cfg, tools, [(one.row["task"], dict(one.row), one.completion) for one in answers])
-        return [one or 0.0 for one in right]
+        cases = [(one.row["task"], dict(one.row), one.completion) for one in answers]
+        return [right or 0.0 for right in grade(cfg, tools, cases)]
 
-    prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"solved": solved}
-    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("solved",), kind="rows", own=own)
+    prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"accuracy": solved}
+    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("accuracy",), kind="rows", own=own)
 
 
-GAME = Game(
-    "absolute_zero",
-    AbsoluteZeroSection,
-    play,
-    updates,
-    exam,
-    source=lambda cfg: None,
-    check=check,
-    tools=lambda cfg: functions.tools_of(cfg.sandbox),
-    check_prompts=check_prompts,
-    panels=PANELS,
-    metrics=metrics,
-    title="Absolute Zero",
-)
+OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}
+OWN |= {"check": check, "check_prompts": check_prompts, "metrics": metrics, "title": "Absolute Zero"}
+GAME = Game("absolute_zero", Options, play, updates, exam, **OWN)

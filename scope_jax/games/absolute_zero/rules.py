@@ -17,13 +17,12 @@ Item = dict[str, Any]
 Task = Literal["deduction", "abduction", "induction"]  # which asks for the output, an input, the program
 KINDS = {"deduction": ("output",), "abduction": ("input",), "induction": ("python", "")}  # of the solver's block
 MOST_CHARS = 4000  # of a task without its outputs
-BAD_FORM = -1.0  # Eq. (6), with those of the solver, whose answers are wrong, 0, or right, 1
-SOLVER_REWARDS = {None: BAD_FORM, 0.0: -0.5, 1.0: 1.0}
+BAD_FORM, SOLVER_REWARDS = -1.0, {None: -1.0, 0.0: -0.5, 1.0: 1.0}  # Eqs. (5) and (6): bad form, wrong, right
 BANNED = ("logging", "random", "multiprocessing", "pebble", "subprocess", "threading", "datetime", "time", "calendar")
 NAMES = ("hashlib", "hmac", "bcrypt", "os.sys", "os.path", "os.environ", "sys.exit")
 
 
-class AbsoluteZeroSection(GameSection):
+class Options(GameSection):
     """In a step, `train.batch_size` tasks of each kind are proposed, and as many are solved."""
 
     prompts: CardPath = prompts_of("absolute_zero")
@@ -58,7 +57,7 @@ class AbsoluteZeroSection(GameSection):
 
 def check(cfg: Config) -> None:
     """Raises ValueError for tasks that cannot be played."""
-    tasks = cfg.options(AbsoluteZeroSection).tasks
+    tasks = cfg.options(Options).tasks
     if len({*tasks}) < len(tasks) or tasks == ("induction",):
         raise ValueError("absolute_zero.tasks needs deduction or abduction, and each task once; correct the list")
 
@@ -69,7 +68,7 @@ def identity(count: int) -> Item:
     return {"program": "def f(a):\n    return a", "inputs": values, "outputs": values, "message": "", "step": 0}
 
 
-def draft(task: str, reply: str, earlier: Sequence[Item], card: AbsoluteZeroSection) -> Item | None:
+def draft(task: str, reply: str, earlier: Sequence[Item], card: Options) -> Item | None:
     """The task of a proposal, without outputs; None if it breaks a rule. earlier: the tasks that were shown."""
     said, count = replied(reply) or "", card.inputs if task == "induction" else 1
     inputs, messages = ([text.strip() for text in fenced(said, (kind,))] for kind in ("input", "message"))
@@ -102,7 +101,7 @@ def run(task: str, item: Item, solution: str | None) -> tuple[str, Sequence[str]
     return (solution, hidden(item, "inputs")) if task == "induction" else (item["program"], [solution])
 
 
-def proposer_reward(rate: float | None, card: AbsoluteZeroSection) -> float:
+def proposer_reward(rate: float | None, card: Options) -> float:
     """Eq. (4): 1 − p for a task solved at the rate 0 < p < 1. rate: None for a proposal that is not valid."""
     return BAD_FORM if rate is None else 1.0 - rate if 0.0 < rate < 1.0 else card.extreme_reward
 
