@@ -258,8 +258,7 @@ def test_names_are_found_in_documents_and_cards() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral"])
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "absolute_zero"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral", "absolute_zero"])
 def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}
