@@ -23,7 +23,6 @@ from scope_jax.config.training import TrainSection
 from scope_jax.games import dpo, scope, score, sft, spell, spice, ssp
 from scope_jax.play.game import Game
 
-
 BUILT_IN = (dpo, scope, score, sft, spell, spice, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
