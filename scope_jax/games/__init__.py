@@ -6,13 +6,11 @@ A card selects its game with `system`: a name in `GAMES`, or the path of a Pytho
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model, model_validator
@@ -22,17 +20,11 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
+from scope_jax.games import dpo, scope, score, sft, spell, spice, ssp
 from scope_jax.play.game import Game
 
-
-def _built_in() -> dict[str, Game]:
-    """`GAME` of every package of this folder, by name."""
-    folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
-    games = [importlib.import_module(f"{__name__}.{folder}").GAME for folder in folders]
-    return {game.name: game for game in games}
-
-
-GAMES: dict[str, Game] = _built_in()
+BUILT_IN = (dpo, scope, score, sft, spell, spice, ssp)
+GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
 
 # ------------------------------------------------------------------------------------------------------------- games
