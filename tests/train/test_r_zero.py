@@ -67,7 +67,7 @@ def test_each_phase_trains_one_policy(whole: Path) -> None:
 
 
 def reference(run: Path, step: int) -> dict[str, np.ndarray]:
-    return {name.split("/ref_params/")[1]: array for name, array in runs.reference_at(run, step).items()}
+    return {name.partition("/")[2]: array for name, array in runs.reference_at(run, step).items()}
 
 
 def test_the_reference_of_a_phase_is_what_its_policy_began_with(whole: Path) -> None:
