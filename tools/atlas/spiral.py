@@ -34,7 +34,7 @@ from tools.atlas.warmup import CARD as LOSS
 from tools.atlas.warmup import model_config
 
 CARD = ASSETS.parents[1] / "configs" / "spiral" / "atlas.toml"
-GAMES_SHOWN, LAYERS, STEPS, ROWS = 1200, 2, 120, 32  # games for the demonstrations; of the model; of its training
+GAMES_SHOWN, LAYERS, STEPS, ROWS = 1200, 2, 300, 32  # games for the demonstrations; of the model; of its training
 HABITS = {"taken": 0.2, "no box": 0.05}  # shares of turns: any cell or action, be it legal or not; the action alone
 ANYTHING = {
     "tictactoe": tuple(CELLS),
@@ -95,7 +95,7 @@ def build(out: Path, seed: int = 0) -> None:
         write_rows(out / f"{name}.jsonl", rows)
     scripts = [*demonstrations(GAMES_SHOWN, rng)]
     texts = [text for script in scripts for text in (script.message, *(text for text, _ in script.parts))]
-    save_tokenizer(train_tokenizer([*texts, "user\n", "assistant\n"] * 2, [], (r"\\boxed\{", "->")), out / "tokenizer")
+    save_tokenizer(train_tokenizer([*texts, "user\n", "assistant\n"] * 2, [], (r"\\boxed\{", "->", r"\p{N}")), out / "tokenizer")
     tokenizer = Tokenizer.load(out / "tokenizer")
     model = replace(model_config(tokenizer), num_layers=LAYERS)
     shown = [token_row(script, tokenizer) for script in scripts]
