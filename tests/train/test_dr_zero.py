@@ -25,7 +25,7 @@ SMALL = (
     "dr_zero.steps=2",
     "dr_zero.samples=2",
     "dr_zero.attempts=2",
-    "dr_zero.solver.samples=2",
+    "dr_zero.solver.samples=8",
 )
 PHASES = ("proposer", "proposer", "data", "data", "solver", "solver")
 
