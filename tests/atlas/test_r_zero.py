@@ -37,9 +37,9 @@ def test_a_right_solution_step_by_step() -> None:
 
 def test_the_solvers_habits() -> None:
     rng = np.random.default_rng(1)
-    sums = [r_zero.solution([7, "+", 5], rng)[1] for _ in range(4000)]
-    assert np.mean([value == 12 for value in sums]) == pytest.approx(1 - r_zero.SLIP, abs=0.02)
-    assert {value - 12 for value in sums} == {0, *r_zero.SLIPS}
+    sums = [r_zero.solution([19, "+", 5], rng)[1] for _ in range(4000)]
+    assert np.mean([value == 24 for value in sums]) == pytest.approx(1 - r_zero.SLIP, abs=0.02)
+    assert {value - 24 for value in sums} == {0, *r_zero.SLIPS}
     products = [r_zero.solution([7, "*", 5], rng)[1] for _ in range(4000)]
     assert np.mean([value == 12 for value in products]) == pytest.approx(r_zero.ADDED, abs=0.03)
 

@@ -6,8 +6,8 @@ writes questions for the exam, conversations, and a model with random weights th
 (`scope-jax sft tools/atlas/r_zero.toml`), and saves the base in bfloat16. A question has one to six operations,
 computed one after the other; a product stands only at its beginning. The habits:
 
-* the solver slips in 22 of 100 operations, by 1, 2, 3 or 10, and goes on with the wrong number;
-* of products it adds the numbers instead in 35 of 100;
+* the solver slips in 18 of 100 operations, by up to 15 either way, and goes on with the wrong number;
+* of products it adds the numbers instead in 25 of 100;
 * the challenger writes no question in 12 of 100 replies; every fifth of the others is "1 + 1", and half of the rest are
   sums of two numbers.
 """
@@ -34,8 +34,8 @@ from tools.atlas.warmup import model_config
 
 CARD = Path(__file__).with_suffix(".toml")
 LARGEST, LONGEST = 60, 6  # of results; operations of a question
-SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = 0.22, 0.35, 0.12, 0.2, 0.5
-SLIPS = (-10, -3, -2, -1, 1, 2, 3, 10)
+SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = 0.18, 0.25, 0.12, 0.2, 0.5
+SLIPS = (*range(-15, 0), *range(1, 16))
 SOLVED, ASKED, HELD_OUT = 24_000, 8_000, 240  # conversations of each role, questions of the exam
 PIECES = (r" ?\d+", r"\\boxed\{")  # a number is one token
 ASK = "Ask."
