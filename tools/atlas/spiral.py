@@ -95,9 +95,8 @@ def build(out: Path, seed: int = 0) -> None:
         write_rows(out / f"{name}.jsonl", rows)
     scripts = [*demonstrations(GAMES_SHOWN, rng)]
     texts = [text for script in scripts for text in (script.message, *(text for text, _ in script.parts))]
-    save_tokenizer(
-        train_tokenizer([*texts, "user\n", "assistant\n"] * 2, [], (r"\\boxed\{", "->", r"\p{N}")), out / "tokenizer"
-    )
+    pieces = (r"\\boxed\{", "->", r"\p{N}")
+    save_tokenizer(train_tokenizer([*texts, "user\n", "assistant\n"] * 2, [], pieces), out / "tokenizer")
     tokenizer = Tokenizer.load(out / "tokenizer")
     model = replace(model_config(tokenizer), num_layers=LAYERS)
     shown = [token_row(script, tokenizer) for script in scripts]
