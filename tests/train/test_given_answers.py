@@ -85,7 +85,8 @@ def test_rows_that_are_too_long_are_left_out_and_told(tmp_path):
     assert told[-1].startswith("1 of 2 rows of this step are longer than the largest of learner.buckets")
 
 
-@pytest.mark.parametrize("system", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["sft", "dpo"])
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, system):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     card = f"{system}/atlas.toml"

@@ -36,7 +36,7 @@ class Options(GameSection):
     0; default: all are kept, and none is attempted (released code)."""
     document_tokens: Count = 256
     """Passages are cut off after this many tokens, at a word boundary (released code)."""
-    hops: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False, min_length=1)] = (4, 3, 2, 1)
+    hops: Annotated[tuple[Annotated[float, Field(gt=0, le=1e6)], ...], Field(strict=False, min_length=1)] = (4, 3, 2, 1)
     """Relative frequency of prompts that ask for 1, 2, 3, … hops."""
     attempts: Annotated[int, Field(ge=2, le=1024)] = 5
     """Attempts of the solver at a proposal, which measure its difficulty (n); sampled as in its training."""

@@ -194,7 +194,7 @@ GAME = Game(
     start=lambda cfg: moved_on(cfg, {"iteration": 1, "phase": CHALLENGER, "place": 0, "items": [], "skipped": 0}),
     finished=lambda cfg, memory, step: memory["iteration"] > cfg.options(RZeroSection).iterations,
     iterations=lambda cfg, memory: memory["iteration"] - 1,
-    waits=lambda cfg, memory: memory["place"] == 0,
+    waits=lambda cfg, memory: memory.get("place") == 0,  # a phase samples what the one before has trained
     new_reference=new_reference,
     batch="r_zero.challenger_batch and r_zero.solver_batch",
     resumable=("iterations",),
