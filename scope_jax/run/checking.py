@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -366,9 +366,7 @@ class RenderingTools:
         if unknown := [tool for tool in agent.tools if isinstance(tool, str) and tool not in named]:
             raise UserError(f"the role {role} calls {unknown[0]!r}, which is not among the game's tools (Game.tools).")
         tools = tuple(named[tool] if isinstance(tool, str) else tool.schema for tool in agent.tools)
-        asked = (rollout.messages for rollout in rollouts)
-        declared = (one if one.tools is not None else replace(one, tools=tools) for one in asked)  # as in a run
-        lengths = tuple(map(self.prompt_tokens, declared))
+        lengths = tuple(self.prompt_tokens(rollout.messages.declaring(tools)) for rollout in rollouts)
         limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
         raise _Sampled(Rendered(role, lengths, *limits, self._length, self._key))
 

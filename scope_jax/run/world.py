@@ -112,15 +112,16 @@ class StepTools:
         tools = tools_of(agent.tools, self.world.toolbox)
         if not all(tool.pure and tool.open is None for tool in tools):
             return self._with_tools(role, rollouts, agent, samples)
+        schemas = [tool.schema for tool in tools]
         distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
-        encoded = {messages: tuple(self.world.joiner.prompt(_declared(messages, tools))) for messages in distinct}
+        encoded = {messages: tuple(self.world.joiner.prompt(messages.declaring(schemas))) for messages in distinct}
         alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
         requests = [
             self._request(
                 ONLY,
                 agent,
                 rollout,
-                _declared(rollout.messages, tools),
+                rollout.messages.declaring(schemas),
                 ids,
                 (role, rollout.name, sample),
                 self._calls((role, rollout.name, sample)),
@@ -194,7 +195,7 @@ class StepTools:
 
         def request(name: str, messages: Messages) -> Request:
             agent = agents[name]
-            messages = _declared(messages, tools_of(agent.tools, self.world.toolbox))
+            messages = messages.declaring([tool.schema for tool in tools_of(agent.tools, self.world.toolbox)])
             ids = tuple(self.world.joiner.prompt(messages))
             where = place if len(agents) == 1 else (*place, name)
             row = self._request(name, agent, rollout, messages, ids, where, calls, None)
@@ -356,11 +357,6 @@ class StepTools:
         if name not in self.world.judges:
             raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
         return self.world.judges[name]
-
-
-def _declared(messages: Messages, tools: Sequence[Tool]) -> Messages:
-    """A prompt for an agent with these tools, which it declares unless it says itself what it declares."""
-    return messages if messages.tools is not None else replace(messages, tools=tuple(tool.schema for tool in tools))
 
 
 def _check_names(role: str, rollouts: Sequence[Rollout]) -> None:

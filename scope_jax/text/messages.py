@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -31,6 +31,10 @@ class Messages:
     def declared(self) -> list[Mapping[str, Any]] | None:
         """The tools for a chat template: None instead of an empty list, as templates expect."""
         return list(self.tools or ()) or None
+
+    def declaring(self, tools: Sequence[Mapping[str, Any]]) -> Messages:
+        """These messages, with the tools of the agent that reads them unless they say themselves what they declare."""
+        return self if self.tools is not None else replace(self, tools=tuple(tools))
 
     @property
     def text(self) -> str:

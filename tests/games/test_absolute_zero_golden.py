@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,22 +12,12 @@ from scope_jax.games.absolute_zero import game, rules
 from scope_jax.games.absolute_zero.game import GAME
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Episode
-from scope_jax.play import functions
 from scope_jax.play.exams import Answer
 from tests.games.harness import ScriptedTools, TurnContext
 from tests.games.test_absolute_zero_rules import THOUGHT, card, completions, proposed
+from tests.games.test_absolute_zero_rules import sandbox as sandbox
 
 SEEDS = ("def f(x): return x + {}", "def f(x): return x - {}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def sandbox() -> Iterator[None]:
-    try:
-        functions.service(card().sandbox).start()
-    except UserError as error:
-        pytest.skip(str(error))
-    yield
-    functions.service(card().sandbox).close()
 
 
 def script(now: TurnContext) -> str:

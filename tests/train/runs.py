@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -159,3 +160,19 @@ def same(expected: Path, found: Path, steps: Sequence[int] | None = None) -> Non
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert lines(expected, name) == lines(found, name), name
     assert judged(expected) == judged(found)
+
+
+def several(folder: Path, *specs: dict[str, Any]) -> list[list[int]]:
+    """The exit codes of runs of several.py, one after the other, by process."""
+    (folder / "spec.json").write_text(json.dumps(specs))
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.several", str(folder / "spec.json")],
+        cwd=ROOT,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +24,10 @@ def spec(run: Path, card: str = CARD, processes: int = 1, **more: Any) -> dict[s
     return {"processes": processes, "devices": 1, "arguments": arguments, "log": f"{run}.log", **more}
 
 
-def several(folder: Path, *specs: dict[str, Any]) -> list[list[int]]:
-    """The exit codes of runs, one after the other."""
-    (folder / "spec.json").write_text(json.dumps(specs))
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(runs.ROOT / ".cache" / "jax"))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.several", str(folder / "spec.json")],
-        cwd=runs.ROOT,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(runs.ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=900,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("absolute-zero")
-    assert several(folder, spec(folder / "whole")) == [[0]], (folder / "whole.log.0").read_text()
+    assert runs.several(folder, spec(folder / "whole")) == [[0]], (folder / "whole.log.0").read_text()
     return folder / "whole"
 
 
@@ -61,14 +42,14 @@ def test_killed_runs_end_with_the_same_bits(whole: Path, tmp_path: Path) -> None
     """Killed during the seeding, during the first step and during the second, after a recorded line."""
     names = [tmp_path / f"killed-{lines}" for lines in (1, 3, 6)]
     kills = [spec(run, kill=lines) for run, lines in zip(names, (1, 3, 6), strict=True)]
-    assert several(tmp_path, *kills) == [[-9]] * 3
-    assert several(tmp_path, *map(spec, names)) == [[0]] * 3
+    assert runs.several(tmp_path, *kills) == [[-9]] * 3
+    assert runs.several(tmp_path, *map(spec, names)) == [[0]] * 3
     for run in names:
         runs.same(whole, run)
 
 
 def test_two_processes_have_the_same_rows(whole: Path, tmp_path: Path) -> None:
-    assert several(tmp_path, spec(tmp_path / "both", processes=2)) == [[0, 0]]
+    assert runs.several(tmp_path, spec(tmp_path / "both", processes=2)) == [[0, 0]]
     one, both = (runs.lines(run, "episodes.jsonl") for run in (whole, tmp_path / "both"))
     first = [[row for row in rows if row["step"] == 1] for rows in (one, both)]
     assert first[0] == first[1] and len(one) == len(both)
@@ -76,6 +57,6 @@ def test_two_processes_have_the_same_rows(whole: Path, tmp_path: Path) -> None:
 
 def test_adapters_run(tmp_path: Path) -> None:
     run = tmp_path / "adapters"
-    assert several(tmp_path, spec(run, "configs/absolute_zero/adapters/atlas.toml")) == [[0]]
+    assert runs.several(tmp_path, spec(run, "configs/absolute_zero/adapters/atlas.toml")) == [[0]]
     sizes = [array.size for name, array in runs.arrays(run, 2).items() if name.startswith("actor/params")]
     assert runs.saved(run) == [1, 2] and sizes and max(sizes) <= 4 * 16 * 384  # layers, rank, the widest matrix

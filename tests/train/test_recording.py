@@ -6,9 +6,6 @@ The game of these tests (user_game/duel.py) has two players in turns and a clock
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from typer.testing import CliRunner, Result
 from scope_jax.cli import app
 from scope_jax.run import records
 from scope_jax.run.recording import FOLDER, NAME
-from tests.train import runs
+from tests.train.runs import several as run
 from tests.user_game import test_user_game
 
 
@@ -49,21 +46,6 @@ def spec(folder: Path, name: str, *sets: str, processes: int = 1, **more: Any) -
     overrides = [part for override in (*SMALL, *sets) for part in ("--set", override)]
     arguments = ["train", str(folder / "card.toml"), "--run", str(folder / name), *overrides]
     return {"processes": processes, "devices": 1, "arguments": arguments, "log": str(folder / f"{name}.log"), **more}
-
-
-def run(folder: Path, *specs: dict[str, Any]) -> list[list[int]]:
-    (folder / "spec.json").write_text(json.dumps(specs))
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(runs.ROOT / ".cache" / "jax"))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.several", str(folder / "spec.json")],
-        cwd=runs.ROOT,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(runs.ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def log(folder: Path, name: str) -> str:
