@@ -70,11 +70,21 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def torus(devices: Sequence[Any]) -> tuple[int, ...]:
-    """Devices along each dimension of the smallest box of a TPU torus that holds these; () for other devices."""
-    places = [getattr(device, "coords", None) for device in devices]
-    if any(place is None for place in places):
+    """Devices along each dimension of the smallest box of a TPU torus that holds these, and of a chip where it is
+    several devices; () for other devices."""
+    if any(getattr(device, "coords", None) is None for device in devices):
         return ()
-    return tuple(max(along) - min(along) + 1 for along in zip(*places, strict=True))
+    places = [(*device.coords, device.core_on_chip) for device in devices]
+    *box, cores = (max(along) - min(along) + 1 for along in zip(*places, strict=True))
+    return (*box, cores) if cores > 1 else tuple(box)
+
+
+def slices(devices: Sequence[Any]) -> list[list[Any]]:
+    """The devices of each TPU slice; other devices are one."""
+    found: dict[int, list[Any]] = {}
+    for device in devices:
+        found.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    return list(found.values())
 
 
 def stages(fsdp: int, torus: tuple[int, ...]) -> tuple[int, int]:
@@ -95,12 +105,25 @@ def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh with axes AXES over the given devices (all devices if None).
 
     tensor is the innermost axis: its devices communicate most and should be closest; then context. On TPU fsdp is
-    factored by `stages`; elsewhere fsdp_inner is 1. Raises ValueError as resolve_sizes does.
+    factored by `stages`; elsewhere fsdp_inner is 1. Several slices are along data, or as far as it is too small, along
+    the outer fsdp. Raises ValueError as resolve_sizes does, and if data · fsdp is not a multiple of the slices.
     """
     devices = list(jax.devices() if devices is None else devices)
     data, fsdp, context, tensor = resolve_sizes(cfg, len(devices))
-    shape = (data, *stages(fsdp, torus(devices)), context, tensor)
-    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    parts = slices(devices)
+    replicas = math.gcd(data, len(parts))
+    shards = len(parts) // replicas
+    if fsdp % shards or len({len(part) for part in parts}) > 1:
+        raise UserError(
+            f"mesh data={data}, fsdp={fsdp} does not divide {len(parts)} slices of {len(parts[0])} devices; "
+            "choose sizes whose product is a multiple of the slices."
+        )
+    shape = (data // replicas, *stages(fsdp // shards, torus(parts[0])), context, tensor)
+    if len(parts) == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:
+        across = (replicas, shards, 1, 1, 1)
+        grid = mesh_utils.create_hybrid_device_mesh(shape, across, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -1,4 +1,5 @@
-"""Shapes of the models that our cards name, so that a card can be planned before its checkpoint is downloaded.
+"""Shapes of the models that our cards name, and of larger ones, so that a card can be planned before its checkpoint is
+downloaded.
 
 The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
 deepseek-ai); a test compares the number of weights they give with the one the hub states for each model.
@@ -58,24 +59,24 @@ OLMO3 = COMMON | {
 }
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
+QWEN25_72B = QWEN25 | _shape(80, 8192, 64, 8, 29568, 152064)
 QWEN25_32B = QWEN25 | _shape(64, 5120, 40, 8, 27648, 152064)
 QWEN3_06B = QWEN3 | _shape(28, 1024, 16, 8, 3072, 151936) | {"tie_word_embeddings": True}
 QWEN3_4B = QWEN3 | _shape(36, 2560, 32, 8, 9728, 151936) | {"tie_word_embeddings": True}
 QWEN3_8B = QWEN3 | _shape(36, 4096, 32, 8, 12288, 151936)
-QWEN3_30B = (
-    QWEN3
-    | _shape(48, 2048, 32, 4, 6144, 151936)
-    | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "max_position_embeddings": 262144,
-        "rope_theta": 1e7,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-    }
-)
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "max_position_embeddings": 262144,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+QWEN3_30B = QWEN3_MOE | _shape(48, 2048, 32, 4, 6144, 151936) | {"rope_theta": 1e7, "moe_intermediate_size": 768}
+QWEN3_235B = QWEN3_MOE | _shape(94, 4096, 64, 4, 12288, 151936) | {"rope_theta": 5e6, "moe_intermediate_size": 1536}
 LLAMA31_8B = LLAMA | _shape(32, 4096, 32, 8, 14336, 128256)
+LLAMA32_1B = LLAMA | _shape(16, 2048, 32, 8, 8192, 128256) | {"tie_word_embeddings": True, "head_dim": 64}
+LLAMA31_70B = LLAMA | _shape(80, 8192, 64, 8, 28672, 128256)
+LLAMA31_405B = LLAMA | _shape(126, 16384, 128, 8, 53248, 128256)
 LLAMA32_3B = LLAMA | _shape(28, 3072, 24, 8, 8192, 128256) | {"tie_word_embeddings": True, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2.5-7B": QWEN25_7B | {"max_position_embeddings": 131072},
@@ -84,6 +85,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2.5-14B-Instruct": QWEN25_14B,
     "Qwen2.5-32B": QWEN25_32B | {"max_position_embeddings": 131072},
     "Qwen2.5-32B-Instruct": QWEN25_32B,
+    "Qwen2.5-72B-Instruct": QWEN25_72B,
     "DeepSeek-R1-Distill-Qwen-14B": QWEN25_14B | {"max_position_embeddings": 131072},
     "Qwen3-0.6B": QWEN3_06B,
     "Qwen3-4B": QWEN3_4B,
@@ -91,9 +93,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-4B-Thinking-2507": QWEN3_4B | {"max_position_embeddings": 262144, "rope_theta": 5e6},
     "Qwen3-8B": QWEN3_8B,
     "Qwen3-8B-Base": QWEN3_8B | {"max_position_embeddings": 32768},
+    "Qwen3-14B": QWEN3 | _shape(40, 5120, 40, 8, 17408, 151936),
+    "Qwen3-32B": QWEN3 | _shape(64, 5120, 64, 8, 25600, 151936),
+    "Qwen3-235B-A22B-Instruct-2507": QWEN3_235B,
     "Qwen3-30B-A3B-Instruct-2507": QWEN3_30B,
     "Qwen3-30B-A3B-Thinking-2507": QWEN3_30B,
     "Llama-3.1-8B-Instruct": LLAMA31_8B,
+    "Llama-3.1-70B-Instruct": LLAMA31_70B,
+    "Llama-3.3-70B-Instruct": LLAMA31_70B,
+    "Llama-3.1-405B-Instruct": LLAMA31_405B,
+    "Llama-3.2-1B-Instruct": LLAMA32_1B,
+    "Llama-3.2-3B-Instruct": LLAMA32_3B,
     "Meta-Llama-3.1-8B-Instruct": LLAMA31_8B,
     "DeepSeek-R1-Distill-Llama-8B": LLAMA31_8B,
     "OctoThinker-8B-Hybrid-Base": LLAMA31_8B,

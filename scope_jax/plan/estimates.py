@@ -1,73 +1,288 @@
-"""Times estimated from compiled programs. Nothing was executed: they serve to compare plans, not as a promise.
+"""Times estimated by arithmetic: the work of a token, or of an optimiser step, at what `plan.assumptions` says programs
+reach of a chip. Nothing is executed, and no compiler is needed; how far such estimates are from published measurements
+is in docs/plans.md.
 
-On TPUs compute is XLA's own `estimated_cycles` at the chip's clock, and collectives count only as far as these do; they
-may take longer where they do not overlap. For GPUs XLA has no such figures. There products run at a share of the peak,
-everything else moves its operands and results at a share of the memory bandwidth, one after the other, and collectives
-move their bytes, all-reduces twice, at a share of NVLink. A collective that is scheduled around a product overlaps: of
-these and the compute the slower counts; the other collectives are added. Latencies are left out.
-
-Kernels are assumed to reach half of the peak in training (splash attention, grouped products of experts). In decoding,
-attention reads all pages of full rows at 80 % of the memory bandwidth; the other kernels read and write what they
-declare at this rate, or multiply at half of the peak if that takes longer. On GPUs a decoded token reads all weights,
-too, unless its products take longer.
+A token of every slot reads the weights once, unless its products take longer, then the cache; an update multiplies and
+moves its activations. Collectives of activations are added; those of weights and gradients go on beside the compute, of
+which the slower counts. No estimate is below the `roofline`: each part takes at least what the chip's figures allow.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.pages import PAGE
 from scope_jax.plan import theory
-from scope_jax.plan.costs import Costs
+from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.hardware import Chip, Hardware
+from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import Compiled
+from scope_jax.rollouts.engine import Engine
+from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.rules import expert_axes
 
-KERNELS = 0.5  # share of the peak
-PRODUCTS = 0.6  # share of the peak, on GPUs; cuDNN's attention among them
-MEMORY = 0.8  # share of the bandwidth
-LINK = 0.8  # share of NVLink
-LAUNCH = 2122  # estimated cycles of XLA's smallest operations on a TPU; a kernel takes as many beside its reads
-ASSUMED = {
-    "tpu": "full rows of one sequence each; XLA's cycle estimates; kernels at 50 % of the peak, their reads of cache "
-    "and weights at 80 % of the bandwidth; collectives only as far as XLA estimates them",
-    "gpu": "full rows of one sequence each; products at 60 % of the peak, kernels at 50 %; other operations, weights "
-    "and cache at 80 % of the bandwidth; collectives at 80 % of NVLink, beside products where they are scheduled so",
-}
+# Passes over float32 logits, counted in the programs: sampling reads them for the maximum, the exponentials, their sum
+# and the draw; an update's blocks are written, read, and computed, written and read again for their gradients.
+SAMPLED, TRAINED = 8, 8
+OPTIMISER = 36  # bytes that AdamW reads and writes of a float32 weight, its gradient and two moments
 
 
-def _seconds(chip: Chip, costs: Costs, kernels: float) -> float | None:
-    """Of a program with so many FLOPs in kernels; None for a chip whose figures are not known."""
-    if chip.peak is None or chip.bandwidth is None:
-        return None
-    if chip.clock is not None:
-        return costs.cycles / chip.clock + kernels / (KERNELS * chip.peak)
-    if chip.link is None:
-        return None
-    compute = costs.flops / (PRODUCTS * chip.peak) + kernels / (KERNELS * chip.peak)
-    compute += costs.memory / (MEMORY * chip.bandwidth)
-    return max(compute, costs.beside / (LINK * chip.link)) + (_moved(costs) - costs.beside) / (LINK * chip.link)
+@dataclass(frozen=True)
+class Work:
+    """What a device does. FLOPs, bytes of memory, and bytes that leave it."""
+
+    products: float = 0.0
+    """FLOPs of dense matrix products."""
+    attention: float = 0.0
+    """FLOPs of attention, over pairs that see each other."""
+    experts: float = 0.0
+    """FLOPs of grouped products."""
+    weights: float = 0.0
+    """Bytes of weights that are read while products run."""
+    cache: float = 0.0
+    """Bytes of keys and values that are read while attention runs."""
+    memory: float = 0.0
+    """Bytes that everything else reads and writes."""
+    link: float = 0.0
+    """Bytes of collectives that compute waits for, within a slice or node."""
+    network: float = 0.0
+    """The same across them."""
+    beside_link: float = 0.0
+    """Bytes of collectives that go on beside the compute, within a slice or node."""
+    beside_network: float = 0.0
+    """The same across them."""
+    layers: float = 0.0
+    """Passes through a layer."""
+    slots: float = 0.0
+    """Slots times layers, of a token."""
+    collectives: float = 0.0
+    """Collectives that compute waits for, of a token."""
+
+    def times(self, number: float) -> Work:
+        return Work(**{name: value * number for name, value in vars(self).items()})
+
+    def plus(self, other: Work) -> Work:
+        return Work(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
 
-def _moved(costs: Costs) -> float:
-    """Bytes of all collectives; an all-reduce is a scatter and a gather."""
-    return sum(moved.bytes * (2 if kind == "all-reduce" else 1) for kind, moved in costs.collectives.items())
+def roofline(work: Work, chip: Chip) -> float:
+    """The least seconds that the chip's figures allow. The chip's figures are known."""
+    assert chip.peak and chip.bandwidth and chip.link and chip.network
+    return max(
+        (work.products + work.attention + work.experts) / chip.peak,
+        (work.weights + work.cache + work.memory) / chip.bandwidth,
+        (work.link + work.beside_link) / chip.link,
+        (work.network + work.beside_network) / chip.network,
+    )
 
 
-def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compiled | None = None) -> Mapping[str, Any]:
-    """Of one optimiser step over one micro-batch, per device: FLOPs executed (dots of the program, kernels by
-    arithmetic) and useful, together with those of `score` if given, and with a known chip the estimated seconds and
-    share of the peak."""
+def seconds(work: Work, chip: Chip, assumed: Assumptions) -> float:
+    """Estimated; see the module. The chip's figures are known."""
+    assert chip.peak and chip.bandwidth and chip.link and chip.network
+    products = work.products / (assumed.products * chip.peak) + work.experts / (assumed.experts * chip.peak)
+    attention = work.attention / (assumed.attention * chip.peak)
+    link, network = assumed.link * chip.link, assumed.network * chip.network
+    moved = work.link / link + work.network / network
+    compute = max(products, work.weights / (assumed.weights * chip.bandwidth))
+    compute += max(attention, work.cache / (assumed.cache * chip.bandwidth))
+    compute += work.memory / (assumed.memory * chip.bandwidth) + work.layers * assumed.layer
+    compute += work.slots * assumed.slot + work.collectives * assumed.collective
+    return max(compute + moved, moved + work.beside_link / link + work.beside_network / network)
+
+
+def known(on: Hardware) -> bool:
+    """Whether times can be estimated: the chip's figures are known."""
+    return None not in (on.chip.peak, on.chip.bandwidth, on.chip.link, on.chip.network) and on.platform in ASSUMED
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None = None) -> Work:
+    """Of a token of every slot, on each device. length: tokens of a slot in the cache, on average. slots: so many on
+    each row shard decode; None: all."""
+    model, mesh = engine.model, engine.mesh
+    tensor, shards, size = mesh.shape["tensor"], row_shards(mesh), jnp.dtype(engine.config.compute_dtype).itemsize
+    slots = engine.config.slots / shards if slots is None else slots
+    spread = expert_axes(model.num_experts, mesh.shape)
+    gathered = math.prod(mesh.shape[name] for name in spread if name != "tensor")
+    tree = engine.abstract_weights()
+    experts = device_bytes([leaf for layer in tree["layers"] for name, leaf in layer.items() if "_X" in name])
+    weights = device_bytes(tree) - (0 if model.tie_embeddings else device_bytes(tree["embed"])) - experts
+    if model.num_experts:  # those that a token of the slots that step together picks
+        chosen = model.experts_per_token / model.num_experts
+        experts = experts * (1 - (1 - chosen) ** (slots * gathered))
+    dense = 2.0 * flops.weights_per_token(model) + 2.0 * model.width * model.vocab_size
+    grouped = flops.expert_flops(model, 1, 3)
+    heads = max(1.0, model.num_kv_heads / tensor) * model.head_dim
+    seen = sum(min(length, window or math.inf) + PAGE / 2 for window in model.layer_windows)  # the last page is whole
+    crossing = _crossing(mesh, ("tensor",), on)
+    sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
+    sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor
+    work = Work(
+        products=slots / tensor * (dense - grouped),
+        attention=4 * slots * seen * model.num_heads / tensor * model.head_dim,
+        experts=slots / tensor * grouped,
+        weights=weights + experts,
+        cache=2 * slots * seen * heads * size,
+        memory=SAMPLED * 4 * slots * model.vocab_size / tensor,
+        layers=model.num_layers,
+        slots=slots * model.num_layers,
+        collectives=(2 * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
+    )
+    work = work.plus(_moved(sent, crossing))
+    if gathered > 1:  # tokens of all, to the devices with their experts, and their sums back
+        tokens = 2 * slots * (gathered - 1) * model.width * size * model.num_layers
+        work = work.plus(_moved(tokens, _crossing(mesh, tuple(name for name in spread if name != "tensor"), on)))
+    return work
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of decoding on an engine's mesh."""
+
+    milliseconds: float
+    """For a token of every slot that decodes."""
+    roofline_milliseconds: float
+    tokens_per_second: float
+    """Of all slots together."""
+    slots: float
+    """So many decode at a time: all, or as many as the cache holds."""
+
+
+def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
+    """cache: bytes of pages on each device. length: tokens of a slot, on average."""
+    model, tensor, shards = engine.model, engine.mesh.shape["tensor"], row_shards(engine.mesh)
+    token = _token_bytes(model, tensor, jnp.dtype(engine.config.compute_dtype).itemsize, length)
+    live = min(engine.config.slots / shards, cache / (token * length))
+    work = decode_work(engine, on, length, live)
+    time = seconds(work, on.chip, ASSUMED[on.platform])
+    return Pace(1e3 * time, 1e3 * roofline(work, on.chip), live * shards / time, live * shards)
+
+
+def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
+    """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
+    kept = sum(min(1.0, (window or math.inf) / length) for window in model.layer_windows)
+    return 2 * kept * max(1.0, model.num_kv_heads / tensor) * model.head_dim * size
+
+
+# --------------------------------------------------------------------------------------------------------------- update
+def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int = 1) -> Work:
+    """Of one optimiser step over full rows of `length` tokens, on each device; of all devices the average."""
+    model, mesh, section = learner.model, learner.mesh, learner.section
+    tensor, context, frozen = mesh.shape["tensor"], learner.context, learner.adapter is not None
+    share, size = rows_per_shard(section, learner.row_shards), learner.layout.compute_dtype.itemsize
+    rows, again = share / tensor / context, section.remat != "none"
+    tokens = rows * length
+    dense = 2.0 * flops.weights_per_token(model) - flops.expert_flops(model, 1, 3)
+    qkv = 2.0 * model.num_layers * model.width * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    recomputed = {"full": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
+    backward = 1 if frozen else 2
+    head = 2.0 * model.width * model.vocab_size * (2 + backward)  # logits are computed again for their gradient
+    heads = (model.num_heads + model.num_kv_heads) * model.head_dim
+    picked = max(model.experts_per_token, 1)
+    values = 12 * model.width + 4 * heads + 4 * model.ffn_width * picked + 6 * model.width * (picked - 1)
+    passes = (2 if again else 1) + 2
+    layers = model.num_layers * passes
+    one = Work(
+        products=tokens * (dense * (1 + backward) + recomputed + head),
+        attention=rows * flops.attention_flops(model, length) / 2 * (_attention_products(learner, on) + 2 * again),
+        experts=flops.expert_flops(model, tokens, (6 if frozen else 9) + 2 * again),
+        memory=tokens * (layers * values * size + TRAINED * 4 * model.vocab_size),
+        layers=layers,
+    )
+    group = share * length / context * model.width * size
+    one = one.plus(_moved(_reduced(group, tensor) * 2 * model.num_layers * (passes - 1), _crossing(mesh, ("tensor",), on)))
+    turned = 2 * tokens * heads * size * (context - 1) / context * model.num_layers * (passes - 1)
+    one = one.plus(_moved(turned, _crossing(mesh, ("context",), on)))
+    weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(_whole(learner))) / tensor
+    moved = weights * ((2 if again else 1) * size + (0 if frozen else 4))
+    one = one.plus(_gathered(moved, mesh, learner.shards.fsdp, on))
+    trained = device_bytes(learner.abstract_state(reference=False).params) / learner.layout.param_dtype.itemsize
+    replicas = mesh.shape["data"]
+    shared = _moved(_reduced(4 * trained, replicas), _crossing(mesh, ("data",), on))
+    step = Work(memory=OPTIMISER * trained, beside_link=shared.link, beside_network=shared.network)
+    return one.times(micro_batches).plus(step)
+
+
+def _whole(learner: Learner) -> Any:
+    """Shapes of the weights that a forward pass gathers."""
+    state = learner.abstract_state(reference=learner.adapter is not None)
+    return state.params if learner.adapter is None else state.ref_params
+
+
+def _attention_products(learner: Learner, on: Hardware) -> int:
+    """Forward 2 products over the pairs; backward 5, of the splash kernels 7: dq and dkv compute the scores again."""
+    return 2 + (7 if on.platform == "tpu" else 5)
+
+
+# ---------------------------------------------------------------------------------------------------------- collectives
+def _reduced(size: float, devices: int) -> float:
+    """Bytes that leave a device in an all-reduce of so many."""
+    return 2 * size * (devices - 1) / devices
+
+
+def _crossing(mesh: Mesh, axes: tuple[str, ...], on: Hardware) -> int:
+    """The number of slices or nodes that a group along these axes is spread over."""
+    domain = {device.id: place * on.domains // len(on.devices) for place, device in enumerate(on.devices)}
+    group = mesh.devices[tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)]
+    return len({domain[device.id] for device in np.ravel(group)})
+
+
+def _moved(size: float, domains: int) -> Work:
+    """Bytes of a collective that compute waits for; across domains all of them take the network."""
+    return Work(link=size) if domains == 1 else Work(network=size)
+
+
+def _gathered(size: float, mesh: Mesh, axes: tuple[str, ...], on: Hardware) -> Work:
+    """Gathers and scatters beside the compute, of arrays of `size` bytes that are sharded over these axes: the part of
+    a device's neighbours in its own slice or node over the links, the rest of its shard over the network."""
+    devices = math.prod(mesh.shape[name] for name in axes)
+    domains = _crossing(mesh, axes, on)
+    inside = devices // domains
+    across = size / inside * (domains - 1) / domains
+    return Work(beside_link=size * (inside - 1) / inside, beside_network=across)
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def update_figures(
+    learner: Learner, on: Hardware, bucket: int, one: Compiled | None, score: Compiled | None = None
+) -> Mapping[str, Any]:
+    """Of one optimiser step over one micro-batch of full rows, per device: useful FLOPs, with a known chip the
+    estimated seconds and share of the peak; of a compiled program also the FLOPs executed (dots of the program, kernels
+    by arithmetic), together with those of `score` if given, and its collectives in closed form."""
     share = rows_per_shard(learner.section, learner.row_shards)
-    tensor = learner.mesh.shape["tensor"]
-    rows, length = share / tensor / learner.context, one.program.bucket
+    rows = share / learner.mesh.shape["tensor"] / learner.context
     frozen, model = learner.adapter is not None, learner.model
-    useful = flops.update_flops(model, 1, length, length - 1, frozen) * rows
-    recomputed, how = learner.section.remat != "none", learner.context_attention
+    useful = flops.update_flops(model, 1, bucket, bucket - 1, frozen) * rows
+    found: dict[str, Any] = {"theory_flops": useful, "tokens_per_device": rows * bucket}
+    if one is not None:
+        found |= _executed(learner, on, rows, useful, one, score)
+    if known(on) and not (one and one.refused):
+        assert on.chip.peak is not None
+        time = seconds(update_work(learner, on, bucket), on.chip, ASSUMED[on.platform])
+        found |= {"seconds": time, "mfu": useful / time / on.chip.peak}
+    return found
+
+
+def _executed(
+    learner: Learner, on: Hardware, rows: float, useful: float, one: Compiled, score: Compiled | None
+) -> dict[str, Any]:
+    model, length, how = learner.model, one.program.bucket, learner.context_attention
+    frozen, recomputed = learner.adapter is not None, learner.section.remat != "none"
     splash = learner.attention == "splash" and (learner.context == 1 or how == "ulysses")
+    if one.refused:
+        return {}
 
     def in_kernels(products: int, backward: bool, recomputed: bool) -> float:
         total = flops.expert_flops(model, rows * length, products) if on.platform != "cpu" else 0.0
@@ -80,9 +295,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     found: dict[str, Any] = {
         "flops": executed,
         "kernel_flops": kernels,
-        "theory_flops": useful,
         "executed_of_theory": executed / useful,
-        "tokens_per_device": rows * length,
     }
     if score is not None:
         passes = score.program.passes
@@ -92,41 +305,13 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     if not frozen:
         mesh = (learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence)
         found["closed_form"] = theory.step_collectives(model, *mesh)
-    seconds = None if one.refused else _seconds(on.chip, one.costs, kernels)
-    if seconds is not None:
-        assert on.chip.peak is not None
-        found |= {"seconds": seconds, "mfu": useful / seconds / on.chip.peak, "assumed": ASSUMED[on.platform]}
     return found
 
 
-@dataclass(frozen=True)
-class Reads:
-    """Bytes that a device reads for a token of every slot: the full cache and all weights."""
-
-    cache: float
-    weights: float
-
-
-def decode_figures(on: Hardware, whole: Costs, one: Costs, reads: Reads, steps: int) -> Mapping[str, float]:
-    """Of one token of every slot: estimated milliseconds, of these the kernels' reads and the rest, and milliseconds to
-    read weights and cache once. whole, one: costs of a dispatch of `steps` tokens, and of one of them."""
-    chip = on.chip
-    if chip.peak is None or chip.bandwidth is None:
+def decode_figures(engine: Engine, on: Hardware, cache: float) -> Mapping[str, Any]:
+    """Of decoding with a cache of so many bytes on each device, at half of max_length in every slot; {} for a chip
+    whose figures are not known."""
+    if not known(on):
         return {}
-    read = MEMORY * chip.bandwidth
-    if chip.clock is not None:
-        cycles = one.cycles + LAUNCH * sum(one.kernels.values()) + (whole.cycles - one.cycles) / steps
-        # Attention over pages declares nothing, nor does what reads little.
-        work = sum(n * max(k.bytes / read, k.flops / (KERNELS * chip.peak)) for k, n in one.kernels.items())
-        seconds = {"reads": reads.cache / read + work, "other": cycles / chip.clock}
-    elif chip.link is not None:
-        memory = one.memory + (whole.memory - one.memory) / steps
-        products = max(one.flops / (PRODUCTS * chip.peak), reads.weights / read)
-        seconds = {"reads": reads.cache / read, "other": products + memory / read + _moved(one) / (LINK * chip.link)}
-    else:
-        return {}
-    return {
-        "milliseconds": 1e3 * sum(seconds.values()),
-        **{f"{name}_milliseconds": 1e3 * value for name, value in seconds.items()},
-        "roofline_milliseconds": 1e3 * (reads.cache + reads.weights) / chip.bandwidth,
-    }
+    length = engine.config.max_length / 2
+    return {"length": length, **vars(pace(engine, on, cache, length))}

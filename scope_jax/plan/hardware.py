@@ -3,6 +3,7 @@ here, or those of this machine."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -10,15 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.sharding.chips import CHIPS, GIB, Chip, chip_of
+from scope_jax.sharding.chips import CHIPS, GIB, KINDS, Chip, chip_of
 
 __all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "gpu_devices", "hardware", "prepare", "tpu_devices"]
 
 THIS_MACHINE = "this machine"
 
 
-TPU = re.compile(r"(v5e|v5p|v6e):(\d+(?:x\d+){1,2})")
-GPUS = re.compile(r"(\d+)x(A100|H100|H200|B200)")
+# Slices, or nodes, of the same size may stand before it: 2xv6e:8x8, 4x8xH100.
+TPU = re.compile(r"(?:([1-9]\d*)x)?(v5e|v5p|v6e|v7x):(\d+(?:x\d+){1,2})")
+GPUS = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)x(A100|H100|H200|GB200|B200|B300)")
 # The environment for compiling for devices that are not here: JAX runs on the CPU and keeps no compiled programs,
 # which only the devices could load; libtpu is told what it would ask of a TPU's surroundings, and that it is not alone.
 ABSENT = {
@@ -39,28 +41,36 @@ CUDA = {
     "H100": ((9, 0), 132, 233472, 232448, 50, 1.98),
     "H200": ((9, 0), 132, 233472, 232448, 50, 1.98),
     "B200": ((10, 0), 148, 233472, 232448, 126, 1.97),
+    "GB200": ((10, 0), 152, 233472, 232448, 126, 2.06),
+    "B300": ((10, 3), 148, 233472, 232448, 126, 1.92),
 }
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Stands for a device that nothing is compiled for: it has a place in a mesh, so that shapes can be sharded."""
+    """Stands for a device that nothing is compiled for: it has a place in a mesh, so that shapes can be sharded. TPUs
+    have a place in a torus, too."""
 
     id: int
     platform: str
     device_kind: str
     process_index: int = 0
     client: None = None
+    coords: tuple[int, ...] | None = None
+    core_on_chip: int = 0
+    slice_index: int | None = None
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices of a plan. platform: "tpu", "gpu" or "cpu". devices: of JAX, or `Absent` ones."""
+    """The devices of a plan. platform: "tpu", "gpu" or "cpu". devices: of JAX, or `Absent` ones, those of one slice or
+    node together. domains: the number of slices or nodes, between which they communicate over the network."""
 
     name: str
     platform: str
     chip: Chip
     devices: Sequence[Any]
+    domains: int = 1
 
     @property
     def compiles(self) -> bool:
@@ -75,9 +85,9 @@ def prepare(on: str | None) -> None:
             os.environ.setdefault(name, value)
 
 
-def tpu_devices(topology: str) -> list[Any]:
-    """The devices of a TPU topology such as v5p:4x4x4, for ahead-of-time compilation. Raises UserError if libtpu is not
-    installed or does not know the topology."""
+def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
+    """The devices of slices of a TPU topology such as v5p:4x4x4, for ahead-of-time compilation. Raises UserError if
+    libtpu is not installed or does not know the topology."""
     from importlib.util import find_spec
 
     from jax.errors import JaxRuntimeError
@@ -86,11 +96,26 @@ def tpu_devices(topology: str) -> list[Any]:
     if find_spec("libtpu") is None:
         raise UserError(f"a plan for {topology} needs the TPU compiler; pip install libtpu (no TPU is needed).")
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+        name, several = topology.replace("v7x", "tpu7x"), {"num_slices": slices} if slices > 1 else {}
+        return list(topologies.get_topology_desc(name, platform="tpu", **several).devices)
     except JaxRuntimeError as error:
         raise UserError(
             f"the TPU compiler does not know the topology {topology}: {str(error).splitlines()[0]}"
         ) from error
+
+
+def absent_tpu_devices(chip: Chip, topology: str, slices: int = 1) -> list[Absent]:
+    """The same, but nothing can be compiled for them."""
+    sizes = [int(size) for size in topology.split("x")]
+    places = itertools.product(*map(range, (sizes + [1])[:3]))
+    cores = 2 if chip.name == "v7x" else 1
+    kind = next(kind for kind, name in KINDS.items() if name == chip.name)
+    one = [(place, core) for place in places for core in range(cores)]
+    return [
+        Absent(number * len(one) + place, "tpu", kind, number, None, coords, core, number)
+        for number in range(slices)
+        for place, (coords, core) in enumerate(one)
+    ]
 
 
 def cuda_compiler() -> bool:
@@ -101,13 +126,13 @@ def cuda_compiler() -> bool:
     return all(parents) and None not in (find_spec("jax_plugins.xla_cuda12"), find_spec("nvidia.cudnn"))
 
 
-def gpu_devices(chip: Chip, count: int) -> list[Any]:
-    """`count` GPUs of one node, for ahead-of-time compilation; `Absent` ones without the compiler."""
-    if not cuda_compiler():
-        return [Absent(number, "gpu", chip.name) for number in range(count)]
+def gpu_devices(chip: Chip, count: int, nodes: int = 1, compiled: bool = True) -> list[Any]:
+    """The GPUs of nodes of `count` each, for ahead-of-time compilation; `Absent` ones without the compiler."""
+    if not compiled or not cuda_compiler():
+        return [Absent(number, "gpu", chip.name, number // count) for number in range(nodes * count)]
     from jax.experimental import topologies
 
-    shape = f"1x1x{count}"  # slices, hosts, devices of a host
+    shape = f"1x{nodes}x{count}"  # slices, hosts, devices of a host
     return list(
         topologies.get_topology_desc(shape, platform="cuda", topology=shape, target_config=cuda_target(chip)).devices
     )
@@ -135,21 +160,25 @@ def cuda_target(chip: Chip) -> str:
     """
 
 
-def hardware(on: str | None) -> Hardware:
-    """The hardware that a name stands for: v5p:4x4x4, 8xH100, or None for the devices of this machine.
+def hardware(on: str | None, compiled: bool = True) -> Hardware:
+    """The hardware that a name stands for: v5p:4x4x4, 8xH100, several of them (2xv6e:8x8, 4x8xH100), or None for the
+    devices of this machine. compiled: programs can be compiled for it, where the compilers are installed.
 
     Raises UserError for a name of another form, and as `tpu_devices`.
     """
     if on is None:
         return _this_machine()
     if found := TPU.fullmatch(on):
-        devices = tpu_devices(on)
-        return Hardware(on, "tpu", CHIPS[found[1]], devices)
-    if (found := GPUS.fullmatch(on)) and int(found[1]):
-        return Hardware(on, "gpu", CHIPS[found[2]], gpu_devices(CHIPS[found[2]], int(found[1])))
+        slices, chip = int(found[1] or 1), CHIPS[found[2]]
+        devices = tpu_devices(f"{found[2]}:{found[3]}", slices) if compiled else []
+        return Hardware(on, "tpu", chip, devices or absent_tpu_devices(chip, found[3], slices), slices)
+    if found := GPUS.fullmatch(on):
+        nodes, chip = int(found[1] or 1), CHIPS[found[3]]
+        return Hardware(on, "gpu", chip, gpu_devices(chip, int(found[2]), nodes, compiled), nodes)
     raise UserError(
-        f"--on {on} is not known hardware; give a TPU topology such as v5p:4x4x4, v5e:8x8 or v6e:4x4, a GPU node such "
-        "as 8xH100 (A100, H100, H200, B200), or leave it out for this machine."
+        f"--on {on} is not known hardware; give a TPU topology such as v5p:4x4x4, v5e:8x8, v6e:4x4 or v7x:2x2x1, a GPU "
+        "node such as 8xH100 (A100, H100, H200, B200, B300, GB200), several of either such as 2xv6e:8x8 or 4x8xH100, "
+        "or leave it out for this machine."
     )
 
 
@@ -160,11 +189,16 @@ def _this_machine() -> Hardware:
     platform, kind = devices[0].platform, str(devices[0].device_kind)
     if platform == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
-        return Hardware(THIS_MACHINE, platform, Chip(kind, memory, None, None, None), devices)
+        return Hardware(THIS_MACHINE, platform, Chip(kind, memory, None, None), devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     known = chip_of(kind)
     if limit is None and known is None:
         raise UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
-    base = known or Chip(kind, 0.0, None, None, None)
+    base = known or Chip(kind, 0.0, None, None)
     chip = base if limit is None else replace(base, hbm=float(limit))
-    return Hardware(THIS_MACHINE, platform, chip, devices)
+    return Hardware(THIS_MACHINE, platform, chip, devices, len({_domain(device) for device in devices}))
+
+
+def _domain(device: Any) -> int:
+    """The slice of a TPU, the process of another device."""
+    return device.slice_index if getattr(device, "slice_index", None) is not None else device.process_index

@@ -1,4 +1,4 @@
-"""Reads a compiled program's text: FLOPs of its matrix products, collectives, kernels, the compiler's cycle estimates.
+"""Reads a compiled program's text: FLOPs of its matrix products, collectives, kernels.
 
 XLA's own cost analysis counts the body of a loop once, whatever its trip count; here everything is multiplied by it.
 A loop whose trip count is known only at run time (micro-batches of a step, tokens of a dispatch) counts once.
@@ -9,23 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
-from scope_jax.plan.costs import Costs, Kernel, Transfers
+from scope_jax.plan.costs import Costs, Transfers
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Permutes that are not the program's, and bear no name of it: the TPU compiler scatters padded rows in some
 # reduce-scatters, after which neighbours exchange those that crossed a border.
 HALO = "halo-exchange"
 CONTROL = ("while", "conditional", "call", "call-start", "async-start")
-FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "after-all", "opt-barrier")
-SLICES = ("slice", "dynamic-slice", "gather")
-UPDATES = {"dynamic-update-slice": 1, "scatter": -1}  # in place; the operand that is written into the first one
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton|__cudnn\$fmha\w*)"')
 FUSED_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
-UNKNOWN_CYCLES = 2**50  # estimates above this are the compiler's mark for "unknown"
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
 ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
 HEAD = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
@@ -147,19 +143,8 @@ class Program:
         """Of a computation whose instructions run one after another: the entry, a loop's body, a branch. begun:
         collectives of the computations around it, which go on beside its own work and are not counted again."""
         lines = self.computations[name]
-        total, moved, products = Costs(), dict[str, tuple[str, Transfers]](), 0
-        before: dict[str, int] = {}  # products before the start of a collective
-        for one in lines.values():
-            if one.opcode in CONTROL:
-                products += 1
-                continue
-            plain = self._plain(one, lines, moved)
-            total = total.plus(plain)
-            products += plain.flops > 0
-            if one.name in moved:
-                before[one.name] = products
-            elif one.opcode.endswith("-done") and before.get(one.operands[0], products) < products:
-                total = total.plus(Costs(beside=moved[one.operands[0]][1].bytes))
+        moved = dict[str, tuple[str, Transfers]]()
+        total = Costs(sum(self._plain(one, lines, moved) for one in lines.values() if one.opcode not in CONTROL))
         for key in begun & moved.keys():
             del moved[key]
         for kind, transfers in moved.values():
@@ -181,43 +166,18 @@ class Program:
         if listed := re.search(r"branch_computations=\{([^}]*)\}", one.attributes):
             named += re.findall(r"%?([\w.\-]+)", listed[1])
         found = [self._costs(branch, begun) for branch in named]
-        dearest = max(found, key=lambda costs: costs.flops, default=Costs())
-        cycles = min((costs.cycles for costs in found), default=0.0)
-        return replace(dearest, cycles=cycles)
+        return max(found, key=lambda costs: costs.flops, default=Costs())
 
     def _plain(
         self, one: Instruction, lines: Mapping[str, Instruction], moved: dict[str, tuple[str, Transfers]]
-    ) -> Costs:
-        """Costs of an instruction without control flow; its collectives are added to `moved`, by name or channel."""
-        flops, kernels = self._work(one, lines), dict[Kernel, float]()
+    ) -> float:
+        """FLOPs of an instruction without control flow; its collectives are added to `moved`, by name or channel."""
+        flops = self._work(one, lines)
         if one.opcode == "fusion":
             flops, inside = self._inside(one)
             moved.update(inside)
-        elif one.opcode == "custom-call" and KERNEL.search(one.attributes):
-            kernels = {Kernel(*(_declared(one, name) for name in ("flops", "bytes_accessed"))): 1.0}
         moved.update(self._moved(one, lines))
-        found = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
-        cycles = float(found[1]) if found and int(found[1]) < UNKNOWN_CYCLES and not kernels else 0.0
-        return Costs(flops, cycles, kernels, memory=0.0 if flops or kernels else self._memory(one, lines))
-
-    def _memory(self, one: Instruction, lines: Mapping[str, Instruction]) -> float:
-        """Bytes that an instruction reads and writes: only the slice of arrays that it slices or updates a slice of."""
-        if one.opcode in FREE or one.opcode.endswith(("-start", "-done")) or one.opcode in COLLECTIVES:
-            return 0.0
-        if one.opcode != "fusion":
-            inside, given, root = lines, {name: lines[name] for name in one.operands if name in lines}, one
-            users = {name: [one] for name in given}
-        else:
-            inside = self.computations[_named(one, "calls")]
-            given = {each.name: each for each in inside.values() if each.opcode == "parameter"}
-            root = next(each for each in inside.values() if each.root)
-            users = {name: [each for each in inside.values() if name in each.operands] for name in given}
-        written = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
-        read = sum(_read(given[name], using) for name, using in users.items())
-        return read + sum(
-            bytes_of((inside[each.operands[UPDATES[each.opcode]]] if each.opcode in UPDATES else each).shape)
-            for each in written
-        )
+        return flops
 
     def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, Transfers]]]:
         """(FLOPs, collectives by channel) of a fusion or call. The TPU compiler writes some reduce-scatters as a fusion
@@ -293,18 +253,6 @@ class Program:
         if root.opcode != "compare" or "direction=LT" not in root.attributes or bounds[1].opcode != "constant":
             return None
         return int(bounds[1].arguments)
-
-
-def _read(array: Instruction, users: list[Instruction]) -> float:
-    """Bytes of an array that these instructions read."""
-    if any(each.opcode not in (*SLICES, *UPDATES) or array.name in each.operands[1:] for each in users):
-        return float(bytes_of(array.shape))
-    return float(sum(bytes_of(each.shape) for each in users if each.opcode in SLICES))
-
-
-def _declared(kernel: Instruction, name: str) -> float:
-    found = re.search(rf'"{name}":"(\d+)"', kernel.attributes)
-    return float(found[1]) if found else 0.0
 
 
 def _named(one: Instruction, attribute: str) -> str:

@@ -226,19 +226,18 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "collectives": {} if heaviest is None else _moved(heaviest.costs),
         "unknown_loops": {one.program.name: one.costs.unknown for one in needs.compiled if one.costs.unknown},
     }
+    score = None
     if heaviest is not None:
         scores = [one for one in needs.compiled if one.program.passes and one.program.bucket == heaviest.program.bucket]
         score = max(scores, key=lambda one: one.costs.flops, default=None)
-        found |= {"update": heaviest.program.name, **estimates.update_figures(needs.learner, on, heaviest, score)}
+        found["update"] = heaviest.program.name
+    bucket = needs.cfg.learner.buckets[-1]
+    found |= estimates.update_figures(needs.learner, on, bucket, heaviest, score)
     decode = next((one for one in needs.compiled if one.program.kind == "decode"), None)
-    if decode is not None:
-        steps = needs.engine.config.decode_steps
-        reads = estimates.Reads(needs.held.cache, needs.held.engine)
-        figures = {} if decode.refused else estimates.decode_figures(on, decode.costs, decode.round, reads, steps)
-        found["decode"] = {
-            **figures,
-            "collectives": _moved(decode.round),
-        }
+    found["decode"] = {
+        **estimates.decode_figures(needs.engine, on, needs.held.cache),
+        "collectives": {} if decode is None else _moved(decode.round),
+    }
     return found
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.sharding import distributed
-from scope_jax.sharding.mesh import MeshConfig, make_mesh, resolve_sizes, torus, without_context
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, resolve_sizes, slices, torus, without_context
 
 C = TypeVar("C", bound=Config | ServedModel)
 
@@ -45,7 +45,8 @@ def divided_devices(cfg: Config | ServedModel, devices: Sequence[Any]) -> tuple[
         )
     learning = [device for own in owners.values() for device in own[:-count]]
     generating = [device for own in owners.values() for device in own[-count:]]
-    if any(box and math.prod(box) != len(part) for part in (learning, generating) for box in [torus(part)]):
+    pieces = [piece for part in (learning, generating) for piece in slices(part)]
+    if any(box and math.prod(box) != len(piece) for piece in pieces for box in [torus(piece)]):
         raise UserError(
             f"rollout.devices is {count}, but on this slice the last {count} chips of all hosts, or the others, are no "
             "box of the torus, which their collectives need; choose another number or slice."

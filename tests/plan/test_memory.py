@@ -40,6 +40,13 @@ STATED = {
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
     "Olmo-3-7B-Instruct": 7_298_011_136,
+    "Qwen2.5-72B-Instruct": 72_706_203_648,
+    "Qwen3-14B": 14_768_307_200,
+    "Qwen3-32B": 32_762_123_264,
+    "Qwen3-235B-A22B-Instruct-2507": 235_093_634_560,
+    "Llama-3.1-70B-Instruct": 70_553_706_496,
+    "Llama-3.1-405B-Instruct": 405_853_388_800,
+    "Llama-3.2-1B-Instruct": 1_235_814_400,
 }
 
 

@@ -66,6 +66,7 @@ def test_mesh_sizes():
 @dataclass(frozen=True)
 class Chip:
     coords: tuple[int, int, int]
+    core_on_chip: int = 0
 
 
 def slice_of(x: int, y: int, z: int) -> list[Chip]:
