@@ -7,9 +7,7 @@ The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloa
 groups of as many chips as there are kv heads (or `--tensor`), row shards over the rest, whole experts over all. Nothing
 is executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates
 in place, the largest copy in it, kernels, seconds to compile, and the estimate of `scope-jax plan` for one token of
-every request, all at full length (docs/launch.md): on TPUs the kernels' reads of the cache and of weights at 80 % of
-the memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
-time to read weights and cache once. Prints one JSON line.
+every request, all at full length, or of as many as the pages hold (docs/plans.md). Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ import jax.numpy as jnp
 
 from scope_jax.models.config import ModelConfig, from_hf
 from scope_jax.models.pages import PAGE
-from scope_jax.plan.estimates import Reads, decode_figures
+from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.paged import PagedEngine
@@ -103,22 +101,20 @@ def engine_on(
 
 
 def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
-    on, model = hardware(topology), engine.model
+    on = hardware(topology)
     decode = compiled(next(one for one in engine.programs() if one.kind == "decode"), on.platform)
     if decode.refused:
         raise SystemExit(f"{topology}: decoding needs {decode.peak / GIB:.1f} GiB on each device, which do not fit.")
-    token = 2 * model.num_layers * (model.num_kv_heads // engine.mesh.shape["tensor"]) * model.head_dim * 2
-    cache = token * min(engine.config.max_length * engine.slots, (engine.pages - 1) * PAGE)
-    reads = Reads(cache, device_bytes(engine.abstract_weights()))
-    times = decode_figures(on, decode.costs, decode.round, reads, engine.config.decode_steps)
+    cache = device_bytes(engine.abstract_state().cache)
+    times = vars(pace(engine, on, cache, engine.config.max_length)) if known(on) else {}
     return {
         "arguments_gib": round(decode.arguments / GIB, 2),
         "temporaries_gib": round(decode.temporaries / GIB, 3),
         "in_place_gib": round(decode.in_place / GIB, 2),
         "largest_copy_mib": round(decode.largest_copy / 2**20, 1),
         "kernels": decode.kernels,
-        "weights_gib": round(reads.weights / GIB, 2),
-        "cache_gib": round(reads.cache / GIB, 2),
+        "weights_gib": round(device_bytes(engine.abstract_weights()) / GIB, 2),
+        "cache_gib": round(cache / GIB, 2),
         **{name: round(value, 2) for name, value in times.items()},
         "compile_seconds": round(decode.seconds, 1),
     }

@@ -7,10 +7,11 @@ import csv
 import math
 import statistics
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -77,19 +78,17 @@ def rows() -> list[Row]:
 
 
 def _row(line: dict[str, str]) -> Row:
-    whole = ("layers", "data", "tensor", "context", "rows", "length", "rank", "micro_batches")
-    return Row(**{
-        name: int(value) if name in whole else float(value) if name == "measured" else value
-        for name, value in line.items()
-    })  # fmt: skip
+    read: dict[str, Any] = {**line, "measured": float(line["measured"])}
+    for name in ("layers", "data", "tensor", "context", "rows", "length", "rank", "micro_batches"):
+        read[name] = int(line[name])
+    return Row(**read)
 
 
 hardware_of = cache(partial(hardware, compiled=False))
 
 
 def model_of(row: Row) -> ModelConfig:
-    from dataclasses import replace
-
+    """The model, cut to its first layers if the row says so."""
     model = public(row.model)
     assert model is not None, row.model
     if not row.layers:

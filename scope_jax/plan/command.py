@@ -8,7 +8,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.plan import knobs, page, planning
+from scope_jax.plan import engines, knobs, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware
 from scope_jax.plan.planning import Planner, figures, index_vectors
@@ -42,6 +42,7 @@ def plan(
         "model": Path(cfg.model.checkpoint).name,
         "shape_from": source,
         **figures(planner, needs),
+        "engine_meshes": engines.meshes(planner, needs),
         "notes": _notes(needs, on, uncounted, whole),
     }
     if remat:

@@ -79,27 +79,33 @@ class Work:
 
 def roofline(work: Work, chip: Chip) -> float:
     """The least seconds that the chip's figures allow. The chip's figures are known."""
-    assert chip.peak and chip.bandwidth and chip.link and chip.network
+    peak, bandwidth, links, net = _figures(chip)
     return max(
-        (work.products + work.attention + work.experts) / chip.peak,
-        (work.weights + work.cache + work.memory) / chip.bandwidth,
-        (work.link + work.beside_link) / chip.link,
-        (work.network + work.beside_network) / chip.network,
+        (work.products + work.attention + work.experts) / peak,
+        (work.weights + work.cache + work.memory) / bandwidth,
+        (work.link + work.beside_link) / links,
+        (work.network + work.beside_network) / net,
     )
 
 
 def seconds(work: Work, chip: Chip, assumed: Assumptions) -> float:
     """Estimated; see the module. The chip's figures are known."""
-    assert chip.peak and chip.bandwidth and chip.link and chip.network
-    products = work.products / (assumed.products * chip.peak) + work.experts / (assumed.experts * chip.peak)
-    attention = work.attention / (assumed.attention * chip.peak)
-    link, network = assumed.link * chip.link, assumed.network * chip.network
-    moved = work.link / link + work.network / network
-    compute = max(products, work.weights / (assumed.weights * chip.bandwidth))
-    compute += max(attention, work.cache / (assumed.cache * chip.bandwidth))
-    compute += work.memory / (assumed.memory * chip.bandwidth) + work.layers * assumed.layer
+    peak, bandwidth, links, net = _figures(chip)
+    products = work.products / (assumed.products * peak) + work.experts / (assumed.experts * peak)
+    attention = work.attention / (assumed.attention * peak)
+    moved = work.link / (assumed.link * links) + work.network / (assumed.network * net)
+    beside = work.beside_link / (assumed.link * links) + work.beside_network / (assumed.network * net)
+    compute = max(products, work.weights / (assumed.weights * bandwidth))
+    compute += max(attention, work.cache / (assumed.cache * bandwidth))
+    compute += work.memory / (assumed.memory * bandwidth) + work.layers * assumed.layer
     compute += work.slots * assumed.slot + work.collectives * assumed.collective
-    return max(compute + moved, moved + work.beside_link / link + work.beside_network / network)
+    return moved + max(compute, beside)
+
+
+def _figures(chip: Chip) -> tuple[float, float, float, float]:
+    """(FLOP/s, bytes/s of memory, of links, of the network) of a chip whose figures are known."""
+    assert None not in (chip.peak, chip.bandwidth, chip.link, chip.network), chip
+    return chip.peak, chip.bandwidth, chip.link, chip.network  # pyright: ignore[reportReturnType]
 
 
 def known(on: Hardware) -> bool:
@@ -202,7 +208,9 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
         layers=layers,
     )
     group = share * length / context * model.width * size
-    one = one.plus(_moved(_reduced(group, tensor) * 2 * model.num_layers * (passes - 1), _crossing(mesh, ("tensor",), on)))
+    one = one.plus(
+        _moved(_reduced(group, tensor) * 2 * model.num_layers * (passes - 1), _crossing(mesh, ("tensor",), on))
+    )
     turned = 2 * tokens * heads * size * (context - 1) / context * model.num_layers * (passes - 1)
     one = one.plus(_moved(turned, _crossing(mesh, ("context",), on)))
     weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(_whole(learner))) / tensor

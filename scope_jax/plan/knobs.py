@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +10,7 @@ from scope_jax.errors import is_users
 from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.models.transformer import Remat
+from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB
 from scope_jax.plan.planning import Needs, Planner, figures, gib
 
@@ -32,9 +32,7 @@ def budget(planner: Planner, needs: Needs) -> Change | None:
     room = room_for_pages(planner, needs)
     if room is None:
         return None
-    most = min(room, needs.held.cache) / GIB
-    unit = 10.0 ** (math.floor(math.log10(most)) - 2)
-    return f"rollout.cache_gib={math.floor(most / unit) * unit:.6g}"
+    return f"rollout.cache_gib={floored(min(room, needs.held.cache)):.6g}"
 
 
 def _learn_knobs(needs: Needs) -> list[Change]:

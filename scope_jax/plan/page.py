@@ -42,11 +42,33 @@ def lines(found: Figures) -> Iterator[str]:
     )
     if found["compiled"]:
         yield from _programs(found)
+    yield from _estimates(found)
     yield from _remat(found.get("remat", []))
     for row in found.get("knobs", ()):
         yield f"would free           {row['frees_gib']:8.2f} GiB  --set {row['set']}  ({row['how']})"
     for note in found["notes"]:
         yield f"note                 {note}"
+
+
+def _estimates(found: Figures) -> Iterator[str]:
+    """Times; none for a chip whose figures are not known."""
+    if "mfu" in found:
+        yield f"estimate             {found['seconds']:.2f} s per micro-batch, MFU {found['mfu']:.2f}"
+    decode = found["decode"]
+    if "milliseconds" in decode:
+        yield (
+            f"estimate             {decode['tokens_per_second']:,.0f} tokens/s: {decode['milliseconds']:.1f} ms for a "
+            f"token of {decode['slots']:.0f} slots of {decode['length']:,.0f} tokens each (at least "
+            f"{decode['roofline_milliseconds']:.1f})"
+        )
+    fastest = found["engine_meshes"][0]["tokens_per_second"] if found["engine_meshes"] else 0
+    for row in found["engine_meshes"]:
+        mark = "  <- the fastest" if row["tokens_per_second"] == fastest else ""
+        how = "this card" if row["card"] else " ".join(f"--set '{change}'" for change in row["set"])
+        yield (
+            f"engine mesh          tensor {row['tensor']}, fsdp {row['fsdp']}: {row['tokens_per_second']:,} tokens/s "
+            f"in {row['slots']:.0f} slots, cache {row['cache_gib']} GiB  ({how}){mark}"
+        )
 
 
 def _remat(rows: Sequence[Figures]) -> Iterator[str]:
@@ -90,15 +112,6 @@ def _programs(found: Figures) -> Iterator[str]:
         yield (
             f"  {kind:<18} {moved['count']:>6}{stated} of together {moved['gib']:.2f} GiB, "
             f"the largest {moved['largest_mib']:.1f} MiB"
-        )
-    if "mfu" in found:
-        yield f"estimate             {found['seconds']:.2f} s per micro-batch, MFU {found['mfu']:.2f}"
-        yield f"                     assumed: {found['assumed']}"
-    if found.get("decode", {}).get("milliseconds"):
-        decode = found["decode"]
-        yield (
-            f"estimate             {decode['milliseconds']:.1f} ms per token of all slots with a full cache "
-            f"(reading weights and cache once: {decode['roofline_milliseconds']:.1f})"
         )
     if found["unknown_loops"]:
         names = ", ".join(found["unknown_loops"])

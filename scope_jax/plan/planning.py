@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
@@ -72,16 +74,12 @@ class Planner:
 
     def needs(self, cfg: Config) -> Needs:
         """Raises ValueError with one sentence if mesh, slots or budget of the card do not fit each other."""
-        game = game_of(cfg)
-        searching = rollout_mesh(cfg, self.on.devices)
+        game, searching = game_of(cfg), rollout_mesh(cfg, self.on.devices)
         learner = assemble_learner(cfg, self.model, card_mesh(cfg, self.on.devices))
         engine = engine_for(cfg, self.model, searching)
-        policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
         buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
         teachers = self._teachers(cfg)
-        held = memory.residents(
-            learner, engine, policies, reference, cfg.train.offload, self.vectors, searching, teachers
-        )
+        held = self.residents(cfg, learner, engine, searching, teachers)
         compiled: list[Compiled] = []
         resident: dict[str, float] = {}
         if self.on.compiles:
@@ -105,6 +103,16 @@ class Planner:
 
         phases = [phase for phase in PHASES if teachers or phase != "rate"]
         return Needs(cfg, learner, engine, held, {phase: peak(phase) for phase in phases}, compiled)
+
+    def residents(
+        self, cfg: Config, learner: Learner, engine: Engine, searching: Mesh, teachers: Sequence[Teacher] = ()
+    ) -> Residents:
+        """What lives on a device with this engine."""
+        game = game_of(cfg)
+        policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
+        return memory.residents(
+            learner, engine, policies, reference, cfg.train.offload, self.vectors, searching, teachers
+        )
 
     def _teachers(self, cfg: Config) -> list[Teacher]:
         """The teachers that have a folder, on the devices of one process."""

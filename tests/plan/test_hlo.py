@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.plan.costs import Kernel
-from scope_jax.plan.hlo import Program, bytes_of, parse
+from scope_jax.plan.hlo import KERNEL, Program, bytes_of, parse
 from scope_jax.plan.programs import memory_asked
 
 ROOT = Path(__file__).parents[2]
@@ -37,15 +36,14 @@ def test_lines_of_the_tpu_compiler():
     program = Program(TPU)
     costs = program.costs()
     assert costs.flops == 3 * (2 * 512 * 256 * 256 + 2 * 512 * 256 * 256)  # the window's second half lies in padding
-    assert costs.cycles == 3 * 1500 + 70 + 11 + 5  # neither the kernel's nor the mark for "unknown"
-    assert (costs.kernels, costs.unknown) == ({Kernel(4096.0, 512.0): 3}, 1)
+    assert costs.unknown == 1 and len(KERNEL.findall(TPU)) == 1
     moved = costs.collectives
     assert (moved["all-gather"].count, moved["all-gather"].largest) == (3 + 1, 512 * 256 * 4)
     assert moved["all-gather"].bytes == 3 * 256 * 256 * 2 + 512 * 256 * 4
     assert (moved["reduce-scatter"].count, moved["reduce-scatter"].largest) == (3 + 1, 576 * 256 * 4)
     assert moved["reduce-scatter"].bytes == 3 * 64 * 256 * 4 + 576 * 256 * 4
     assert (moved["all-reduce"].count, moved["all-reduce"].bytes) == (1, 64 * 256 * 4)
-    assert program.body().cycles == 1500 + 70
+    assert program.body().collectives["all-gather"].count == 1
     assert program.largest_copy() == 64 * 256 * 4
 
 
@@ -68,7 +66,7 @@ def test_lines_of_the_gpu_compiler():
     """cuDNN's attention, forward and backward, for 2 rows of 16 queries, 48 keys and 4 heads of 32; two gathers that
     the compiler has combined into one."""
     q, k, a, b = "bf16[2,16,4,32]{3,2,1,0}", "bf16[2,48,1,32]{3,2,1,0}", "bf16[8,4]{1,0}", "bf16[8,2]{1,0}"
-    program = Program(f"""HloModule jit_step
+    text = f"""HloModule jit_step
 
 ENTRY %main (q: {q}, k: {k}) -> f32[8] {{
   %q = {q} parameter(0)
@@ -80,10 +78,10 @@ ENTRY %main (q: {q}, k: {k}) -> f32[8] {{
   %bwd = ({q}, {k}, {k}, u8[0]{{0}}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmaxBackward"
   ROOT %pages = f32[8] custom-call(%q), custom_call_target="__gpu$xla.gpu.triton"
 }}
-""")
-    costs = program.costs()
+"""
+    costs = Program(text).costs()
     assert costs.flops == (2 + 5) * 2 * (2 * 4 * 16 * 48 * 32)
-    assert costs.kernels == {Kernel(0.0, 0.0): 3}
+    assert len(KERNEL.findall(text)) == 3
     gathers = costs.collectives["all-gather"]
     assert (gathers.count, gathers.bytes) == (2, 64 * 4 * 2 + 64 * 2 * 2)
 

@@ -40,7 +40,7 @@ def absent(count: int, gib: float) -> Hardware:
     return Hardware(
         f"{count}xH100",
         "gpu",
-        Chip("H100", gib * 2**30, 989e12, 3350e9, None),
+        Chip("H100", gib * 2**30, 989e12, 3350e9, 450e9, 50e9),
         [Absent(i, "gpu", "H100") for i in range(count)],
     )
 

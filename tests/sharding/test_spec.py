@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from scope_jax.plan.hardware import hardware
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, SHARDED, MeshConfig, make_mesh, resolve_sizes, stages, torus
 from scope_jax.sharding.reshard import reshard
@@ -90,6 +91,24 @@ def slice_of(x: int, y: int, z: int) -> list[Chip]:
 def test_the_inner_stage_of_fsdp_is_along_one_dimension_of_the_torus(box, fsdp, factored):
     assert torus(slice_of(*box)) == box
     assert stages(fsdp, box) == factored
+
+
+def test_several_slices_are_along_data_or_the_outer_fsdp():
+    """Two slices of 2 x 2 chips: groups that communicate most are within one of them."""
+    devices = hardware("2xv6e:2x2", compiled=False).devices
+    for sizes, shape, crossing in [
+        (MeshConfig(2, 2, 2), (2, 2, 1, 1, 2), "data"),
+        (MeshConfig(1, 4, 2), (1, 4, 1, 1, 2), "fsdp"),
+        (MeshConfig(4, 1, 2), (4, 1, 1, 1, 2), "data"),
+    ]:
+        mesh = make_mesh(sizes, devices)
+        assert mesh.devices.shape == shape
+        for place, axis in enumerate(AXES):
+            groups = np.moveaxis(mesh.devices, place, 0).reshape(shape[place], -1)
+            spread = {len({device.slice_index for device in groups[:, group]}) for group in range(groups.shape[1])}
+            assert spread == {2 if axis == crossing else 1}
+    with pytest.raises(ValueError, match="does not divide 2 slices of 4 devices"):
+        make_mesh(MeshConfig(1, 1, 8), devices)
 
 
 def test_fsdp_has_one_stage_on_devices_without_a_torus():

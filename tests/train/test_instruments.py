@@ -90,6 +90,7 @@ def test_the_watchdog_can_end_the_process(folder: str, said: str, tmp_path: Path
 
 def test_chips_by_the_names_that_jax_gives_them() -> None:
     names = {"TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e", "NVIDIA H200": "H200"}
+    names |= {"TPU7x": "v7x", "NVIDIA GB200": "GB200", "NVIDIA B300 SXM6 AC": "B300"}
     names |= {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA B200": "B200"}
     assert {kind: chip_of(kind) for kind in names} == {kind: CHIPS[name] for kind, name in names.items()}
     assert chip_of("cpu") is None and chip_of("NVIDIA L4") is None
