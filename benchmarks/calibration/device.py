@@ -6,7 +6,7 @@
 
 Weights are random, in the shapes of `scope_jax.plan.architectures`; --layers takes the first layers alone. `decode` is
 the engine's own program, over pages of which no two slots share any, sampling at temperature 1 from all of the
-vocabulary: milliseconds for a token of every slot, of several dispatches of 16 tokens, whose mean length in the cache is
+vocabulary: milliseconds for a token of every slot, of dispatches of 16 tokens, whose mean length in the cache is
 `length`. `update` is one optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds.
 `rates`: FLOP/s of a large bfloat16 product, bytes/s of an addition of large vectors, seconds of a tiny operation in a
 loop. Prints one JSON line.
