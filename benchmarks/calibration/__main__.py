@@ -8,12 +8,21 @@ Takes seconds: nothing is compiled or executed.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import os
 from pathlib import Path
 
+from scope_jax.plan.hardware import ABSENT, GIB, hardware
+
+if __name__ == "__main__":
+    os.environ |= ABSENT
+
+from benchmarks.calibration.fit import SECONDS
 from benchmarks.calibration.rows import Row, error, least, predicted, rows
+from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.engines import largest
-from scope_jax.plan.hardware import GIB, hardware
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plans.md"
 HOSTS = ("1xA100", "1xH100", "8xA100", "8xH100", "8xH200", "8xB200", "8xB300", "4xGB200")
@@ -22,12 +31,25 @@ SLOTS, LENGTH = 64, 8192  # of the cache that such an engine is to have
 
 
 def written(text: str) -> str:
-    """The page with both tables between their marks."""
-    for name, table in (("calibration", calibration()), ("largest", largest_models())):
+    """The page with the tables between their marks."""
+    tables = {"assumptions": assumptions(), "calibration": calibration(), "largest": largest_models()}
+    for name, table in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def assumptions() -> str:
+    """What is assumed, and why: the docstring under each field."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(Assumptions)).body if isinstance(node, ast.ClassDef))
+    texts = [ast.literal_eval(node.value) for node in body if isinstance(node, ast.Expr)][1:]
+    lines = ["| assumption | GPU | TPU | |", "|---|---|---|---|"]
+    for name, text in zip(vars(ASSUMED["gpu"]), texts, strict=True):
+        values = [vars(ASSUMED[platform])[name] for platform in ("gpu", "tpu")]
+        shown = [f"{1e6 * value:g} µs" if name in SECONDS else f"{value:g}" for value in values]
+        lines.append(f"| `{name}` | {' | '.join(shown)} | {' '.join(text.split())} |")
+    return "\n".join(lines)
 
 
 def calibration() -> str:

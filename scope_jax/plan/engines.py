@@ -41,7 +41,7 @@ def meshes(planner: Planner, needs: Needs) -> list[dict[str, Any]]:
     known, or an engine without pages."""
     if not known(planner.on) or needs.engine.budget is None:
         return []
-    own = dict(needs.engine.mesh.shape)
+    tensor = needs.engine.mesh.shape["tensor"]
     found = [_row(planner.on, needs.engine, needs.held.cache, own=True, limit=None)]
     for engine, room in _others(planner, needs):
         whole = memory.device_bytes(engine.abstract_state().cache)
@@ -50,7 +50,7 @@ def meshes(planner: Planner, needs: Needs) -> list[dict[str, Any]]:
             continue
         cache = min(room, whole)
         row = _row(planner.on, engine, cache, own=False, limit=None if cache == whole else floored(cache))
-        if engine.mesh.shape["tensor"] != own["tensor"] or cache > needs.held.cache:
+        if engine.mesh.shape["tensor"] != tensor or row["tokens_per_second"] > found[0]["tokens_per_second"]:
             found.append(row)
     return sorted(found, key=lambda row: -row["tokens_per_second"])
 

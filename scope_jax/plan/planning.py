@@ -17,6 +17,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import layer_stages
 from scope_jax.plan import estimates, memory
 from scope_jax.plan.architectures import model_of
+from scope_jax.plan.assumptions import ASSUMED
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Hardware
 from scope_jax.plan.memory import PHASES, Peak, Residents, Teacher
@@ -241,6 +242,8 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         found["update"] = heaviest.program.name
     bucket = needs.cfg.learner.buckets[-1]
     found |= estimates.update_figures(needs.learner, on, bucket, heaviest, score)
+    if estimates.known(on):
+        found["assumed"] = vars(ASSUMED[on.platform])
     decode = next((one for one in needs.compiled if one.program.kind == "decode"), None)
     found["decode"] = {
         **estimates.decode_figures(needs.engine, on, needs.held.cache),
