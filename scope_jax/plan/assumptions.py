@@ -39,8 +39,8 @@ class Assumptions:
 
 ASSUMED = {
     "gpu": Assumptions(
-        products=0.59,
-        attention=0.53,
+        products=0.6,
+        attention=0.52,
         experts=0.12,
         weights=0.71,
         cache=0.82,

@@ -121,7 +121,7 @@ def _programs(found: Figures) -> Iterator[str]:
 
 HEAD = (
     "| card | hardware | fits | peak of HBM, GiB | phase | state | engine | cache | temporaries of an update "
-    "| full rows at once | MFU | figures |"
+    "| full rows at once | MFU | tensor | tokens/s | figures |"
 )
 
 
@@ -133,6 +133,7 @@ def table(plans: Sequence[Figures]) -> str:
         known = ("master weights", "moments", "reference", "search index")
         state = sum(learn.get(name, 0) for name in known)
         rest = sum(size for name, size in learn.items() if name not in known)
+        own = next((row for row in one.get("engine_meshes", ()) if row["card"]), None)
         cells = [
             f"`{one['card']}`",
             f"{one['on']}",
@@ -145,6 +146,8 @@ def table(plans: Sequence[Figures]) -> str:
             f"{'' if one['compiled'] else '~ '}{rest:.1f}",
             f"{one['full_rows']} × {one['max_length']:,}",
             f"{one['mfu']:.2f}" if "mfu" in one else "–",
+            "–" if own is None else f"{own['tensor']}",
+            "–" if own is None else f"{own['tokens_per_second']:,}",
             "compiled" if one["compiled"] else "arithmetic",
         ]
         rows.append("| " + " | ".join(cells) + " |")
