@@ -1,10 +1,11 @@
 """The table of docs/launch.md: what each card needs on its hardware, by `scope-jax plan`.
 
-    python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2]
+    python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2] [--estimates]
 
 Without options, every card in PLANS is planned on the hardware listed there, or with --on on that: compiled, which
 takes minutes each, or GPUs without jax[cuda12] or jax[cuda13] by arithmetic, which takes seconds. Results are kept in
-benchmarks/baselines/plans.json; those of other hardware stay as they are. Nothing is executed on any device.
+benchmarks/baselines/plans.json; those of other hardware stay as they are. With --estimates only the times of the kept
+results are computed again, by arithmetic: after other assumptions. Nothing is executed on any device.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
     ("configs/spell/qwen3-30b-a3b-instruct.toml", "8xH200", None),
     ("configs/spell/qwen3-30b-a3b-thinking.toml", "8xH200", None),
 )
+TIMES = ("seconds", "mfu", "assumed", "decode", "engine_meshes")
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
 PAGE = ROOT / "docs" / "launch.md"
@@ -72,14 +74,20 @@ def write(plans: dict[str, Any]) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", action="append", help="a card of the list; repeatable")
+    options.add_argument("--estimates", action="store_true", help="compute the times of kept results again, no memory")
     options.add_argument("--on", help="other hardware than the list's, for example v5p:2x2x2")
     given = options.parse_args()
     plans: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for card, named, index in PLANS:
         if given.only and card not in given.only:
             continue
-        on = hardware(given.on or named)
+        on = hardware(given.on or named, compiled=not given.estimates)
         found = plan(ROOT / card, (), on, index=index, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        if given.estimates:
+            kept = plans[f"{card} {on.name}"]
+            moved = kept["decode"]["collectives"]
+            found = kept | {name: found[name] for name in TIMES}
+            found["decode"] = found["decode"] | {"collectives": moved}
         found["card"] = card
         plans[f"{card} {on.name}"] = found
         write(plans)

@@ -116,9 +116,15 @@ class Largest:
 def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     """The largest of the known models whose engine, alone on these devices and with room for all slots at `length`
     tokens in bfloat16, fits with some mesh; of several meshes the fastest. None if there is none."""
+    limit = (1 - RESERVE) * on.chip.hbm
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
-    for name in sorted(models, key=lambda name: (-_weights(models[name]), name)):
-        fits = [one for one in _held(on, name, models[name], slots, length) if one.bytes <= (1 - RESERVE) * on.chip.hbm]
+    weights = {name: _weights(model) for name, model in models.items()}
+    for name in sorted(models, key=lambda name: (-weights[name], name)):
+        keys = sum(min(length, window or length) for window in models[name].layer_windows)
+        cache = 2 * slots * keys * models[name].num_kv_heads * models[name].head_dim
+        if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
+            continue
+        fits = [one for one in _held(on, name, models[name], slots, length) if one.bytes <= limit]
         if fits:
             return max(fits, key=lambda one: one.tokens_per_second)
     return None
