@@ -74,7 +74,7 @@ def torus(devices: Sequence[Any]) -> tuple[int, ...]:
     several devices; () for other devices."""
     if any(getattr(device, "coords", None) is None for device in devices):
         return ()
-    places = [(*device.coords, device.core_on_chip) for device in devices]
+    places = [(*device.coords, getattr(device, "core_on_chip", 0)) for device in devices]  # GPUs have none
     *box, cores = (max(along) - min(along) + 1 for along in zip(*places, strict=True))
     return (*box, cores) if cores > 1 else tuple(box)
 

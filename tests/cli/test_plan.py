@@ -49,7 +49,8 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_card_of_qwen3_8b_without_a_budget_is_refused_on_8_h100_with_a_setting_that_fits(tmp_path: Path) -> None:
-    """By arithmetic: 32 slots of 16,384 tokens are 72.3 GiB of pages, beside 15.3 of weights on each device."""
+    """By arithmetic: 128 slots of 16,384 tokens on each tensor group of four are 72.3 GiB of pages on a device, beside 3.8
+    of weights."""
     path = tmp_path / "card.toml"
     path.write_text((ROOT / "configs/scope/qwen3-8b.toml").read_text().replace("\ncache_gib", "\n# cache_gib"))
     result = CliRunner().invoke(app, ["plan", str(path), "--on", "8xH100", "--json"])
@@ -57,9 +58,9 @@ def test_the_card_of_qwen3_8b_without_a_budget_is_refused_on_8_h100_with_a_setti
     found = json.loads(result.stdout.splitlines()[-1])
     assert (found["fits"], found["compiled"], found["phase"]) == (False, False, "generate")
     parts = found["phases"]["generate"]["parts_gib"]
-    # 256 / 8 slots · (256 + 1 pages) + page 0, of 64 tokens · 36 layers · 2 · 8 heads · 128 · 2 bytes
-    assert parts["cache"] == pytest.approx((32 * 257 + 1) * 64 * 36 * 2 * 8 * 128 * 2 / 2**30, abs=0.01)
-    assert parts["engine weights"] == pytest.approx(2 * 8_190_735_360 / 2**30, abs=0.01)
+    # 256 / 2 slots · (256 + 1 pages) + page 0, of 64 tokens · 36 layers · 2 · 2 heads · 128 · 2 bytes
+    assert parts["cache"] == pytest.approx((128 * 257 + 1) * 64 * 36 * 2 * 2 * 128 * 2 / 2**30, abs=0.01)
+    assert parts["engine weights"] == pytest.approx(2 * 8_190_735_360 / 4 / 2**30, abs=0.01)
     assert found["shortfall_gib"] > 10
     assert found["setting"] and found["setting"][0].startswith("rollout.cache_gib=")
     assert "does not fit" in result.stderr and "it fits with --set rollout.cache_gib=" in result.stderr

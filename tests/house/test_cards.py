@@ -83,7 +83,9 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
         assert (
             f"{12 * billions:.0f} GB in float32 with Adam's moments ({12 * billions / 8:.1f} GB on each of 8)" in text
         )
-        assert f"the engine's copy {2 * billions:.0f} GB in bfloat16, whole on each" in text and cfg.mesh.tensor == 1
+        group = 1 if cfg.rollout.mesh is None else cfg.rollout.mesh.tensor
+        place = "whole on each" if group == 1 else f"whole in each tensor group of {group}"
+        assert f"the engine's copy {2 * billions:.0f} GB in bfloat16, {place}" in text and cfg.mesh.tensor == 1
         assert f"KV cache of 128 slots of 12,288 tokens {cache:.0f} GB ({cache / 8:.1f})" in text
     elif cfg.system == "scope":
         assert f"{12 * billions:.0f} GB for each policy" in text and scope.GAME.uses_base(cfg)
