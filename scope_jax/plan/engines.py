@@ -75,8 +75,8 @@ def _row(on: Hardware, engine: Engine, cache: float, own: bool, limit: float | N
 def _others(planner: Planner, needs: Needs) -> Iterator[tuple[Engine, float]]:
     """Engines of other meshes, with pages for all slots at max_length, and the bytes that are left for pages."""
     cfg, searching = needs.cfg, rollout_mesh(needs.cfg, planner.on.devices)
-    count = searching.size
-    for tensor in (size for size in range(1, count + 1) if count % size == 0):
+    count, near = searching.size, searching.size // planner.on.domains  # tensor groups stay within a slice or node
+    for tensor in (size for size in range(1, near + 1) if near % size == 0):
         engine = _engine(cfg, planner.model, searching, {"data": 1, "fsdp": count // tensor, "tensor": tensor})
         if engine is None:
             continue

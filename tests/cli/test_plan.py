@@ -61,7 +61,7 @@ def test_the_card_of_qwen3_8b_without_a_budget_is_refused_on_8_h100_with_a_setti
     # 256 / 2 slots · (256 + 1 pages) + page 0, of 64 tokens · 36 layers · 2 · 2 heads · 128 · 2 bytes
     assert parts["cache"] == pytest.approx((128 * 257 + 1) * 64 * 36 * 2 * 2 * 128 * 2 / 2**30, abs=0.01)
     assert parts["engine weights"] == pytest.approx(2 * 8_190_735_360 / 4 / 2**30, abs=0.01)
-    assert found["shortfall_gib"] > 10
+    assert found["shortfall_gib"] > 5
     assert found["setting"] and found["setting"][0].startswith("rollout.cache_gib=")
     assert "does not fit" in result.stderr and "it fits with --set rollout.cache_gib=" in result.stderr
 
