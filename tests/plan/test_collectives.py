@@ -68,6 +68,7 @@ CUDA = pytest.mark.skipif(
         pytest.param("v5p:4x4x4", "dense", (), marks=TPU),
         pytest.param("v6e:4x4", "dense", (), marks=TPU),
         pytest.param("v5e:8x8", "dense", (), marks=TPU),
+        pytest.param("v7x:2x2x1", "dense", (), marks=TPU),
         pytest.param("v5p:2x2x2", "tied", (), marks=TPU),
         pytest.param("v5p:2x2x2", "deep", (), marks=TPU),
         pytest.param("v5p:4x4x4", "moe", (), marks=TPU),
