@@ -29,13 +29,13 @@ os.environ |= ABSENT
 import jax.numpy as jnp
 
 from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import PAGE
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
-from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30

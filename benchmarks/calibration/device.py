@@ -38,12 +38,12 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import PAGE, Tables, pages_for
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig, Placement, rows_of
 from scope_jax.rollouts.types import SamplingParams
-from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 STEPS = 16  # tokens of a dispatch
