@@ -43,7 +43,7 @@ def flops(batch: Batch, remat: str) -> tuple[float, float]:
     tokens, length = batch.ids_MBT.size, batch.ids_MBT.shape[2]
     layers, head = cases.forward_flops(tokens, batch.index_MN.size, length, 1.0)
     executed = 2 * (layers + head) + (4 if remat == "full" else 3) * layers + 4 * head
-    real = int((np.asarray(batch.segments_MBT) > 0).sum())
+    real = int(batch.row_tokens)
     layers, head = cases.forward_flops(real, int(np.asarray(batch.mask_MN).sum()), length, 0.5)
     return executed, 5 * (layers + head)
 
