@@ -1,5 +1,6 @@
 """One update with what datums begin with in a row once, against the update in which it is in every row, on up to 8 fake
-CPU devices (test_prefixes.py starts it with "float32" or "float64"); prints one JSON object."""
+CPU devices (test_prefixes.py starts it with "float32" or "float64"); prints one JSON object. Further arguments are
+names of cases, without them all."""
 
 import json
 import os
@@ -79,10 +80,11 @@ def difference(one, other) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def main() -> None:
+def main(*names: str) -> None:
     prefixes.SAVING = -9.0  # the cheapest way to share, if it saves nothing, too
     facts = {}
-    for name, (model, sizes, episodes, options) in CASES.items():
+    for name in names or CASES:
+        model, sizes, episodes, options = CASES[name]
         ours, plain = (update(model, sizes, episodes, share, **options) for share in ("auto", "never"))
         facts[name] = {
             "scores": float(np.abs(np.subtract(ours[0], plain[0])).max()),
@@ -94,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[2:])
