@@ -83,7 +83,8 @@ def difference(one, other) -> float:
 def main(*names: str) -> None:
     prefixes.SAVING = -9.0  # the cheapest way to share, if it saves nothing, too
     facts = {}
-    for name in names or CASES:
+    exact = [name for name in CASES if jnp.float32 != jnp.float64 or name != "dot_product"]  # which sums in float32
+    for name in names or exact:
         model, sizes, episodes, options = CASES[name]
         ours, plain = (update(model, sizes, episodes, share, **options) for share in ("auto", "never"))
         facts[name] = {
