@@ -226,6 +226,7 @@ def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -
 
 def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
     """Most rows of a micro-batch on each shard; 0 if all rows are in one micro-batch."""
+    assert section.micro_batch_rows != "auto"  # `fitting.fitted` gives a number
     return -(-section.micro_batch_rows // row_shards)
 
 

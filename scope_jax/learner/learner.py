@@ -113,7 +113,8 @@ class Learner:
             unstacked=unstacked,
         )
         self.jitted = LearnerPrograms(self.layout, section)
-        self.model, self.mesh, self.section, self.optimizer, self.adapter = model, mesh, section, optimizer, adapter
+        self.model, self.mesh, self.optimizer, self.adapter = model, mesh, optimizer, adapter
+        self.section = self.jitted.section
         self.attention, self.context_attention = self.jitted.attention, self.jitted.context_attention
         self.shards, self.row_shards, self.context = self.jitted.shards, row_shards(mesh), mesh.shape["context"]
 
