@@ -1,7 +1,7 @@
 """Decoding over a paged cache on devices that need not be present: memory, copies and an estimate of the time.
 
     python benchmarks/decode.py [--model qwen3-8b] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
-    python benchmarks/decode.py --topology 8xH100 --pages 43690            # needs jax[cuda12], no GPU
+    python benchmarks/decode.py --topology 8xH100 --pages 43690            # needs jax[cuda12] or jax[cuda13], no GPU
 
 The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloat16 is compiled ahead of time: tensor
 groups of as many chips as there are kv heads (or `--tensor`), row shards over the rest, whole experts over all. Nothing
@@ -31,13 +31,13 @@ os.environ |= ABSENT
 import jax.numpy as jnp
 
 from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import PAGE
 from scope_jax.plan.estimates import Reads, decode_figures
 from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
-from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
@@ -92,7 +92,7 @@ def engine_on(
     all."""
     on = hardware(topology)
     if not on.compiles:
-        raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda12]' (no GPU is needed).")
+        raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda13]' (no GPU is needed).")
     devices = list(on.devices)
     tensor = math.gcd(len(devices), model.num_kv_heads) if tensor is None else tensor
     config = EngineConfig(

@@ -3,7 +3,7 @@
     python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2]
 
 Without options, every card in PLANS is planned on the hardware listed there, or with --on on that: compiled, which
-takes minutes each, or where jax[cuda12] is not installed GPUs by arithmetic, which takes seconds. Results are kept in
+takes minutes each, or GPUs without jax[cuda12] or jax[cuda13] by arithmetic, which takes seconds. Results are kept in
 benchmarks/baselines/plans.json; those of other hardware stay as they are. Nothing is executed on any device.
 """
 

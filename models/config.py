@@ -56,6 +56,7 @@ class ModelConfig:
     x + norm(f(x)). layer_windows: for each layer the number of tokens a token attends to, itself included, or None for
     all. num_experts: 0 for a dense feed-forward layer. experts_per_token: how many the router picks. norm_topk_prob:
     the weights of the picked experts are divided by their sum. tie_embeddings: the output table is the embedding table.
+    expert_kernels: whether experts may use the platform's kernels (no property of the model: `run.kernels` says so).
     The defaults are those of a plain dense decoder.
     """
 
@@ -80,6 +81,7 @@ class ModelConfig:
     num_experts: int = 0  # X
     experts_per_token: int = 0
     norm_topk_prob: bool = False
+    expert_kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.architecture not in FAMILIES:

@@ -84,20 +84,28 @@ _transposes(_reorder, lambda ct_J, order_J, place_Nk: ct_J[place_Nk])
 
 
 def grouped_matmul(
-    x_JI: Float[Array, "J I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"]
+    x_JI: Float[Array, "J I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"], kernels: bool = True
 ) -> Float[Array, "J O"]:
     """Multiplies each group of rows by its expert's matrix: group x has sizes_X[x] rows, in expert order; Σ sizes = J.
 
-    Uses kernels on TPU (megablox) and GPU (models/moe_gpu.py) and a loop over blocks of rows elsewhere, chosen by the
-    platform compiled for. `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs.
+    Uses kernels on TPU (megablox) and GPU (models/moe_gpu.py), chosen by the platform compiled for, and a loop over
+    blocks of rows elsewhere or without `kernels`. `lax.ragged_dot` multiplies every row by every expert on CPUs, and in
+    its gradient on TPUs.
     """
-    return _grouped(x_JI, w_XIO, sizes_X)
+    return _grouped(kernels, x_JI, w_XIO, sizes_X)
 
 
 def _multiply(
-    x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, tile: int | None = None
+    kernels: bool,
+    x_JI: jax.Array,
+    w_XIO: jax.Array,
+    sizes_X: jax.Array,
+    transposed: bool = False,
+    tile: int | None = None,
 ) -> jax.Array:
     """grouped_matmul or, with transposed, the product with each expert's transpose. tile: megablox's rows of a tile."""
+    if not kernels:
+        return block_matmul(x_JI, w_XIO, sizes_X, transposed)
     return lax.platform_dependent(
         x_JI,
         w_XIO,
@@ -120,19 +128,22 @@ def _triton_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.A
     return triton_outer(x_JI, y_JO, sizes_X)
 
 
-@jax.custom_vjp
-def _grouped(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
-    return _multiply(x_JI, w_XIO, sizes_X)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped(kernels: bool, x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    return _multiply(kernels, x_JI, w_XIO, sizes_X)
 
 
-def _grouped_backward(saved: tuple[jax.Array, ...], ct_JO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _grouped_backward(
+    kernels: bool, saved: tuple[jax.Array, ...], ct_JO: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
     x_JI, w_XIO, sizes_X = saved
-    dx_JI = _multiply(ct_JO, w_XIO, sizes_X, transposed=True)
-    dw_XIO = lax.platform_dependent(x_JI, ct_JO, sizes_X, tpu=megablox_outer, cuda=_triton_outer, default=block_outer)
+    dx_JI = _multiply(kernels, ct_JO, w_XIO, sizes_X, transposed=True)
+    by_platform = {"tpu": megablox_outer, "cuda": _triton_outer} if kernels else {}
+    dw_XIO = lax.platform_dependent(x_JI, ct_JO, sizes_X, **by_platform, default=block_outer)
     return dx_JI, dw_XIO.astype(w_XIO.dtype), None
 
 
-_grouped.defvjp(lambda x, w, sizes: (_grouped(x, w, sizes), (x, w, sizes)), _grouped_backward)
+_grouped.defvjp(lambda kernels, x, w, sizes: (_grouped(kernels, x, w, sizes), (x, w, sizes)), _grouped_backward)
 
 
 # ------------------------------------------------------------------------------------------------------ blocks of rows
@@ -243,17 +254,19 @@ def moe_layer(
     w: dict[str, jax.Array],
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
-    grouped: GroupedMatmul = grouped_matmul,
+    grouped: GroupedMatmul | None = None,
 ) -> Float[Array, "B T D"]:
     """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
 
-    grouped: grouped_matmul, or block_matmul in a program that XLA partitions automatically, as it cannot partition
-    kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor; the experts' may be
-    LowRank. All devices of a tensor group know the routing of all tokens, but only their shard's part of its gradient,
-    hence `enter_layer`. With shards.experts each device has X/devices whole experts instead, and there is no gradient.
+    grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
+    grouped_matmul, with the kernels that cfg allows. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F
+    sharded over tensor; the experts' may be LowRank. All devices of a tensor group know the routing of all tokens, but
+    only their shard's part of its gradient, hence `enter_layer`. With shards.experts each device has X/devices whole
+    experts instead, and there is no gradient.
     """
     if shards.experts:
         return _over_experts(cfg, w, x_BTD, shards)
+    grouped = partial(grouped_matmul, kernels=cfg.expert_kernels) if grouped is None else grouped
     x_BTD, weights_Nk, picked_Nk = _routed(cfg, w, x_BTD, shards)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
@@ -313,7 +326,7 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
     by_platform = {"default": partial(_own_sorted, cfg, w, gates)}
-    if _few(x_ND, [w[name] for name in EXPERTS]):
+    if cfg.expert_kernels and _few(x_ND, [w[name] for name in EXPERTS]):
         by_platform["tpu"] = partial(_own_few, cfg, w)
     out_ND = lax.platform_dependent(x_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
@@ -355,7 +368,8 @@ def _own_sorted(
     sizes_X = jnp.sum(own_J[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
     tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
     token_J = order_J // own_Nk.shape[1]
-    multiply = partial(_by_experts, partial(_multiply, tile=tile), sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
+    product = partial(_multiply, cfg.expert_kernels, tile=tile)
+    multiply = partial(_by_experts, product, sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
     rows_JD = x_ND[token_J]
     hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
     hidden_JF = (hidden_JF * weights_Nk.reshape(-1)[order_J][:, None]).astype(x_ND.dtype)

@@ -22,7 +22,7 @@ from scope_jax.models import context
 from scope_jax.models.attention import Attend, make_attend
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank, factors_of, gathered, product
-from scope_jax.models.moe import GroupedMatmul, grouped_matmul, moe_layer
+from scope_jax.models.moe import GroupedMatmul, moe_layer
 from scope_jax.models.rope import Rope, rotate
 from scope_jax.models.sums import rows_of, with_bias
 from scope_jax.sharding.collectives import LOCAL, Shards
@@ -197,7 +197,7 @@ def block(
     positions_BT: Int[Array, "B T"],
     attend: Attend,
     shards: Shards,
-    grouped: GroupedMatmul = grouped_matmul,
+    grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)); with norm "post" x + norm(attention(x)) etc.

@@ -45,6 +45,7 @@ class LocalRollouts:
         self._calls = 0
         self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
         self._dispatches = 0  # that the latest call has read, once it is over
+        self._over: Sequence[Callable[[], bool]] = ()  # of what the call under way decodes
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
 
@@ -53,6 +54,12 @@ class LocalRollouts:
         """(calls of `run`, dispatches that the latest one has read): changes as long as episodes are being decoded."""
         loop = self._loop  # set and removed by another thread
         return self._calls, self._dispatches if loop is None else loop.dispatches
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """(those that are over, all) of the episodes or interactions of the call under way; (0, 0) between calls."""
+        over = self._over  # replaced by another thread
+        return sum(is_over() for is_over in over), len(over)
 
     @property
     def params(self) -> Any:
@@ -98,7 +105,7 @@ class LocalRollouts:
         for request in requests:
             stop_row(request.params)
             self.engine.number(request.policy)
-        self._decode(lambda loop: loop.submit(episodes))
+        self._decode(lambda loop: loop.submit(episodes), [lambda e=e: e.finish_reason is not None for e in episodes])
         return [episode.completion() for episode in episodes]
 
     def interaction(self, driver: Driver) -> ActiveInteraction:
@@ -116,10 +123,12 @@ class LocalRollouts:
 
         Raises as `run` does, and what drivers raise.
         """
-        self._decode(lambda loop: loop.interact(interactions), weights)
+        self._decode(lambda loop: loop.interact(interactions), [lambda i=i: i.over for i in interactions], weights)
 
-    def _decode(self, fill: Callable[[DecodeLoop], None], weights: str = "") -> None:
-        """Runs one decode loop, which `fill` gives its work, to its end."""
+    def _decode(
+        self, fill: Callable[[DecodeLoop], None], over: Sequence[Callable[[], bool]], weights: str = ""
+    ) -> None:
+        """Runs one decode loop, which `fill` gives its work, to its end. over: whether each piece of it is over."""
         if self._params is None:
             raise RolloutError("The engine has no weights; call load_params before run.")
         self._calls += 1
@@ -130,10 +139,11 @@ class LocalRollouts:
         )
         try:
             fill(loop)
+            self._over = over
             with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():
                         raise error
         finally:
-            self._loop, self._dispatches = None, loop.dispatches
+            self._loop, self._dispatches, self._over = None, loop.dispatches, ()
         self._state = loop.state if self.engine.keeps_prompts else None

@@ -24,8 +24,8 @@ from scope_jax.report.progress import Progress
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.metrics import RunLog
 from scope_jax.run.mirror import Mirror
-from scope_jax.run.performance import programs
 from scope_jax.run.processes import agreed, give_up, signalled
+from scope_jax.run.programs import programs
 from scope_jax.run.sampler import ACCELERATOR, States, moved
 from scope_jax.run.start import start
 from scope_jax.run.steps import Steps
@@ -56,15 +56,19 @@ def train(
     steps, log, end = start(
         cfg, run, progress.say, progress.part, profile=profile, mirror=mirror, accept_inputs=accept_inputs
     )
+    progress.follow(steps.world.status)
     cfg, every = steps.cfg, steps.cfg.evaluate.every
     if not steps.resumed and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
         initial = evaluation(steps, log)
+        progress.scores(initial)
         log.metrics(steps.done, initial)
         end = end.after(steps.complete, initial)
     elif end and cfg.evaluate.sets and not log.evaluated(steps.done):
         progress.say("evaluating the final weights")
-        log.metrics(steps.done, evaluation(steps, log))
+        final = evaluation(steps, log)
+        progress.scores(final)
+        log.metrics(steps.done, final)
 
     with orderly(cfg.train.stop_grace, give_up) as request, steps:
         while not end:

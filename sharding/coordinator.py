@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from jax._src.lib import _jax
+from scope_jax.sharding import runtime
 
 LINGER = 40.0  # seconds; longer than `sharding.watch` needs to notice that process 0 is gone
 
@@ -24,10 +24,7 @@ LINGER = 40.0  # seconds; longer than `sharding.watch` needs to notice that proc
 def main() -> None:
     address, processes, heartbeat = sys.argv[1], *map(int, sys.argv[2:])
     try:
-        # recoverable: a process that is gone is reported by `sharding.watch`, not by the service
-        service = _jax.get_distributed_runtime_service(
-            address, processes, heartbeat_timeout=heartbeat, shutdown_timeout=1, recoverable=True
-        )
+        service = runtime.service(address, processes, heartbeat)
     except RuntimeError as error:
         print(" ".join(str(error).split()), flush=True)
         return

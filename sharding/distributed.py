@@ -138,9 +138,9 @@ def _bind() -> str | None:
 
 def _detected() -> Place | None:
     """The place in a SLURM step or TPU pod, by JAX's own detection, which has no public form without its start."""
-    from jax._src.clusters import ClusterEnv
+    from scope_jax.sharding import runtime  # imports JAX
 
-    kinds = [kind for kind in ClusterEnv._cluster_types if kind.name in CLUSTERS and kind.is_env_present()]
+    kinds = [kind for kind in runtime.clusters() if kind.name in CLUSTERS and kind.is_env_present()]
     if not kinds or kinds[0].get_process_count() < 2:
         return None
     kind = kinds[0]
@@ -163,10 +163,11 @@ def start(place: Place) -> None:
     check(place)
     key = signing.run_key()
     import jax
-    from jax._src.distributed import global_state
-    from jax._src.lib import _jax
 
-    if global_state.client is not None:
+    from scope_jax.sharding import runtime
+
+    joined = runtime.state()
+    if joined.client is not None:
         return
     if place.index == 0:
         _serve(place)
@@ -175,11 +176,9 @@ def start(place: Place) -> None:
         jax.config.update("jax_cuda_visible_devices", chosen)
         jax.config.update("jax_rocm_visible_devices", chosen)
     # As jax.distributed.initialize does it, but for the service, and without its own handler of SIGTERM.
-    global_state.coordinator_address = place.coordinator
-    global_state.process_id, global_state.num_processes = place.index, place.count
-    client = _jax.get_distributed_runtime_client(
-        place.coordinator, place.index, init_timeout=JOIN, heartbeat_timeout=HEARTBEAT, use_compression=True
-    )
+    joined.coordinator_address = place.coordinator
+    joined.process_id, joined.num_processes = place.index, place.count
+    client = runtime.client(place.coordinator, place.index, JOIN, HEARTBEAT)
     try:
         client.connect()
     except RuntimeError as error:
@@ -187,7 +186,7 @@ def start(place: Place) -> None:
             f"Process {place.index} of {place.count} did not find all others at {place.coordinator} within {JOIN} s "
             f"({' '.join(str(error).split())[:200]}); start them all, with the same address."
         ) from None
-    global_state.client, _place, _key = client, place, key
+    joined.client, _place, _key = client, place, key
     gather(b"")  # every process has the key
 
 
@@ -241,9 +240,9 @@ def stop() -> None:
     global _place
     if _place.count == 1:
         return
-    from jax._src.distributed import global_state
+    from scope_jax.sharding import runtime
 
-    global_state.shutdown()
+    runtime.state().shutdown()
     _place = Place("", 0, 1)
     if _service is not None:
         assert _service.stdin is not None
@@ -254,10 +253,10 @@ def stop() -> None:
 # ----------------------------------------------------------------------------------------------------------- exchange
 def client() -> Any:
     """The client of the coordination service, a store of keys and values that all processes see."""
-    from jax._src.distributed import global_state
+    from scope_jax.sharding import runtime
 
-    assert global_state.client is not None, "start() comes first"
-    return global_state.client
+    assert runtime.state().client is not None, "start() comes first"
+    return runtime.state().client
 
 
 def gather(payload: bytes) -> list[bytes]:

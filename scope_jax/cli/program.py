@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,7 +16,7 @@ from typer._click import exceptions as click  # typer carries its own copy
 from typer.core import TyperGroup
 
 from scope_jax.errors import is_users, sentence
-from scope_jax.run.stopping import Stopped, listen
+from scope_jax.run.stopping import Stopped, bound, ending_program, listen
 from scope_jax.version import __version__
 
 MEMORY = "0.95"  # share of a GPU's memory that JAX takes: what a plan counts on
@@ -40,7 +41,8 @@ BUG = (
 class Commands(TyperGroup):
     """Prints user errors as one sentence and exits with code 2; --debug shows the traceback instead.
 
-    Ctrl-C and SIGTERM print one sentence and exit with code 130 or 143.
+    Ctrl-C, SIGTERM and SIGHUP print one sentence and exit with code 130, 143 or 129; so does the end of whoever reads
+    what the command prints, silently, with 141.
     """
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,12 +57,11 @@ class Commands(TyperGroup):
         except click.UsageError as error:
             _refuse(error)
         except BrokenPipeError:  # the reader of a list has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt as error:
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
             after = WHAT_FOLLOWS.get(ctx.invoked_subcommand, "")
-            typer.echo(f"{_who()}stopped by {stopped}{after}.", err=True)
+            _say(f"{_who()}stopped by {stopped}{after}.")
             raise typer.Exit(stopped.exit_code) from None
         except (typer.Exit, typer.Abort, click.ClickException):
             raise
@@ -68,17 +69,16 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 raise
             if is_users(error):
-                typer.echo(f"{_who()}{sentence(error)}", err=True)
+                _say(f"{_who()}{sentence(error)}")
                 raise typer.Exit(2) from None
             if _of_backends(error):
                 wanted = os.environ.get("JAX_PLATFORMS", "")
-                typer.echo(
+                _say(
                     f"scope-jax: JAX finds no device of the platform {wanted!r} that JAX_PLATFORMS asks for; install "
                     "its package (README), or unset the variable.",
-                    err=True,
                 )
                 raise typer.Exit(2) from None
-            typer.echo(f"{_who()}{BUG}", err=True)
+            _say(f"{_who()}{BUG}")
             raise
 
 
@@ -96,8 +96,14 @@ def _refuse(error: click.UsageError) -> NoReturn:
     command, ctx = "", error.ctx
     while ctx is not None and ctx.parent is not None:
         command, ctx = f" {ctx.info_name}{command}", ctx.parent
-    typer.echo(f"scope-jax: {message[0].lower()}{message[1:]}; see scope-jax{command} --help.", err=True)
+    _say(f"scope-jax: {message[0].lower()}{message[1:]}; see scope-jax{command} --help.")
     raise typer.Exit(2) from None
+
+
+def _say(text: str) -> None:
+    """The last words of a command, which somebody may read."""
+    with suppress(BrokenPipeError):
+        typer.echo(text, err=True)
 
 
 def _who() -> str:
@@ -120,10 +126,14 @@ app = typer.Typer(
 def run() -> None:
     """The `scope-jax` program."""
     any_character()
+    ending_program()
     listen()
     try:
         app()
     except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if code and isinstance(code, int):
+            bound(code)
         if "scope_jax.run.processes" in sys.modules:  # it joins processes, and imports JAX
             from scope_jax.run.processes import leave
 
@@ -160,6 +170,8 @@ def main(
     """Self-play post-training of language models in JAX."""
     quiet_libtpu()
     take_memory()
+    # XLA's log lines, such as its alarm about slow compilation: what fails is raised, and a run says what it does.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch, which is not used, is not there
 

@@ -68,6 +68,15 @@ class LossCard(AdvantageCard):
     """C of the weight min(π_old/μ, C) for samples of an older policy or with other rounding; 0: no weight."""
     rollout_weight: Literal["token", "sequence"] = "token"
     """This weight per `token`, or for the whole `sequence` (product)."""
+    rollout_floor: Weight = 0.0
+    """The weight is at least this."""
+    rollout_mask: Literal["none", "token", "sequence", "geometric"] = "none"
+    """Leaves tokens out of the policy term whose π_old/μ is beyond the bounds below: each `token`, or an episode by the
+    product (`sequence`) or the geometric mean (`geometric`) of its ratios (docs/losses.md#which-log-π_old)."""
+    rollout_mask_low: Weight = 0.0
+    """Lower bound of `rollout_mask`; 0: none."""
+    rollout_mask_high: Weight = 0.0
+    """Upper bound of `rollout_mask`; 0: none."""
     # aggregation: what the sum over tokens is divided by
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
     """What the sum over tokens is divided by: `token-mean`, `sequence-mean`, `constant` (docs/losses.md#the-loss)."""
@@ -103,6 +112,17 @@ class LossCard(AdvantageCard):
         """Whether the loss compares the policy with the reference."""
         return self.objective == "dpo" or (self.objective == "policy" and self.kl != "none")
 
+    @property
+    def corrects_rollout(self) -> bool:
+        """Whether π_old/μ weighs or masks tokens."""
+        return self.objective == "policy" and (self.rollout_cap > 0 or self.rollout_mask != "none")
+
+    @property
+    def rollout_by_sequence(self) -> bool:
+        """Whether it does so by whole episodes."""
+        weighs = self.rollout_cap > 0 and self.rollout_weight == "sequence"
+        return self.objective == "policy" and (weighs or self.rollout_mask in ("sequence", "geometric"))
+
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
         if self.objective != "dpo" and self.changed("dpo_beta", "label_smoothing"):
@@ -121,10 +141,23 @@ class LossCard(AdvantageCard):
             raise ValueError(
                 'rollout_weight = "sequence" has no effect without rollout_cap; set rollout_cap, or remove it'
             )
-        if self.rollout_cap and self.old_logprobs == "rollout":
+        if self.rollout_floor > self.rollout_cap:
             raise ValueError(
-                'rollout_cap weighs π_old against the rollout, but with old_logprobs = "rollout" they are the same; '
-                'set rollout_cap = 0 or old_logprobs = "learner"'
+                f"rollout_floor is {self.rollout_floor:g}, but the weight is at most rollout_cap = "
+                f"{self.rollout_cap:g}; set a lower floor, or a cap"
+            )
+        low, high = self.rollout_mask_low, self.rollout_mask_high
+        if (self.rollout_mask == "none") != (low == high == 0):
+            raise ValueError(
+                "rollout_mask and its bounds belong together: name what is masked, and rollout_mask_low or "
+                "rollout_mask_high, or remove them"
+            )
+        if high and low >= high:
+            raise ValueError(f"rollout_mask_low is {low:g} and rollout_mask_high {high:g}: nothing would be left")
+        if self.corrects_rollout and self.old_logprobs == "rollout":
+            raise ValueError(
+                'rollout_cap and rollout_mask compare π_old with the rollout, but with old_logprobs = "rollout" they '
+                'are the same; remove them, or set old_logprobs = "learner"'
             )
         return self
 

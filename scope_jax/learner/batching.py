@@ -121,7 +121,8 @@ def _of_sampled(values_T: np.ndarray | None, datum: Datum, name: str, episode: E
     return values
 
 
-def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
+def pieces_of(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
+    """The datums with sampled tokens; limit: most tokens of one. Errors are those of `pack`."""
     pieces, source = [], 0
     policy = card is None or card.objective == "policy"  # under "dpo" an advantage is a sign
     taught = policy and card is not None and card.teacher != "none"
@@ -348,7 +349,7 @@ def pack(
         return _batch(
             dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), np.float32(0), np.float32(0), *absent, FEW_SEQUENCES
         )
-    pieces = _pieces(chosen, max(section.buckets), tempered, card)
+    pieces = pieces_of(chosen, max(section.buckets), tempered, card)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     buckets = [bucket for bucket in section.buckets if bucket >= longest]
     if work is not None and section.packing:

@@ -46,7 +46,8 @@ METRICS = (
     *("loss", "tokens", "sequences", "idle_sequences", "grad_norm", "param_rms", "learning_rate", "skipped"),
     *("surprisal", "entropy", "row_padding", "slot_padding", "shared_tokens"),
     *("policy_loss", "clip_fraction", "dual_clip_fraction", "ratio_mean", "ratio_max"),
-    *("mismatch_mean", "mismatch_max", "rollout_weight_mean", "rollout_cap_fraction"),
+    *("mismatch_mean", "mismatch_max", "mismatch_bias", "mismatch_kl"),
+    *("rollout_weight_mean", "rollout_cap_fraction", "rollout_masked_fraction"),
     *("kl_k1", "kl_k2", "kl_k3", "kl_k2_plain", "kl_k3_plain"),
     *("teacher_k1", "teacher_k2", "teacher_k3"),
     *("implicit_accuracy", "implicit_margin", "implicit_chosen"),
@@ -214,15 +215,16 @@ class Learner:
         Metrics: loss, policy_loss, kl_<estimator> and teacher_<estimator> by the card's aggregation; means over the
         tokens of the episodes that have a term in the loss, left out if none has one: entropy (of the whole
         distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
-        mismatch_mean, and with a rollout_cap rollout_weight_mean and rollout_cap_fraction; over the same tokens
-        ratio_max and mismatch_max (|learner − behaviour| log-probs, before the update's first step if old log-probs are
-        scored); tokens, sequences, idle_sequences (those of them without a term), grad_norm (before clipping),
-        param_rms (of the updated weights), learning_rate, skipped; row_padding and slot_padding (shares of the
-        computed rows and of their slots that are empty) and shared_tokens (of what several datums begin with: tokens
-        that were not computed again), left out without rows. A supervised card has loss and the metrics from
-        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and
-        implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state lacks;
-        DivergedError if training has diverged (`check_sound`).
+        mismatch_mean (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored),
+        mismatch_bias (the same, signed), mismatch_kl (KL of the behaviour from the learner), and with a rollout_cap or
+        rollout_mask rollout_weight_mean, rollout_cap_fraction and rollout_masked_fraction; over the same tokens
+        ratio_max and mismatch_max; tokens, sequences, idle_sequences (those of them without a term), grad_norm (before
+        clipping), param_rms (of the updated weights), learning_rate, skipped; row_padding and slot_padding (shares of
+        the computed rows and of their slots that are empty) and shared_tokens (of what several datums begin with:
+        tokens that were not computed again), left out without rows. A supervised card has loss and the metrics from
+        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin
+        and implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state
+        lacks; DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")

@@ -93,8 +93,8 @@ def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array
 # ----------------------------------------------------------------------------------------------------------- ratios
 def by_sequence(card: LossCard) -> bool:
     """Whether the card's loss needs `Sequences`."""
-    wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
-    return card.objective == "dpo" or (card.objective == "policy" and (card.ratio == "sequence" or wants_weight))
+    ratio = card.objective == "policy" and card.ratio == "sequence"
+    return card.objective == "dpo" or ratio or card.rollout_by_sequence
 
 
 def sequences_move(card: LossCard, scored: bool) -> bool:
@@ -102,9 +102,9 @@ def sequences_move(card: LossCard, scored: bool) -> bool:
     (Tokens.old_N)."""
     if card.objective == "dpo":
         return True
-    wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
     off_policy = scored or card.old_logprobs == "rollout"
-    return by_sequence(card) and ((card.ratio == "sequence" and off_policy) or (wants_weight and not scored))
+    ratio = card.objective == "policy" and card.ratio == "sequence"
+    return (ratio and off_policy) or (card.rollout_by_sequence and not scored)
 
 
 def sequence_sums(logp_N: Float[Array, " N"], tokens: LossInputs, card: LossCard, count: int) -> Sequences:
@@ -155,14 +155,26 @@ def _ratio(
 
 def _rollout_weight(
     old_N: Float[Array, " N"], tokens: LossInputs, card: LossCard, sequences: Sequences | None
-) -> Float[Array, " N"]:
-    """min(π_old/μ, C) of each token, or with the ratio of its whole sequence; a constant in the loss."""
-    log_N = old_N - tokens.behaviour_N
-    if card.rollout_weight == "sequence":
+) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
+    """(weight, kept) of each token; constants in the loss. The weight is min(max(π_old/μ, floor), C), or 1 without a
+    cap, and 0 of a token that the mask does not keep. Truncation: Ionides 2008; masks of tokens: IcePop (Ling team
+    2025), of sequences and geometric means: Liu et al. 2025."""
+
+    def ratio(kind: str) -> Float[Array, " N"]:
+        if kind == "token":
+            return jnp.exp(_bounded(old_N - tokens.behaviour_N, card))
         if sequences is None:
-            raise ValueError('rollout_weight = "sequence" needs the sums of whole sequences; see losses.sequence_sums.')
-        log_N = sequences.rollout_Y[tokens.sequence_N]
-    return lax.stop_gradient(jnp.minimum(jnp.exp(_bounded(log_N, card)), card.rollout_cap))
+            raise ValueError("the rollout's ratio of a sequence needs the sums of whole sequences; see sequence_sums.")
+        sum_N = sequences.rollout_Y[tokens.sequence_N]
+        return jnp.exp(_bounded(sum_N if kind == "sequence" else sum_N / jnp.maximum(tokens.length_N, 1.0), card))
+
+    weight_N, kept_N = jnp.ones_like(old_N), jnp.ones_like(tokens.mask_N)
+    if card.rollout_cap:
+        weight_N = jnp.clip(ratio(card.rollout_weight), card.rollout_floor, card.rollout_cap)
+    if card.rollout_mask != "none":
+        masked_N = ratio(card.rollout_mask)
+        kept_N = (masked_N >= card.rollout_mask_low) & (masked_N <= (card.rollout_mask_high or jnp.inf))
+    return lax.stop_gradient(jnp.where(kept_N, weight_N, 0.0)), kept_N
 
 
 # ------------------------------------------------------------------------------------------------------------ terms
@@ -249,20 +261,26 @@ def _policy(
     ratio_N = _ratio(logp_N, old_N, tokens, card, sequences)
     loss_N, clipped_N, dual_N = policy_terms(logp_N, ratio_N, tokens.advantage_N, card)
     scored_N = logp_N if tokens.old_N is None else tokens.old_N
-    mismatch_N = jnp.abs(scored_N - tokens.behaviour_N)
+    signed_N = lax.stop_gradient(scored_N - tokens.behaviour_N)
+    mismatch_N = jnp.abs(signed_N)
     per_token = {
         "surprisal": total(-logp_N),
         "clip_fraction": total(clipped_N),
         "dual_clip_fraction": total(dual_N),
         "ratio_mean": total(ratio_N),
         "mismatch_mean": total(mismatch_N),
+        "mismatch_bias": total(signed_N),
+        "mismatch_kl": total(jnp.expm1(_bounded(signed_N, card)) - signed_N),
     }
     rollout_N = None
-    if card.rollout_cap:
-        rollout_N = _rollout_weight(old_N, tokens, card, sequences)
+    if card.corrects_rollout:
+        rollout_N, kept_N = _rollout_weight(old_N, tokens, card, sequences)
         loss_N = rollout_N * loss_N
         per_token["rollout_weight_mean"] = total(rollout_N)
-        per_token["rollout_cap_fraction"] = total(rollout_N >= card.rollout_cap)
+        if card.rollout_cap:
+            per_token["rollout_cap_fraction"] = total(rollout_N >= card.rollout_cap)
+        if card.rollout_mask != "none":
+            per_token["rollout_masked_fraction"] = total(~kept_N)
     policy = summed(loss_N)
     sums, numerator = {"policy_loss": policy}, policy
     for name, kl, coefficient, other_N in _divergences(card, tokens):

@@ -59,6 +59,7 @@ OLMO3 = COMMON | {
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
 QWEN25_32B = QWEN25 | _shape(64, 5120, 40, 8, 27648, 152064)
+QWEN3_06B = QWEN3 | _shape(28, 1024, 16, 8, 3072, 151936) | {"tie_word_embeddings": True}
 QWEN3_4B = QWEN3 | _shape(36, 2560, 32, 8, 9728, 151936) | {"tie_word_embeddings": True}
 QWEN3_8B = QWEN3 | _shape(36, 4096, 32, 8, 12288, 151936)
 QWEN3_30B = (
@@ -84,6 +85,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2.5-32B": QWEN25_32B | {"max_position_embeddings": 131072},
     "Qwen2.5-32B-Instruct": QWEN25_32B,
     "DeepSeek-R1-Distill-Qwen-14B": QWEN25_14B | {"max_position_embeddings": 131072},
+    "Qwen3-0.6B": QWEN3_06B,
+    "Qwen3-4B": QWEN3_4B,
     "Qwen3-4B-Base": QWEN3_4B | {"max_position_embeddings": 32768},
     "Qwen3-4B-Thinking-2507": QWEN3_4B | {"max_position_embeddings": 262144, "rope_theta": 5e6},
     "Qwen3-8B": QWEN3_8B,

@@ -97,8 +97,9 @@ def cuda_compiler() -> bool:
     """Whether JAX's CUDA plugin and cuDNN are installed: they compile for a GPU that is not here."""
     from importlib.util import find_spec
 
-    parents = find_spec("jax_plugins"), find_spec("nvidia")
-    return all(parents) and None not in (find_spec("jax_plugins.xla_cuda12"), find_spec("nvidia.cudnn"))
+    if find_spec("jax_plugins") is None or find_spec("nvidia") is None or find_spec("nvidia.cudnn") is None:
+        return False
+    return any(find_spec(f"jax_plugins.xla_cuda{major}") for major in (12, 13))
 
 
 def gpu_devices(chip: Chip, count: int) -> list[Any]:

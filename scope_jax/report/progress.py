@@ -1,14 +1,26 @@
-"""Progress of long commands: bars on a terminal, plain lines elsewhere."""
+"""Progress of long commands: bars and what is going on, on a terminal; plain lines elsewhere, and no long silence."""
 
 from __future__ import annotations
 
+import statistics
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 HEADLINES = (
     "/reward",
@@ -21,6 +33,7 @@ HEADLINES = (
     "/searches",
 )  # suffixes of the metrics shown on a step's line
 QUIET_SECONDS = 15.0  # minimum time between two plain lines about the same work
+SILENCE = 30.0  # seconds after which a plain line says what is going on
 
 
 def headline(metrics: Mapping[str, float]) -> str:
@@ -28,11 +41,37 @@ def headline(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith(HEADLINES))
 
 
-class Progress:
-    """Shows the progress of a command. Use it as a context manager, one per command."""
+def in_words(seconds: float) -> str:
+    """A time, roughly: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
-    def __init__(self, console: Console) -> None:
+
+class _Live(Bars):
+    """Bars with a line below, which `line` gives."""
+
+    def __init__(self, *columns: ProgressColumn, console: Console, line: Callable[[], str]) -> None:
+        self._line = line  # asked at once
+        super().__init__(*columns, console=console)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self._line(), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+class Progress:
+    """Shows the progress of a command. Use it as a context manager, one per command. silence: seconds without a line
+    after which, away from a terminal, one says what is going on."""
+
+    def __init__(self, console: Console, silence: float = SILENCE) -> None:
         self.console = console
+        self._silence = silence
+        self._status: Callable[[], str] = lambda: ""
+        self._said, self._said_at = "", time.monotonic()  # the last line
+        self._over = threading.Event()
+        self._speaker = threading.Thread(target=self._speak, name="progress", daemon=True)
+        self._steps: deque[float] = deque(maxlen=5)  # seconds of the latest
         self._bars = self._make_bars() if console.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}  # time of the last plain line, by name of the work
@@ -46,11 +85,13 @@ class Progress:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        return Bars(*columns, console=self.console)
+        return _Live(*columns, console=self.console, line=self.status)
 
     def __enter__(self) -> Progress:
         if self._bars is not None:
             self._bars.start()
+        else:
+            self._speaker.start()
         return self
 
     def __exit__(
@@ -58,17 +99,47 @@ class Progress:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+        else:
+            self._over.set()
+            self._speaker.join()
+
+    def follow(self, status: Callable[[], str]) -> None:
+        """From now on `status` says what is going on, "" if nothing is; it is called in another thread."""
+        self._status = status
+
+    def status(self) -> str:
+        """What is going on; by default the last line, and for how long."""
+        return self._status() or f"{self._said}: {time.monotonic() - self._said_at:.0f} s"
+
+    def _speak(self) -> None:
+        said = self._said_at
+        while not self._over.wait(max(0.01, max(said, self._said_at) + self._silence - time.monotonic())):
+            if time.monotonic() - max(said, self._said_at) >= self._silence:
+                said = time.monotonic()
+                self._print(self.status())
+
+    def scores(self, metrics: Mapping[str, float]) -> None:
+        """Reports the result of an evaluation."""
+        self.say(f"evaluated  {headline(metrics)}")
 
     def say(self, text: str) -> None:
         """Prints one line of text."""
+        self._said, self._said_at = text, time.monotonic()
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def step(self, done: int, total: int | None, metrics: Mapping[str, float]) -> None:
         """Reports that training step `done` of `total` (None: unknown) is finished, with its metrics."""
         seconds, self._clock = time.monotonic() - self._clock, time.monotonic()
+        self._steps.append(seconds)
         self._bar("steps", done, total)
         place = f"{done}" if total is None else f"{done}/{total}"
-        self.say(f"step {place}  {headline(metrics)}  {seconds:.1f} s")
+        left = ""
+        if total is not None and done < total:
+            left = f", about {in_words(statistics.median(self._steps) * (total - done))} left"
+        self.say(f"step {place}  {headline(metrics)}  {seconds:.1f} s{left}")
 
     def part(self, name: str, done: int, total: int) -> None:
         """Reports that `done` of `total` pieces of some work are finished (passages embedded, questions answered)."""

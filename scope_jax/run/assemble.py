@@ -35,9 +35,10 @@ from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
+from scope_jax.run import kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
-from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
+from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, own_mesh
 from scope_jax.run.performance import NAMES, PHASES
@@ -179,7 +180,8 @@ def assemble(
     judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))} if services else {}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell, services=services)
     world.scoring.check(game.policies(cfg))
-    return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
+    learning = kernels.for_learning(world.cfg, world.model, tell)
+    return Trainer(replace(world, rows=rows), assemble_learner(learning, world.model))
 
 
 def check_policies(cfg: Config, game: Game) -> None:
@@ -283,6 +285,7 @@ def assemble_world(
         if card.required:
             clients[name].probe()
     mesh = own_mesh(cfg)
+    cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     search = search_of(cfg, tokenizer, lookup)

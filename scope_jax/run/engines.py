@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.pages import Implementation, Loop, Ragged
+from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
@@ -60,7 +60,7 @@ def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> 
             check_mesh(model, mesh)
         except ValueError as error:  # its sentence begins with "mesh"
             raise UserError(f"rollout.{error}") from None
-    return mesh, decode_rules(model.num_experts, mesh.shape) if _paged(cfg, mesh) else DECODE
+    return mesh, decode_rules(model.num_experts, mesh.shape) if paged(cfg, mesh) else DECODE
 
 
 def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bool:
@@ -81,7 +81,7 @@ def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bo
     return all(train.is_equivalent_to(decode, len(param.shape)) for param, train, decode in pairs)
 
 
-def _paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
+def paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
     # On CPU, XLA gathers pages more slowly than it reads dense columns.
     card, cpu = cfg.rollout, mesh.devices.flat[0].platform == "cpu"
     return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
@@ -115,20 +115,9 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
-    if not _paged(cfg, mesh):
+    if not paged(cfg, mesh):
         if card.cascade:
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return DenseEngine(model, config, mesh)
     platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
     return PagedEngine(model, config, mesh, attention_over_pages(platform, model.head_dim))
-
-
-def attention_over_pages(platform: str, head_dim: int) -> Implementation:
-    """The kernel of a platform where it takes heads of this size, else the loop over pages, which runs on any."""
-    if platform == "tpu" and head_dim % 128 == 0:
-        return Ragged()
-    if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
-        from scope_jax.models.paged_gpu import Triton  # Pallas takes a second to import
-
-        return Triton()
-    return Loop()

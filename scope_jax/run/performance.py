@@ -1,5 +1,5 @@
-"""Measures and watches a training loop: how fast its steps are, which phase is running, a trace of a chosen step, the
-programs that were compiled, and whether it hangs.
+"""Measures and watches a training loop: how fast its steps are, which phase is running, a trace of a chosen step, and
+whether it hangs.
 
 The metrics are called `time/…` (seconds) and `perf/…`. They differ between runs of one card and never enter the
 training.
@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
@@ -28,6 +27,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
 from scope_jax.run.meshes import divided_devices
+from scope_jax.run.programs import programs
 from scope_jax.run.world import World
 from scope_jax.sharding.chips import GIB, chip_of
 
@@ -45,54 +45,6 @@ NAMES = (
     "perf/search_calls",
     "perf/search_queries",
 )
-
-
-# ---------------------------------------------------------------------------------------------------- compiled programs
-COMPILE = "/jax/core/compile/backend_compile_duration"  # a program was compiled, or loaded from the cache
-LOADED = "/jax/compilation_cache/cache_hits"  # it was loaded
-EVERYTHING = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-@dataclass
-class Programs:
-    """Programs since `programs` was first called."""
-
-    asked: int = 0  # compiled or loaded
-    loaded: int = 0  # from the persistent cache
-
-    @property
-    def compiled(self) -> int:
-        return self.asked - self.loaded
-
-    def _duration(self, event: str, duration_secs: float, **_: Any) -> None:
-        self.asked += event == COMPILE
-
-    def _event(self, event: str, **_: Any) -> None:
-        self.loaded += event == LOADED
-
-
-@cache
-def programs() -> Programs:
-    """The counter of this process; it counts from its first use on."""
-    counter = Programs()
-    jax.monitoring.register_event_duration_secs_listener(counter._duration)
-    jax.monitoring.register_event_listener(counter._event)
-    return counter
-
-
-def keep_programs(folder: str) -> None:
-    """Keeps compiled programs in this folder, all of them, for later processes; to be called before the first one.
-
-    JAX's own variables win: JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE and
-    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS.
-    """
-    current = jax.config.values
-    if current["jax_compilation_cache_dir"] is not None or not current["jax_enable_compilation_cache"]:
-        return
-    variable, name, value = EVERYTHING
-    if variable not in os.environ:
-        jax.config.update(name, value)
-    jax.config.update("jax_compilation_cache_dir", str(Path(folder).absolute()))
 
 
 # --------------------------------------------------------------------------------------------------------------- phases
@@ -232,27 +184,6 @@ class Watchdog:
         print(sentence, file=sys.stderr, flush=True)
         if self._action == "exit":
             os._exit(EXIT_CODE)
-
-
-EVERY = 30.0  # seconds
-
-
-@contextmanager
-def heartbeat(say: Callable[[str], None], what: str, done: Callable[[], str], every: float = EVERY) -> Iterator[None]:
-    """Says "what: 60 s, DONE" every so many seconds of the block; nothing if it is shorter. done: called each time."""
-    began, over = time.monotonic(), threading.Event()
-
-    def beat() -> None:
-        while not over.wait(every):
-            say(f"{what}: {time.monotonic() - began:.0f} s, {done()}")
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 # ------------------------------------------------------------------------------------------------------------- measures

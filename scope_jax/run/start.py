@@ -34,8 +34,9 @@ from scope_jax.run.indexing import Part
 from scope_jax.run.inputs import Inputs
 from scope_jax.run.metrics import RunLog, begun, differing, records
 from scope_jax.run.mirror import Mirror
-from scope_jax.run.performance import Instruments, keep_programs
+from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import by_one
+from scope_jax.run.programs import keep_programs
 from scope_jax.run.sampler import States
 from scope_jax.run.steps import Position, Steps, unpacked
 from scope_jax.run.watch import RunEnd, Watch, watch_of
@@ -93,7 +94,7 @@ def start(
     say(_beginning(cfg, run, position.done, resumed, bool(end)))
     last = position.done if end else world.game.total_steps(cfg)
     instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
-    return Steps(trainer, position, checkpoints, instruments, say, resumed), log, end
+    return Steps(trainer, position, checkpoints, instruments, resumed), log, end
 
 
 def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[Position, bool]:

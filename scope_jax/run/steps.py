@@ -17,7 +17,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +27,7 @@ from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.game import Memory
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint_writer import Checkpoints
-from scope_jax.run.performance import Instruments, heartbeat
+from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
 from scope_jax.run.watch import RunEnd, idle_roles, idle_updates
 
@@ -71,14 +71,13 @@ class Steps:
         position: Position,
         checkpoints: Checkpoints,
         instruments: Instruments,
-        say: Callable[[str], None],
         resumed: bool,
     ) -> None:
         self.trainer, self.world, self.cfg = trainer, trainer.world, trainer.world.cfg
         self.instruments = instruments
         self.resumed = resumed  # an earlier process of this run had done the steps before
         self.iteration = ""  # the name of the game's iteration that the step completed, if it is to be kept
-        self._at, self._checkpoints, self._say = position, checkpoints, say
+        self._at, self._checkpoints = position, checkpoints
         self._first = position.done + 1
         self.world.sampler.publish(position.states)
 
@@ -116,8 +115,10 @@ class Steps:
         at.done += 1
         before = game.iterations_done(self.cfg, at.memory)
         self.world.recording.begin(at.done)
-        with self.instruments.step(at.done), self._alive(f"step {at.done}"):
-            with self.instruments.phase("play"):
+        total = game.total_steps(self.cfg)
+        self.world.activity.place = f"step {at.done}" if total is None else f"step {at.done}/{total}"
+        with self.instruments.step(at.done):
+            with self.instruments.phase("play"), self.world.activity("playing"):
                 played = self._play(at.done - 1) if at.ahead is None else at.ahead
             at.memory, at.ahead = played.memory, None
             yield played
@@ -136,7 +137,7 @@ class Steps:
         if not self.cfg.train.one_step_off_policy or self.complete or game.waits(self.cfg, at.memory):
             with self.instruments.phase("checkpoint"):
                 self._checkpoints.copied()
-            with self.instruments.phase("learn"):
+            with self.instruments.phase("learn"), self.world.activity("updating"):
                 sampler.rest()
                 return learn()
 
@@ -147,11 +148,11 @@ class Steps:
                 return learn()
 
         with ThreadPoolExecutor(1, "learner") as thread:
-            with self.instruments.phase("play"):
+            with self.instruments.phase("play"), self.world.activity("playing the next step beside the update"):
                 sampler.use(game.policies(self.cfg)[0])  # copied before the update frees what it is copied from
                 learning = thread.submit(update)
                 at.ahead = self._play(at.done, lacking=1)
-            with self.instruments.phase("wait"):
+            with self.instruments.phase("wait"), self.world.activity("updating"):
                 return learning.result()
 
     def _play(self, step: int, lacking: int = 0) -> Played:
@@ -171,13 +172,13 @@ class Steps:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """An evaluation of the current weights."""
-        with self.instruments.phase("evaluate"), self._alive("evaluating"):
+        with self.instruments.phase("evaluate"), self.world.activity("evaluating"):
             yield
 
     def save(self) -> None:
         """Starts writing a checkpoint; one that ends an iteration that is to be kept has its name."""
         at = self._at
-        with self.instruments.phase("checkpoint"):
+        with self.instruments.phase("checkpoint"), self.world.activity("writing a checkpoint"):
             carried = {"game": at.memory, "baselines": at.baselines}
             carried |= {} if at.ahead is None else {"ahead": packed(at.ahead)}
             self._checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
@@ -187,10 +188,6 @@ class Steps:
         sentences = [*idle_roles(episodes, self.world.game.updates(self.cfg)), *idle_updates(metrics)]
         missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])
-
-    def _alive(self, what: str) -> AbstractContextManager[None]:
-        """Says now and then that a step or an evaluation goes on."""
-        return heartbeat(self._say, what, lambda: f"{self.world.local.progress[1]} dispatches in this call")
 
 
 # ------------------------------------------------------------------------------------------------------ in checkpoints

@@ -1,22 +1,29 @@
-"""Handles SIGTERM and Ctrl-C.
+"""Handles SIGTERM, SIGHUP (a closed terminal), Ctrl-C, and a reader of the output that has gone.
 
 The first signal raises an exception in the main thread, and the command line prints one sentence and exits with 128 +
 the signal's number, as shells do. In the training loop (`orderly`) it only asks the loop to end after the running step,
-with a checkpoint; if that takes longer than the grace period, the process ends as if killed. A second signal always
-ends the process immediately. From all of these a run recovers as from any other kill.
+with a checkpoint; if that, and whatever comes after it, takes longer than the grace period, the process ends as if
+killed. A second signal always ends the process immediately. From all of these a run recovers as from any other kill.
+
+A line that nobody can read any more (`train … 2>&1 | head`) counts as SIGPIPE, which Python ignores, and as
+all of them it may come while another ending is under way.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = 100.0  # seconds that an ending takes at most where no grace period is running
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
@@ -35,7 +42,7 @@ class StopRequest:
 
     def __init__(self, grace: float, late: Callable[[Stopped], None]) -> None:
         self.number = 0
-        self._grace, self._late = grace, late
+        self._grace, self._late, self._block = grace, late, True
         self._made, self._over = threading.Event(), threading.Event()
         # Started now, since a signal's handler may interrupt the code that starts threads.
         self._thread = threading.Thread(target=self._watch, name="grace period", daemon=True)
@@ -44,25 +51,32 @@ class StopRequest:
     def make(self, number: int) -> None:
         """Called by the signal's handler."""
         self.number = number
+        self._made.set()
         _write(
             f"scope-jax: {Stopped(number)}: training stops after the running step, within {self._grace:g} seconds; "
             "a second signal ends it at once."
         )
-        self._made.set()
 
     def close(self) -> None:
-        """The block is over: the grace period ends no more."""
-        self._over.set()
-        self._made.set()
-        self._thread.join()
+        """The block is over. The grace period of a request goes on in the program, which has yet to end."""
+        self._block = False
+        if not (self.number and _ends):
+            self._over.set()
+            self._made.set()
+            self._thread.join()
 
     def _watch(self) -> None:
         self._made.wait()
-        if not self._over.wait(self._grace):
+        if self._over.wait(self._grace):
+            return
+        if self._block:
             self._late(Stopped(self.number))
+        else:
+            end_late(128 + self.number, self._grace)
 
 
 _request: StopRequest | None = None  # of the block `orderly` that is running
+_ends = False  # this process is the program, which ends after a signal
 _first = threading.Lock()  # taken by the first signal
 
 
@@ -93,10 +107,65 @@ def orderly(grace: float, late: Callable[[Stopped], None]) -> Iterator[StopReque
         request.close()
 
 
+class Output(io.TextIOWrapper):
+    """A standard stream whose reader may go. That counts as a signal: in the block `orderly` what is printed then is
+    lost; elsewhere the writer gets BrokenPipeError."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._lost(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: of a terminal
+            raise error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        if _request is None:
+            raise BrokenPipeError(*error.args) from None
+        if not _request.number:
+            _request.make(signal.SIGPIPE)
+
+
+def ending_program() -> None:
+    """This process is the program: its standard streams are an `Output`, and it ends after a signal."""
+    global _ends
+    _ends = True
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, Output):
+            how = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
+            setattr(sys, name, Output(stream.detach(), **how))
+
+
+def bound(code: int, seconds: float = ENDING) -> None:
+    """The process, which is ending with this exit code, ends after so many seconds, whatever holds it."""
+
+    def wait() -> None:
+        threading.Event().wait(seconds)
+        end_late(code, seconds)
+
+    threading.Thread(target=wait, name="ending", daemon=True).start()
+
+
+def end_late(code: int, seconds: float) -> None:
+    """Ends the process, whose ending takes longer than it may."""
+    _write(f"scope-jax: ended at once, as ending took longer than {seconds:g} seconds.")
+    end(code)
+
+
 def end(code: int) -> None:
     """Ends the process at once, without cleaning up."""
-    if sys.stderr.isatty():
-        os.write(2, SHOW_CURSOR)
+    with suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            os.write(2, SHOW_CURSOR)
     os._exit(code)
 
 
@@ -116,4 +185,5 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _write(sentence: str) -> None:
-    os.write(2, f"{sentence}\n".encode())  # not through Python's buffers, whose lock the interrupted code may hold
+    with suppress(OSError):  # nobody may be there to read it
+        os.write(2, f"{sentence}\n".encode())  # not through Python's buffers, whose lock the interrupted code may hold

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
+from scope_jax.run.activity import Activity
 from scope_jax.run.processes import divided, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
@@ -52,7 +53,8 @@ class World:
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
     what the search asks, with its counters. local: this process's engine. recording: of what tools and graders answer.
-    execution: runs the calls of tools. scoring: of given tokens. toolbox: the game's tools by name.
+    execution: runs the calls of tools. scoring: of given tokens. toolbox: the game's tools by name. activity: what is
+    going on.
     """
 
     cfg: Config
@@ -74,6 +76,11 @@ class World:
     math: MathAnswers
     scoring: Scoring
     toolbox: Mapping[str, Tool]
+    activity: Activity = field(default_factory=Activity)
+
+    def status(self) -> str:
+        """What is going on, in words; "" if nothing is. May be called in any thread."""
+        return self.activity.text(lambda: self.local.counts)
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
@@ -131,7 +138,7 @@ class StepTools:
             for ids in [rollout.prompt_ids or encoded[rollout.messages]]
             for sample in range(samples)
         ]
-        with self._naming(role, agent.policy):
+        with self._naming(role, agent.policy), self.world.activity(f"sampling {role}"):
             flat = self.world.sampler.use(agent.policy).run(requests)
         self.world.sampler.count(flat)
         return _in_groups(flat, samples)
@@ -159,7 +166,8 @@ class StepTools:
         own = [rollout for rollout, place in zip(rollouts, places, strict=True) if place == distributed.index()]
         drivers = [self._driver(role, rollout, agents, sample) for rollout in own for sample in range(samples)]
         try:
-            with self._naming(role, " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))):
+            names = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
+            with self._naming(role, names), self.world.activity(f"playing {role}"):
                 completions = self._interact(drivers, [agent.policy for agent in agents.values()])
         finally:
             for driver in drivers:
@@ -269,7 +277,8 @@ class StepTools:
         def part(items: list[Any]) -> list[Any]:
             return [work(item) for item in items]
 
-        return self.world.recording.answers(self._number, f"each {name}", items, part, again=True)
+        with self.world.activity(f"{name} of {len(items)}"):
+            return self.world.recording.answers(self._number, f"each {name}", items, part, again=True)
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
         return self.world.recording.answers(self._number, f"once {name}", [None], lambda _: [work()], again=True)[0]
@@ -286,7 +295,8 @@ class StepTools:
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
             raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
-        return divided(self.world.search, queries, [1.0] * len(queries))
+        with self.world.activity(f"searching for {len(queries)} queries"):
+            return divided(self.world.search, queries, [1.0] * len(queries))
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))
@@ -303,7 +313,8 @@ class StepTools:
             return [asdict(reply) for reply in self._judge(by)(part, temperature=temperature, max_tokens=max_tokens)]
 
         limits = f"judge {by} {temperature} {max_tokens}"
-        answers = self.world.recording.answers(self._number, limits, messages, replies, len, again=True)
+        with self.world.activity(f"asking {by} {len(messages)} questions"):
+            answers = self.world.recording.answers(self._number, limits, messages, replies, len, again=True)
         return [Reply(**answer) for answer in answers]
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
@@ -311,7 +322,8 @@ class StepTools:
             return self.world.math.verdicts([Comparison(text, tuple(golds)) for text, golds in part], seconds)
 
         items = [[each.prediction, [*each.golds]] for each in comparisons]
-        return self.world.recording.answers(self._number, "math", items, verdicts)
+        with self.world.activity(f"comparing {len(items)} mathematical answers"):
+            return self.world.recording.answers(self._number, "math", items, verdicts)
 
     def encode(
         self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
@@ -333,7 +345,8 @@ class StepTools:
             encode = self.world.joiner.prompt
             prompts = [encode(each) if isinstance(each, Messages) else each for each in after]
             rows = [row.after(prompt) for row, prompt in zip(rows, prompts, strict=True)]
-        return self.world.scoring.score(by, rows, temperature)
+        with self.world.activity(f"scoring {len(rows)} rows by {by}"):
+            return self.world.scoring.score(by, rows, temperature)
 
     def probe(self, by: str) -> str:
         def problem() -> str:

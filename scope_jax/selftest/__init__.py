@@ -16,8 +16,9 @@ from typing import Any
 import jax
 
 from scope_jax.errors import UserError
-from scope_jax.selftest import kernels, programs
-from scope_jax.selftest.check import Check, Outcome, outcome
+from scope_jax.models import kernels
+from scope_jax.models.check import Check, Outcome, outcome
+from scope_jax.selftest import programs
 
 
 def selftest(

@@ -19,23 +19,18 @@ from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer
+from scope_jax.models.check import Check
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.rope import Rope
+from scope_jax.models.kernels import DENSE, EXPERTS, attention_over_pages
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
-from scope_jax.run.engines import attention_over_pages
-from scope_jax.selftest.check import Check
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
 
-DENSE = ModelConfig("qwen3", 512, 2, 256, 8, 2, 128, 512, Rope(1e6), 1e-6, False, "head", False, False, 1024)
 WINDOWS = replace(
     DENSE, architecture="olmo3", num_layers=4, qk_norm="width", norm="post", layer_windows=(70, 70, 70, None)
-)
-EXPERTS = replace(
-    DENSE, architecture="qwen3_moe", ffn_width=128, num_experts=16, experts_per_token=4, norm_topk_prob=True
 )
 MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS}
 

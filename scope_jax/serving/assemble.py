@@ -30,9 +30,10 @@ from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
+from scope_jax.run import kernels
 from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import check_template, tokenizer_of
-from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
+from scope_jax.run.engines import ahead_of, decode_layout, engine_for, paged, threads_of
 from scope_jax.run.indexing import lookup_of, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.text import dialects
@@ -112,6 +113,7 @@ def served(
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
+    cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
     engine = engine_for(cfg, model, mesh)
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)

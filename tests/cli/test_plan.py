@@ -89,7 +89,9 @@ def test_a_small_card_on_this_machine(shape: str) -> None:
 
 
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
-CUDA = pytest.mark.skipif(not cuda_compiler(), reason="needs jax[cuda12] to compile for GPUs that are not there")
+CUDA = pytest.mark.skipif(
+    not cuda_compiler(), reason="needs jax[cuda12] or jax[cuda13] to compile for GPUs that are not there"
+)
 
 
 @pytest.mark.slow

@@ -40,6 +40,19 @@ def wait(how: str) -> None:
         if how == "working":
             for _ in range(10**9):
                 sum(range(1000))
+        if how in ("printing", "hanging"):
+            from scope_jax.run.processes import give_up
+            try:
+                with stopping.orderly(1, give_up) as request:
+                    print("asked to stop", flush=True)
+                    while not request.number:
+                        print("a line", file=sys.stderr)
+                        time.sleep(0.01)
+                    print("more", file=sys.stderr, flush=True)
+            finally:
+                if how == "hanging":
+                    time.sleep(60)
+            raise stopping.Stopped(request.number, 7)
         if how in ("late", "orderly"):
             from scope_jax.run.processes import give_up
             with stopping.orderly(0.5 if how == "late" else 30, give_up) as request:
@@ -156,6 +169,58 @@ def test_training_stops_after_the_step_or_when_the_grace_period_is_over(how: str
     _, said = process.communicate(timeout=30)
     assert said.splitlines() == [f"scope-jax: SIGTERM: {asked}", f"scope-jax: {ending}"]
     assert process.returncode == 143 and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_kept_although_nobody_reads_what_is_said(number: signal.Signals) -> None:
+    """As with `2>&1 | tee log`, where Ctrl-C ends tee first, and in a terminal that is closed."""
+    process = start("orderly", "train")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "asked to stop\n"
+    process.stderr.close()
+    process.stdout.close()
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 128 + number
+
+
+def test_a_reader_that_goes_ends_training_after_the_step() -> None:
+    """As with `2>&1 | head`."""
+    process = start("printing", "train")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stderr.readline() == "a line\n"
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+
+
+def test_the_grace_period_bounds_what_comes_after_the_step() -> None:
+    process = start("hanging", "train")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "asked to stop\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert said.endswith("scope-jax: ended at once, as ending took longer than 1 seconds.\n")
+    assert process.returncode == 143
+
+
+def test_the_reader_of_a_list_may_go() -> None:
+    """Silently, with the exit code that shells give."""
+    command = [sys.executable, "-m", "scope_jax", "keys", "--markdown"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    with process.stderr as said:
+        assert said.read() == ""
+    assert process.wait(timeout=30) in (0, 128 + signal.SIGPIPE)
+
+
+def test_an_ending_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, float]] = []
+    monkeypatch.setattr(stopping, "end_late", lambda code, seconds: ended.append((code, seconds)))
+    stopping.bound(2, 0.05)
+    time.sleep(0.3)
+    assert ended == [(2, 0.05)]
 
 
 def test_a_second_signal_ends_training_at_once() -> None:

@@ -93,7 +93,17 @@ def torch_policy(logp, old, mu, advantage, mask, card):
         log = old - mu
         if card.rollout_weight == "sequence":
             log = (log * trained).sum(1, keepdim=True).expand(logp.shape)
-        weight = torch.exp(log).clamp(max=card.rollout_cap).detach()
+        weight = torch.exp(log).clamp(card.rollout_floor, card.rollout_cap).detach()
+    if card.rollout_mask != "none":
+        log = old - mu
+        if card.rollout_mask != "token":
+            log = (log * trained).sum(1, keepdim=True)
+        if card.rollout_mask == "geometric":
+            log = log / trained.sum(1, keepdim=True).clamp(min=1)
+        beyond = torch.exp(log) < card.rollout_mask_low
+        if card.rollout_mask_high:
+            beyond |= torch.exp(log) > card.rollout_mask_high
+        weight = torch.where(beyond, 0.0, weight).detach()
     return loss, weight
 
 
@@ -205,6 +215,12 @@ CARDS += [
     LossCard(rollout_cap=1.5, kl="k3-plain", kl_coef=0.3, surrogate="weight", dual_clip=0),
     LossCard(rollout_cap=2.0, rollout_weight="sequence", kl="none"),
     LossCard(rollout_cap=2.0, rollout_weight="sequence", ratio="sequence", kl="k2", kl_coef=0.3),
+    LossCard(rollout_cap=1.5, rollout_floor=0.8, kl="k3", kl_coef=0.3),
+    LossCard(rollout_mask="token", rollout_mask_low=0.7, rollout_mask_high=1.4, kl="k3", kl_coef=0.3),
+    LossCard(rollout_mask="token", rollout_mask_high=1.2, rollout_cap=1.1, kl="k3-plain", kl_coef=0.3),
+    LossCard(rollout_mask="sequence", rollout_mask_low=0.5, rollout_mask_high=1.5, kl="k1", kl_coef=0.3),
+    LossCard(rollout_mask="geometric", rollout_mask_low=0.95, ratio="sequence", kl="none", aggregation="token-mean"),
+    LossCard(rollout_mask="geometric", rollout_mask_high=1.05, rollout_cap=2.0, rollout_weight="sequence"),
     LossCard(entropy_coef=0.2, kl="none", aggregation="token-mean"),
     LossCard(entropy_coef=0.2, kl="k3", rollout_cap=1.5),
     LossCard(log_ratio_bound=0.25, kl="k3-plain", kl_coef=0.3, clip_low=0.9, clip_high=9.0),
@@ -229,7 +245,7 @@ def name_of(card):
 @pytest.mark.parametrize("card", CARDS, ids=name_of)
 def test_card_matches_torch(exact, card, dtype):
     world, bound = in_dtype(exact, dtype), TOLERANCE[dtype]
-    for scored in (True, False) if losses.by_sequence(card) or card.rollout_cap else (True,):
+    for scored in (True, False) if losses.by_sequence(card) or card.corrects_rollout else (True,):
         hidden, table = (torch.tensor(world[name]).double().requires_grad_() for name in ("h", "w"))
         theirs, size = torch_loss(hidden, table, world, card, scored)
         theirs.backward()
@@ -239,7 +255,7 @@ def test_card_matches_torch(exact, card, dtype):
             loss, (grad_hidden, grad_table) = run(*arrays, world, card, scored, shares_of(world, 1))
             assert loss.dtype == grad_hidden.dtype == grad_table.dtype == dtype
         # Weighted terms of both signs can cancel almost completely: the tolerance is relative to their absolute values.
-        cancels = card.surrogate == "weight" or card.rollout_cap
+        cancels = card.surrogate == "weight" or card.corrects_rollout
         assert abs(float(loss) - theirs.item()) <= bound * (size if cancels else abs(theirs.item()))
         assert relative(grad_hidden, hidden.grad) <= bound
         assert relative(grad_table, table.grad) <= bound

@@ -1,27 +1,100 @@
-"""Long work says now and then that it goes on, and stops saying so when it is over."""
+"""Long work says now and then what goes on, and stops saying so when it is over."""
 
 from __future__ import annotations
 
+import io
+import threading
 import time
 
-from scope_jax.run.performance import heartbeat
+import jax
+import pytest
+from rich.console import Console
+
+from scope_jax.report.progress import Progress, in_words
+from scope_jax.run.activity import Activity
+from scope_jax.run.programs import programs
 
 
-def test_a_long_block_is_not_silent() -> None:
-    said: list[str] = []
-    with heartbeat(said.append, "step 3", lambda: f"{len(said)} dispatches", every=0.05):
-        deadline = time.monotonic() + 20
-        while len(said) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    count = len(said)
-    assert said[0].startswith("step 3: ") and said[0].endswith(" s, 0 dispatches")
-    assert said[1].endswith(" s, 1 dispatches")
-    time.sleep(0.15)
-    assert len(said) == count
+def lines(out: io.StringIO, count: int) -> list[str]:
+    """What was printed, once there are so many lines."""
+    deadline = time.monotonic() + 20
+    while len(out.getvalue().splitlines()) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return out.getvalue().splitlines()
 
 
-def test_a_short_block_says_nothing() -> None:
-    said: list[str] = []
-    with heartbeat(said.append, "step 3", lambda: "", every=60):
-        pass
-    assert said == []
+def test_no_long_silence() -> None:
+    """At first the last line with its time, then what is followed; nothing after the end."""
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200), silence=0.05) as progress:
+        progress.say("loading a model")
+        assert lines(out, 2)[:2] == ["loading a model", "loading a model: 0 s"]
+        progress.follow(lambda: "step 1/8: updating, 12 s")
+        seen = len(out.getvalue().splitlines())
+        assert lines(out, seen + 2)[-1] == "step 1/8: updating, 12 s"
+    count = len(out.getvalue().splitlines())
+    time.sleep(0.2)
+    assert len(out.getvalue().splitlines()) == count
+
+
+def test_work_that_is_told_about_is_not_told_about_twice() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out), silence=60) as progress:
+        progress.say("a")
+        time.sleep(0.1)
+    assert out.getvalue() == "a\n"
+
+
+def test_a_terminal_shows_what_goes_on_below_its_bars() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=120)) as progress:
+        progress.follow(lambda: "step 1/8: updating, 12 s")
+        progress.part("passages", 3, 4)
+        time.sleep(0.3)
+    assert "step 1/8: updating, 12 s" in out.getvalue() and "3/4" in out.getvalue()
+
+
+def test_time_left() -> None:
+    """The median of the latest steps, so that compilation in the first one does not count for long."""
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200)) as progress:
+        clock = [100.0, 10.0, 10.0]
+        for done, seconds in enumerate(clock, start=1):
+            progress._clock = time.monotonic() - seconds
+            progress.step(done, 4 if done < 3 else 3, {"eval/held_out/accuracy": 0.25})
+    said = out.getvalue().splitlines()
+    assert said[0].endswith("100.0 s, about 5 min left") and said[1].endswith("10.0 s, about 2 min left")
+    assert said[2].endswith(" 10.0 s")
+    assert [in_words(seconds) for seconds in (40, 720, 12600)] == ["40 s", "12 min", "3.5 h"]
+
+
+def test_what_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity()
+    assert activity.text() == ""
+    activity.place = "step 3/8"
+    with activity("playing"):
+        with activity("sampling solver"):
+            assert activity.text(lambda: (41, 128)) == "step 3/8: sampling solver, 41 of 128 replies, 0 s"
+            monkeypatch.setattr(programs(), "begun", programs().asked + 1)
+            assert activity.text() == f"step 3/8: sampling solver, compiling program {programs().asked + 1}, 0 s"
+            monkeypatch.setattr(programs(), "begun", programs().asked)
+        assert activity.text() == "step 3/8: playing, 0 s"
+    assert activity.text() == ""
+
+
+def test_compilation_is_seen_while_it_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread; JAX's own events say so."""
+    counter, seen, over = programs(), [], threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.append(counter.compiling)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    x = jax.numpy.ones(7)
+    for size in range(3):
+        jax.jit(lambda x, size=size: jax.numpy.sort(x * size) + jax.numpy.fft.fft(x).real)(x).block_until_ready()
+    over.set()
+    thread.join()
+    assert any(seen) and not counter.compiling

@@ -16,8 +16,8 @@ BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcall
 OF_LIBRARIES = {
     "os._exit": "run/processes.py run/stopping.py run/performance.py sharding/coordinator.py peers/worker.py "
     "isolation/zygote.py isolation/cells.py",
-    "jax._src": "sharding/coordinator.py sharding/distributed.py",
-    "ClusterEnv._cluster_types": "sharding/distributed.py",
+    "jax._src": "sharding/runtime.py",
+    "ClusterEnv._cluster_types": "sharding/runtime.py",
     "orbax.checkpoint._src": "run/checkpoint_writer.py",
     "typer._click": "cli/program.py",
     "._fingerprint": "retrieval/corpus.py retrieval/clusters/folder.py",

@@ -227,7 +227,13 @@ def test_a_kl_without_reference_log_probs_is_an_error():
     [
         ({"surrogate": "weight"}, 'set dual_clip = 0 with surrogate = "weight"'),
         ({"dual_clip": 0.5}, "give a number above 1, or 0 for none"),
-        ({"rollout_cap": 2.0, "old_logprobs": "rollout"}, "set rollout_cap = 0 or old_logprobs"),
+        ({"rollout_cap": 2.0, "old_logprobs": "rollout"}, "are the same; remove them, or set old_logprobs"),
+        ({"rollout_mask": "token", "rollout_mask_low": 0.5, "old_logprobs": "rollout"}, "are the same; remove them"),
+        ({"rollout_cap": 2.0, "rollout_floor": 3.0}, "rollout_floor is 3, but the weight is at most rollout_cap = 2"),
+        ({"rollout_floor": 0.5}, "set a lower floor, or a cap"),
+        ({"rollout_mask": "sequence"}, "rollout_mask and its bounds belong together"),
+        ({"rollout_mask_high": 2.0}, "rollout_mask and its bounds belong together"),
+        ({"rollout_mask": "token", "rollout_mask_low": 2.0, "rollout_mask_high": 2.0}, "nothing would be left"),
         ({"clip_low": -0.1}, "greater than or equal to 0"),
         ({"ema_decay": 1.0}, "less than 1"),
     ],
@@ -235,6 +241,28 @@ def test_a_kl_without_reference_log_probs_is_an_error():
 def test_cards_that_contradict_themselves_are_refused(fields, sentence):
     with pytest.raises(ValueError, match=sentence):
         LossCard(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "terms", "masked"),
+    [
+        ({"rollout_mask": "token", "rollout_mask_low": 0.9}, -2.0, 2),
+        ({"rollout_mask": "token", "rollout_mask_high": 0.9}, -2.5 + 0.8, 1),
+        ({"rollout_mask": "geometric", "rollout_mask_low": 0.85}, -2.0 - 2.5, 1),
+        ({"rollout_mask": "sequence", "rollout_mask_low": 0.85}, 0.0, 3),
+        ({"rollout_mask": "sequence", "rollout_mask_low": 0.75, "rollout_mask_high": 1.0}, -2.0 - 2.5 + 0.8, 0),
+        ({"rollout_cap": 2.0, "rollout_floor": 0.9}, -2.0 - 0.9 * 2.5 + 0.9 * 0.8, None),
+        ({"rollout_cap": 2.0, "rollout_mask": "token", "rollout_mask_high": 0.9}, -0.8 * 2.5 + 0.8 * 0.8, 1),
+    ],
+)
+def test_bounds_of_the_rollouts_ratio(fields, terms, masked):
+    """π_old/μ is 1, .8 and .8: of the sequences .8 and .8, their geometric means .894 and .8. The divisor stays."""
+    card = card_of(aggregation="token-mean", **fields)
+    assert value(card) == pytest.approx(terms / 3, rel=1e-6, abs=1e-7)
+    per_token = parts_of(card).per_token
+    assert (None if masked is None else float(per_token["rollout_masked_fraction"])) == masked
+    assert ("rollout_masked_fraction" in per_token) == (masked is not None)
+    assert gradient(card)[3] == 0
 
 
 def test_a_card_can_switch_off_dual_clip():
@@ -264,6 +292,8 @@ def test_metrics_of_the_tokens():
     assert sums["surprisal"] == pytest.approx(-sum(LOGP[:3]), rel=1e-6) and "entropy" not in sums
     assert sums["mismatch_mean"] == pytest.approx(0 + math.log(5 / 4) + math.log(5 / 4), rel=1e-5)
     assert float(parts.maxima["mismatch_max"]) == pytest.approx(math.log(5 / 4), rel=1e-5)
+    assert sums["mismatch_bias"] == pytest.approx(2 * math.log(0.8), rel=1e-5)
+    assert sums["mismatch_kl"] == pytest.approx(2 * (0.8 - 1 - math.log(0.8)), rel=1e-5)
 
 
 def test_non_finite_values_in_empty_slots_do_not_enter_the_sum():

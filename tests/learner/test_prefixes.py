@@ -176,7 +176,7 @@ def test_sharing_is_chosen_by_the_work_it_saves():
 def test_work_by_hand(window):
     """A prompt of 10 tokens with answers of 3 and 2, in 1 row of 16: pairs of tokens that see each other."""
     model = replace(TINY, layer_windows=(window, None))
-    pieces = batching._pieces(grouped(1, 10, [3, 2], alike=0), 16, True, None)
+    pieces = batching.pieces_of(grouped(1, 10, [3, 2], alike=0), 16, True, None)
     rows = prefixes.rows_of(prefixes.shared(pieces), 16)
     dense = 2 * flops.weights_per_token(model) * 16
     full = 55 + (11 + 12 + 13) + (11 + 12)  # 1 + … + 10 in the prompt

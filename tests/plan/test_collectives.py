@@ -55,7 +55,9 @@ def test_the_closed_form_of_tokens_divided_over_a_tensor_group():
 
 
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
-CUDA = pytest.mark.skipif(not cuda_compiler(), reason="needs jax[cuda12] to compile for GPUs that are not there")
+CUDA = pytest.mark.skipif(
+    not cuda_compiler(), reason="needs jax[cuda12] or jax[cuda13] to compile for GPUs that are not there"
+)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from scope_jax.rollouts.loop import DecodeLoop
 from tests.rollouts.world import (
     ENGINE,
     EOS,
@@ -135,6 +136,18 @@ def test_after_a_call_weights_and_cache_can_be_freed(make, params):
         rollouts.run([request("a", group="g"), request("b", group="g")])
     rollouts.use(None)
     assert held() == before
+
+
+def test_how_many_replies_are_over(params, monkeypatch):
+    """While a call is under way; between calls there is nothing to count."""
+    rollouts, seen = make_rollouts(make_engine(), params), []
+    plain = DecodeLoop.round
+    monkeypatch.setattr(DecodeLoop, "round", lambda loop: (plain(loop), seen.append(rollouts.counts))[0])
+    assert rollouts.counts == (0, 0)
+    rollouts.run(mixed(6))
+    assert rollouts.counts == (0, 0)
+    assert {total for _, total in seen} == {6} and seen[-1] == (6, 6)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen) and len(set(seen)) > 2
 
 
 def test_a_prompt_of_pad_ids_is_a_prompt(rollouts, params):

@@ -6,11 +6,12 @@ import pytest
 
 from scope_jax.config.base import CardError
 from scope_jax.games import load_card
+from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import Loop
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines
-from scope_jax.run.engines import attention_over_pages, engine_for
+from scope_jax.run.engines import engine_for
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
 

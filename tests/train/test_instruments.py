@@ -15,7 +15,8 @@ from scope_jax.errors import UserError
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
 from scope_jax.run import performance
-from scope_jax.run.performance import Phases, Traced, programs, trained_flops
+from scope_jax.run.performance import Phases, Traced, trained_flops
+from scope_jax.run.programs import programs
 from scope_jax.sharding.chips import CHIPS, chip_of
 from tests.learner.conftest import TINY
 

@@ -103,6 +103,27 @@ def test_a_run_that_gets_sigterm_saves_the_step_and_resumes_with_the_same_bits(w
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGPIPE])
+def test_a_run_whose_output_nobody_reads_saves_the_step_and_resumes_with_the_same_bits(
+    number: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
+    """A terminal that is closed; Ctrl-C under `2>&1 | tee log`, which ends tee, too; `2>&1 | head`: no signal."""
+    run = tmp_path / "run"
+    rarely = runs.command("ssp/atlas.toml", run, [*SMALL, "train.save_every=4"])
+    process = runs.start(rarely)
+    assert process.stdout is not None
+    runs.wait_for(process, lambda: played(run, 1))
+    if number != signal.SIGPIPE:
+        process.send_signal(number)
+    process.stdout.close()
+    assert process.wait(runs.LIMIT) == 128 + number
+    (step,) = runs.saved(run)
+    assert step in (1, 2) and fault(run / "checkpoints" / f"{step}") is None
+    runs.finish(rarely)
+    runs.same(whole, run, steps=[step, 4])
+
+
+@pytest.mark.slow
 def test_a_step_longer_than_the_grace_period_is_lost_and_the_run_resumes(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = runs.start(runs.command("ssp/atlas.toml", run, [*SMALL, "train.stop_grace=0.01"]))

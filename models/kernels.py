@@ -1,60 +1,100 @@
-"""Kernels of the platform against plain XLA in float32: attention over pages, norm and rotation, the learner's
-attention, products of experts."""
+"""The kernels of a platform, and checks of each against plain XLA in float32: attention over pages, norm and rotation,
+the learner's attention, products of experts.
+
+`scope-jax selftest` runs the checks, and a run those of the kernels that it would use (`run.kernels`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.models import attention, moe
+from scope_jax.models.check import ROUNDING, Check, apart
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.pages import PAGE, Implementation, Loop, Where, pages_for
+from scope_jax.models.pages import PAGE, Implementation, Loop, Ragged, Where, pages_for
 from scope_jax.models.rope import Rope
 from scope_jax.models.transformer import plain_heads
-from scope_jax.run.engines import attention_over_pages
-from scope_jax.selftest.check import ROUNDING, Check, apart
-from scope_jax.selftest.programs import EXPERTS
 
-HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
+DENSE = ModelConfig("qwen3", 512, 2, 256, 8, 2, 128, 512, Rope(1e6), 1e-6, False, "head", False, False, 1024)
+EXPERTS = replace(
+    DENSE, architecture="qwen3_moe", ffn_width=128, num_experts=16, experts_per_token=4, norm_topk_prob=True
+)
 XLA = "XLA in float32"
+# How the names of the checks of each kernel begin.
+PAGES, ROTATION, LEARNER, PRODUCTS, FEW = (
+    "attention over pages",
+    "norm and rotation of decoding rows",
+    "attention of the learner",
+    "products of experts",
+    "routing and experts of a few tokens",
+)
 
 
-def checks(platform: str) -> list[Check]:
-    """The checks of a platform's kernels, in the dtype that cards compute in there."""
-    dtype = "float32" if platform == "cpu" else "bfloat16"
-    how = attention_over_pages(platform, HEAD_DIM)
+class Heads(NamedTuple):
+    """Query heads, kv heads, and their dimension."""
+
+    query: int = 8
+    kv: int = 2
+    dim: int = 128
+
+
+def heads_of(model: ModelConfig) -> Heads:
+    """Two kv heads, or one, with the model's queries and dimension."""
+    kv = min(2, model.num_kv_heads)
+    return Heads(kv * model.num_heads // model.num_kv_heads, kv, model.head_dim)
+
+
+def attention_over_pages(platform: str, head_dim: int) -> Implementation:
+    """The kernel of a platform where it takes heads of this size, else the loop over pages, which runs on any."""
+    if platform == "tpu" and head_dim % 128 == 0:
+        return Ragged()
+    if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
+        from scope_jax.models.paged_gpu import Triton  # Pallas takes a second to import
+
+        return Triton()
+    return Loop()
+
+
+def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> list[Check]:
+    """The checks of a platform's kernels with heads of these sizes, in `dtype`, by default that of cards there.
+
+    On accelerators the bound is that of bfloat16 for float32, too: by default they multiply with fewer digits.
+    """
+    dtype = dtype or ("float32" if platform == "cpu" else "bfloat16")
+    how = attention_over_pages(platform, sizes.dim)
     backend = attention.resolve("auto", platform, dtype)
-    bound = ROUNDING[dtype]
+    bound = ROUNDING[dtype if platform == "cpu" else "bfloat16"]
     over_pages = (
         "" if type(how) is not Loop else f"{platform} has no kernel for pages: the loop over them is the reference"
     )
     heads = "" if how.heads is not plain_heads else f"{platform} has no kernel for norm and rotation"
-    learning = "" if backend != "reference" else f"{platform} has no kernel for it: the reference is used"
+    learning = "" if backend in ("cudnn", "splash") else f"{platform} has no kernel for it in {dtype}: XLA's is used"
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
 
     def page(name: str, queries: int, window: int | None) -> Check:
-        measure = partial(page_attention, how, dtype, queries, window)
-        return Check(f"attention over pages, {name}", XLA, bound, measure, over_pages)
+        measure = partial(page_attention, how, dtype, queries, window, sizes)
+        return Check(f"{PAGES}, {name}", XLA, bound, measure, over_pages)
 
     def learner(name: str, window: int | None) -> Check:
-        measure = partial(learner_attention, backend, dtype, window)
-        return Check(f"attention of the learner ({backend}) and its gradient{name}", XLA, bound, measure, learning)
+        measure = partial(learner_attention, backend, dtype, window, sizes)
+        return Check(f"{LEARNER} ({backend}) and its gradient{name}", XLA, bound, measure, learning)
 
     return [
         page("decoding", 1, None),
         page("decoding, with a window", 1, 100),
         page("prompts", 32, None),
         page("prompts, with a window", 32, 100),
-        Check("norm and rotation of decoding rows", "XLA", bound, partial(norm_and_rotation, how, dtype), heads),
+        Check(ROTATION, "XLA", bound, partial(norm_and_rotation, how, dtype, sizes), heads),
         learner("", None),
         learner(", with a window", 100),
-        Check("products of experts and their gradients", XLA, bound, partial(grouped_products, dtype)),
-        Check("routing and experts of a few tokens", XLA, bound, partial(few_tokens, dtype), few),
+        Check(f"{PRODUCTS} and their gradients", XLA, bound, partial(grouped_products, dtype)),
+        Check(FEW, XLA, bound, partial(few_tokens, dtype), few),
     ]
 
 
@@ -74,7 +114,7 @@ def _exactly(function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.jit(function)(*_wide(arguments))
 
 
-def page_attention(how: Implementation, dtype: str, queries: int, window: int | None) -> float:
+def page_attention(how: Implementation, dtype: str, queries: int, window: int | None, sizes: Heads = Heads()) -> float:
     """Four rows of different lengths, with pages in any order, the last page partly filled."""
     starts_R = np.array([0, 63, 130, 331] if queries == 1 else [0, 64, 130, 301])
     counts_R = np.array([1, 1, 1, 1] if queries == 1 else [queries, 7, queries, queries])
@@ -83,14 +123,14 @@ def page_attention(how: Implementation, dtype: str, queries: int, window: int | 
     lengths_R = starts_R + counts_R
     row_N = np.repeat(np.arange(4), lengths_R)
     place_N = np.concatenate([np.arange(length) for length in lengths_R])
-    shape = (len(row_N), KV_HEADS, HEAD_DIM)
-    q_RQHh, k_NKh, v_NKh = _rounded(dtype, (4, queries, HEADS, HEAD_DIM), shape, shape)
+    shape = (len(row_N), sizes.kv, sizes.dim)
+    q_RQHh, k_NKh, v_NKh = _rounded(dtype, (4, queries, sizes.query, sizes.dim), shape, shape)
     page_N, column_N = (jnp.asarray(x, jnp.int32) for x in (table_Rb[row_N, place_N // PAGE], place_N % PAGE))
     table_R1b, starts, counts = (jnp.asarray(x, jnp.int32) for x in (table_Rb[:, None], starts_R, counts_R))
     where = Where(table_R1b, starts, counts)
 
     def attend(how: Implementation, q_RQHh: jax.Array, k_NKh: jax.Array, v_NKh: jax.Array) -> jax.Array:
-        layer = how.empty(1 + table_Rb.size, KV_HEADS, HEAD_DIM, q_RQHh.dtype)
+        layer = how.empty(1 + table_Rb.size, sizes.kv, sizes.dim, q_RQHh.dtype)
         layer = how.write(layer, k_NKh, v_NKh, page_N, column_N)
         out_RQHh = how.attend(layer, q_RQHh, where.seen(0, window, queries), window)
         return jnp.where((jnp.arange(queries) < counts_R[:, None])[..., None, None], out_RQHh, 0)
@@ -99,14 +139,12 @@ def page_attention(how: Implementation, dtype: str, queries: int, window: int | 
     return apart(ours, _exactly(partial(attend, Loop()), q_RQHh, k_NKh, v_NKh))
 
 
-def norm_and_rotation(how: Implementation, dtype: str) -> float:
+def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -> float:
     """Queries and keys of 70 rows, at positions up to 2,000."""
-    cfg = ModelConfig(
-        "qwen3", 512, 1, 256, HEADS, KV_HEADS, HEAD_DIM, 256, Rope(1e6), 1e-6, True, "head", False, False, 4096
-    )
+    cfg = ModelConfig("qwen3", 512, 1, 256, *sizes, 256, Rope(1e6), 1e-6, True, "head", False, False, 4096)
     positions_B1 = jnp.asarray(np.random.default_rng(0).integers(0, 2000, (70, 1)), jnp.int32)
     q_B1n, k_B1n, of_q, of_k = _rounded(
-        dtype, (70, 1, HEADS * HEAD_DIM), (70, 1, KV_HEADS * HEAD_DIM), (HEAD_DIM,), (HEAD_DIM,)
+        dtype, (70, 1, sizes.query * sizes.dim), (70, 1, sizes.kv * sizes.dim), (sizes.dim,), (sizes.dim,)
     )
 
     def heads(compute: Any, q_B1n: jax.Array, k_B1n: jax.Array, of_q: jax.Array, of_k: jax.Array) -> Any:
@@ -116,15 +154,15 @@ def norm_and_rotation(how: Implementation, dtype: str) -> float:
     return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
 
 
-def learner_attention(backend: str, dtype: str, window: int | None) -> float:
+def learner_attention(backend: str, dtype: str, window: int | None, sizes: Heads = Heads()) -> float:
     """Two rows of 512 tokens, of one text, and of a prompt of 200 with answers of 130 and 100 with padding behind them;
     result and three gradients."""
     ends_BT = np.stack([np.full(512, 512), np.repeat([430, 330, 430], [200, 130, 182])])
     ends_BT[1, 430:] = np.arange(431, 513)
     positions_BT = np.stack([np.arange(512), np.concatenate([np.arange(330), 200 + np.arange(182)])])
     real_BT11 = (np.arange(512) < np.array([512, 430])[:, None])[..., None, None]
-    kv = (2, 512, KV_HEADS, HEAD_DIM)
-    q_BTHh, k_BTKh, v_BTKh, ct_BTHh = _rounded(dtype, (2, 512, HEADS, HEAD_DIM), kv, kv, (2, 512, HEADS, HEAD_DIM))
+    kv, query = (2, 512, sizes.kv, sizes.dim), (2, 512, sizes.query, sizes.dim)
+    q_BTHh, k_BTKh, v_BTKh, ct_BTHh = _rounded(dtype, query, kv, kv, query)
     ct_BTHh = jnp.where(real_BT11, ct_BTHh, 0)  # nobody reads what padding attends to
 
     def attend(backend: str, q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:

@@ -1,0 +1,221 @@
+"""Our engine and learner on one accelerator, measured: rows of the calibration of `scope-jax plan`.
+
+    python benchmarks/calibration/device.py rates
+    python benchmarks/calibration/device.py decode --model Qwen3-8B --slots 64 --length 640
+    python benchmarks/calibration/device.py update --model Qwen3-8B --layers 8 --length 4096 --rows 4
+
+Weights are random, in the shapes of `scope_jax.plan.architectures`; --layers takes the first layers alone. `decode` is
+the engine's own program, over pages of which no two slots share any, sampling at temperature 1 from all of the
+vocabulary: milliseconds for a token of every slot, of dispatches of 16 tokens, whose mean length in the cache is
+`length`. `update` is one optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds.
+`rates`: FLOP/s of a large bfloat16 product, bytes/s of an addition of large vectors, seconds of a tiny operation in a
+loop. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner.batching import Batch
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.models.adapter import Adapter
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.kernels import attention_over_pages
+from scope_jax.models.pages import PAGE, Tables, pages_for
+from scope_jax.plan.architectures import public
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig, Placement, rows_of
+from scope_jax.rollouts.types import SamplingParams
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+
+STEPS = 16  # tokens of a dispatch
+CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _random(shape: tuple[int, ...], dtype: Any, seed: jax.Array) -> jax.Array:
+    return (0.02 * jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)).astype(dtype)
+
+
+def random_like(tree: Any) -> Any:
+    """Small random numbers for every leaf of weights."""
+    leaves, form = jax.tree.flatten(tree)
+    return jax.tree.unflatten(
+        form, [_random(leaf.shape, leaf.dtype, jnp.uint32(place)) for place, leaf in enumerate(leaves)]
+    )
+
+
+def timed(run: Callable[[], Any], warm: int, times: int) -> list[float]:
+    """Seconds of each of several runs, after some that do not count."""
+    found = []
+    for number in range(warm + times):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        if number >= warm:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def model_of(name: str, layers: int | None) -> ModelConfig:
+    model = public(name)
+    if model is None:
+        raise SystemExit(f"no figures of {name} are known (scope_jax/plan/architectures.py).")
+    layers = layers or model.num_layers
+    return replace(model, num_layers=layers, layer_windows=model.layer_windows[:layers])
+
+
+def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) -> dict[str, Any]:
+    """Milliseconds for a token of every slot."""
+    mesh, platform = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), jax.devices()[0].platform
+    first = length - STEPS * dispatches // 2
+    longest = first + STEPS * (dispatches + 4)
+    config = EngineConfig(slots, longest, (longest,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
+    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, model.head_dim))
+    weights = random_like(engine.abstract_weights())
+    whole = SamplingParams(1.0, 0, 1.0, longest, (), (), False)
+    numbers, limits, *how = rows_of(
+        [Placement(slot, 0, longest, whole, np.array([slot, 7], np.uint32)) for slot in range(slots)], slots
+    )
+    state = engine.jitted.start(
+        *(engine.jitted.init(), numbers, np.full(slots, 17, np.int32), np.full(slots, first, np.int32), limits, *how)
+    )
+    columns = pages_for(longest)
+    if engine.pages <= slots * columns:
+        raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {engine.pages}.")
+    own = 1 + np.random.default_rng(0).permutation(slots * columns).reshape(slots, 1, columns)
+    tables, patience = Tables(own.astype(np.int32), None), engine.jitted.patience(slots)
+
+    def dispatch() -> Any:
+        nonlocal state
+        state, result = engine.jitted.generate(weights, state, tables, patience)
+        return result
+
+    began = time.perf_counter()
+    jax.block_until_ready(dispatch())
+    compiled = time.perf_counter() - began
+    seconds = timed(dispatch, 1, dispatches)
+    done = int(np.asarray(state.length_S).min()) - first
+    if done != STEPS * (dispatches + 2):
+        raise SystemExit(f"slots have sampled {done} tokens instead of {STEPS * (dispatches + 2)}.")
+    return {
+        "pages_of": PAGE,
+        "milliseconds": 1e3 * statistics.median(seconds) / STEPS,
+        "best_milliseconds": 1e3 * min(seconds) / STEPS,
+        "seconds_to_compile": round(compiled, 1),
+    }
+
+
+def full_rows(learner: Learner, model: ModelConfig, length: int, rows: int) -> Batch:
+    """Rows of random ids, trained but for their first token."""
+    draw, sampled = np.random.default_rng(0), np.arange(length) > 0
+    episodes = [
+        Episode(
+            "solver",
+            "actor",
+            str(row),
+            (
+                Datum(
+                    draw.integers(0, model.vocab_size, length), sampled, np.where(sampled, -8.0, 0).astype(np.float32)
+                ),
+            ),
+            0.0,
+            advantage=(-1.0) ** row,
+        )
+        for row in range(rows)
+    ]
+    return learner.pack(episodes, CARD)[0]
+
+
+def update(model: ModelConfig, length: int, rows: int, remat: Any, rank: int, repetitions: int = 5) -> dict[str, Any]:
+    """Seconds of one optimiser step."""
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    section = LearnerSection(buckets=(length,), packing=False, micro_batch_rows=rows, remat=remat)
+    adapter = Adapter(rank, 2.0 * rank, ("all-linear",)) if rank else None
+    dtypes: dict[str, Any] = {"param_dtype": jnp.float32, "compute_dtype": jnp.bfloat16}
+    learner = Learner(model, mesh, OptimizerSection(), section, adapter=adapter, **dtypes)
+    shapes = learner.abstract_state(reference=adapter is not None)
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.replace(params=None, ref_params=None))
+    state = state.replace(params=random_like(shapes.params), ref_params=random_like(shapes.ref_params))
+    batch = full_rows(learner, model, length, rows)
+    scores = learner.score(state, batch, policy=False, reference=False)
+
+    def step() -> Any:
+        nonlocal state
+        state, metrics = learner.step(state, batch, scores, CARD)
+        return state, metrics
+
+    began = time.perf_counter()
+    jax.block_until_ready(step())
+    compiled = time.perf_counter() - began
+    seconds = timed(step, 1, repetitions)
+    return {
+        "seconds": statistics.median(seconds),
+        "best_seconds": min(seconds),
+        "tokens_per_second": rows * length / statistics.median(seconds),
+        "seconds_to_compile": round(compiled, 1),
+    }
+
+
+def rates() -> dict[str, float]:
+    """What the device reaches in the simplest programs."""
+    found = {}
+    for size in (4096, 8192):
+        a, b = (_random((size, size), jnp.bfloat16, jnp.uint32(seed)) for seed in (1, 2))
+        product = jax.jit(lambda a, b: lax.fori_loop(0, 20, lambda _, x: (x @ b) * 0.1, a))
+        found[f"flops_{size}"] = 20 * 2 * size**3 / min(timed(lambda f=product, a=a, b=b: f(a, b), 2, 5))
+    x = jnp.ones(2**30, jnp.bfloat16)
+    add = jax.jit(lambda x: lax.fori_loop(0, 10, lambda _, y: y + jnp.bfloat16(1), x))
+    found["bytes"] = 10 * 2 * x.nbytes / min(timed(lambda: add(x), 2, 5))
+    tiny = jax.jit(lambda x: lax.fori_loop(0, 1000, lambda _, y: jnp.sin(jnp.sum(y) + y), x))
+    found["tiny_operation"] = min(timed(lambda: tiny(jnp.ones(128)), 2, 5)) / 1000
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=("rates", "decode", "update"))
+    options.add_argument("--model", default="Qwen3-8B")
+    options.add_argument("--layers", type=int)
+    options.add_argument("--slots", type=int, default=64)
+    options.add_argument(
+        "--length", type=int, default=640, help="tokens of a row; of decoding, mean length in the cache"
+    )
+    options.add_argument("--rows", type=int, default=1)
+    options.add_argument("--remat", choices=("full", "qkv", "dots", "none"), default="full")
+    options.add_argument("--rank", type=int, default=0, help="of adapters on all linear layers; 0: all weights")
+    given = options.parse_args()
+    if given.what == "rates":
+        found = rates()
+    else:
+        model = model_of(given.model, given.layers)
+        sizes = {
+            "decode": lambda: decode(model, given.slots, given.length),
+            "update": lambda: update(model, given.length, given.rows, given.remat, given.rank),
+        }
+        found = sizes[given.what]()
+    device = jax.devices()[0]
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    facts = {"device": device.device_kind, "jax": jax.__version__, "peak_gib": None if peak is None else peak / 2**30}
+    print(json.dumps({"benchmark": "device", **vars(given), **found, **facts}))
+
+
+if __name__ == "__main__":
+    main()

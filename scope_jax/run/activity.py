@@ -1,0 +1,41 @@
+"""What a run is doing, in words for those who wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from scope_jax.run.programs import programs
+
+
+class Activity:
+    """place: what the work belongs to, such as "step 3/8"; set by the training loop. Work is told by one thread."""
+
+    def __init__(self) -> None:
+        self.place = ""
+        self._doing: list[tuple[str, float]] = []  # the outermost first, with the time at which it began
+
+    @contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        """The block does this: "updating", "sampling solver"."""
+        self._doing.append((what, time.monotonic()))
+        try:
+            yield
+        finally:
+            self._doing.pop()
+
+    def text(self, replies: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> str:
+        """For example "step 3/8: sampling solver, 41 of 128 replies, compiling program 9, 12 s"; "" if nothing is done.
+
+        replies: how many of how many are sampled in the call under way. May be called in any thread.
+        """
+        doing = self._doing[-1:]  # one operation, as the other thread goes on
+        if not doing:
+            return ""
+        what, since = doing[0]
+        done, total = replies()
+        parts = [f"{self.place}: {what}" if self.place else what]
+        parts += [f"{done} of {total} replies"] if total else []
+        parts += [f"compiling program {programs().asked + 1}"] if programs().compiling else []
+        return ", ".join([*parts, f"{time.monotonic() - since:.0f} s"])

@@ -1,0 +1,74 @@
+"""A run checks the kernels it would use, before it uses them: one that does not compile, fails, or differs from XLA on
+this machine is replaced by XLA's program, which is slower, and the user is told. Kernels named in the card are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import jax
+
+from scope_jax.config import Config, ServedModel
+from scope_jax.models import kernels
+from scope_jax.models.check import outcome
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.kernels import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
+from scope_jax.run.world import Tell
+from scope_jax.sharding import distributed
+
+Card = TypeVar("Card", bound=Config | ServedModel)
+
+
+def for_sampling(cfg: Card, model: ModelConfig, paged: bool, tell: Tell | None) -> tuple[Card, ModelConfig]:
+    """The card and the model without the kernels of engine and experts that fail here. paged: the engine has pages.
+
+    All processes call it together, and replace what fails in any.
+    """
+    begins = [PAGES, ROTATION] if paged and cfg.rollout.attention == "auto" else []
+    begins += [PRODUCTS, FEW] if model.num_experts else []
+    for kernel, reason in failures(cfg, model, begins).items():
+        if kernel in (PAGES, ROTATION):
+            _say(tell, kernel, reason, 'rollout.attention = "loop"')
+            cfg = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"attention": "loop"})})
+        else:
+            _say(tell, kernel, reason, "a loop over the experts' rows")
+            model = replace(model, expert_kernels=False)
+    return cfg, model
+
+
+def for_learning(cfg: Config, model: ModelConfig, tell: Tell | None) -> Config:
+    """The card without a kernel of the learner's attention that fails here; otherwise as `for_sampling`."""
+    for kernel, reason in failures(cfg, model, [LEARNER] if cfg.learner.attention == "auto" else []).items():
+        _say(tell, kernel, reason, 'learner.attention = "reference"')
+        cfg = cfg.model_copy(update={"learner": cfg.learner.model_copy(update={"attention": "reference"})})
+    return cfg
+
+
+def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str]) -> dict[str, str]:
+    """Why kernels fail, those whose checks have names that begin so: the first check of each that fails in any process.
+    On CPUs, which have no kernels, none does."""
+    device = jax.local_devices()[0]
+    if not begins or device.platform == "cpu":
+        return {}
+    checks = kernels.checks(device.platform, kernels.heads_of(model), cfg.model.compute_dtype)
+    windows, found = any(model.layer_windows), {}
+    for kernel in begins:
+        for check in checks:
+            if kernel in found or not check.name.startswith(kernel) or (check.name.endswith("window") and not windows):
+                continue
+            result = outcome(check)
+            if result.failed:
+                by = f"it is {result.deviation} from {check.against}, at most {check.bound} is allowed"
+                found[kernel] = f"{check.name}: {result.message or by}"
+    everywhere = map(json.loads, distributed.gather(json.dumps(found).encode()))
+    return {kernel: reason for one in everywhere for kernel, reason in one.items()}
+
+
+def _say(tell: Tell | None, kernel: str, reason: str, instead: str) -> None:
+    if tell is not None:
+        tell(
+            f"the kernel for {kernel} does not work on this machine ({reason}); {instead} takes its place, which is "
+            "slower; please report it with the output of scope-jax selftest --json."
+        )

@@ -1,0 +1,37 @@
+"""JAX's distributed runtime, whose public form starts all of it at once: the one file that uses private names of JAX.
+
+tests/sharding/test_runtime.py calls each of them with the JAX that is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src.clusters import ClusterEnv
+from jax._src.distributed import global_state
+from jax._src.lib import _jax
+
+
+def clusters() -> list[Any]:
+    """The kinds of clusters that JAX detects; each has a name, is_env_present() and what a process asks."""
+    return list(ClusterEnv._cluster_types)
+
+
+def state() -> Any:
+    """What `jax.distributed` knows of this process: coordinator_address, process_id, num_processes, client."""
+    return global_state
+
+
+def client(address: str, index: int, init_timeout: int, heartbeat_timeout: int) -> Any:
+    """A client of the coordination service at host:port for process `index`, not yet connected; timeouts in seconds."""
+    return _jax.get_distributed_runtime_client(
+        address, index, init_timeout=init_timeout, heartbeat_timeout=heartbeat_timeout, use_compression=True
+    )
+
+
+def service(address: str, processes: int, heartbeat_timeout: int) -> Any:
+    """The coordination service at host:port. A process that is gone is not its business (recoverable), but that of
+    `sharding.watch`. Raises RuntimeError if the port cannot be opened."""
+    return _jax.get_distributed_runtime_service(
+        address, processes, heartbeat_timeout=heartbeat_timeout, shutdown_timeout=1, recoverable=True
+    )
