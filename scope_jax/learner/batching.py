@@ -46,7 +46,7 @@ class Batch(struct.PyTreeNode):
     positions_MBT: Leaf
     """Of the token in its datum, 0 in padding."""
     ends_MBT: Leaf
-    """The place in the row behind the last token that continues this one (`models.attention`); of padding the next."""
+    """The place in the row behind the last token that continues this one (`models.masks`); of padding the next."""
     index_MN: Leaf
     """Flat index (row · T + t within the device's rows of this micro-batch, T being its tokens of a row) of the hidden
     state that predicts the target."""
