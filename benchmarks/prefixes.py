@@ -72,16 +72,16 @@ def packed(
     """(FLOPs apart, FLOPs shared, tokens apart, tokens shared)."""
     pieces = batching.pieces_of(made, max(section.buckets), True, None)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
-    buckets, work = [bucket for bucket in section.buckets if bucket >= longest], Work(model, sparse)
+    buckets, work = sorted(bucket for bucket in section.buckets if bucket >= longest), Work(model, sparse)
 
-    def places(rows: int) -> int:
-        count, size = batching.micro_batches(section, shards, rows)
+    def places(rows: int, width: int) -> int:
+        count, size = batching.micro_batches(section, shards, rows, -(-width // buckets[0]))
         return count * size * shards
 
     def of(rows: Sequence[Node], width: int) -> tuple[float, int]:
-        return work.flops(rows, places(len(rows)), width), sum(row.size for row in rows)
+        return work.flops(rows, places(len(rows), width), width), sum(row.size for row in rows)
 
-    apart = of(rows_of(alone(pieces), min(buckets)), min(buckets))
+    apart = of(rows_of(alone(pieces), buckets[0]), buckets[0])
     shared = of(*cheapest(pieces, buckets, places, work))
     return apart[0], shared[0], apart[1], shared[1]
 

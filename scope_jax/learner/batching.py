@@ -231,12 +231,14 @@ def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
     return -(-section.micro_batch_rows // row_shards)
 
 
-def micro_batches(section: LearnerSection, row_shards: int, rows: int) -> tuple[int, int]:
+def micro_batches(section: LearnerSection, row_shards: int, rows: int, times: int = 1) -> tuple[int, int]:
     """(micro-batches, rows of each on each shard) for a number of rows: as few micro-batches as `rows_per_shard`
-    allows, of that many rows, or of a quarter, a sixteenth … of them if that is enough."""
+    allows, of that many rows, or of a quarter, a sixteenth … of them if that is enough. times: how many times as long
+    as datums alone need the rows are; micro-batches have as many rows less, as their tokens are memory."""
     size = rows_per_shard(section, row_shards)
     if not size:
         return 1, round_up(-(-rows // row_shards))
+    size = max(1, size // times)
     count = -(-rows // (size * row_shards))
     while size > 1 and count * -(-size // 4) * row_shards >= rows:
         size = -(-size // 4)
@@ -351,19 +353,19 @@ def pack(
         )
     pieces = pieces_of(chosen, max(section.buckets), tempered, card)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
-    buckets = [bucket for bucket in section.buckets if bucket >= longest]
+    buckets = sorted(bucket for bucket in section.buckets if bucket >= longest)
     if work is not None and section.packing:
 
-        def places(rows: int) -> int:
-            return math.prod(micro_batches(section, row_shards, rows)) * row_shards
+        def places(rows: int, width: int) -> int:
+            return math.prod(micro_batches(section, row_shards, rows, -(-width // buckets[0]))) * row_shards
 
         rows, width = cheapest(pieces, buckets, places, work)
     else:
-        width = min(buckets)
+        width = buckets[0]
         rows = rows_of(alone(pieces), width) if section.packing else sorted(alone(pieces), key=lambda row: -row.size)
     row_tokens = sum(row.size for row in rows)
     shared_tokens = sum(len(piece.datum.ids_T) for piece in pieces) - row_tokens
-    real, share = micro_batches(section, row_shards, len(rows))
+    real, share = micro_batches(section, row_shards, len(rows), -(-width // buckets[0]))
     dealt = _deal(rows, real * row_shards, share)
     slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1

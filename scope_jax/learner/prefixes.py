@@ -182,17 +182,17 @@ class Work:
 
 
 def cheapest(
-    pieces: Sequence[Piece], buckets: Sequence[int], places: Callable[[int], int], work: Work
+    pieces: Sequence[Piece], buckets: Sequence[int], places: Callable[[int, int], int], work: Work
 ) -> tuple[list[Node], int]:
     """(rows, tokens of each): the datums alone in rows of the smallest bucket, unless trees of them in some bucket save
-    a share of SAVING of the work. places: the rows that are computed for a number of rows. buckets: that hold every
-    datum."""
-    width = min(buckets)
+    a share of SAVING of the work. places: the rows that are computed for a number of rows of a length. buckets: those
+    that hold every datum, in order."""
+    width = buckets[0]
     rows = rows_of(alone(pieces), width)
-    trees, most = shared(pieces), (1 - SAVING) * work.flops(rows, places(len(rows)), width)
-    for bucket in sorted(buckets):
+    trees, most = shared(pieces), (1 - SAVING) * work.flops(rows, places(len(rows), width), width)
+    for bucket in buckets:
         others = rows_of(trees, bucket)
-        needed = work.flops(others, places(len(others)), bucket)
+        needed = work.flops(others, places(len(others), bucket), bucket)
         if needed < most:
             rows, width, most = others, bucket, needed
     return rows, width

@@ -172,6 +172,15 @@ def test_sharing_is_chosen_by_the_work_it_saves():
     assert pack(apart, True).shared_tokens == 0
 
 
+def test_micro_batches_of_longer_rows_have_fewer_of_them():
+    """Twelve groups, each in a row of 128 instead of four of 64: four at a time instead of eight."""
+    groups = grouped(12, 50, [9, 9, 9, 9], alike=0)
+    section = SECTION.model_copy(update={"buckets": (64, 128), "micro_batch_rows": 8})
+    apart, shared = (batching.pack(groups, section, 1, work=work) for work in (None, SPARSE))
+    assert apart.ids_MBT.shape[1:] == (8, 64) and int(apart.micro_batches) == 6
+    assert shared.ids_MBT.shape[1:] == (4, 128) and int(shared.micro_batches) == 3
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_work_by_hand(window):
     """A prompt of 10 tokens with answers of 3 and 2, in 1 row of 16: pairs of tokens that see each other."""
