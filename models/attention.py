@@ -1,11 +1,11 @@
-"""Attention over packed rows: the mask, and the backend that computes it.
+"""Attention over rows of texts, and the backend that computes it.
 
-    backend = resolve("auto", platform, dtype)                  # once, outside
-    attend = make_attend(backend, segments_BT, window)          # inside the traced program
+    backend = resolve("auto", platform, dtype)                            # once, outside
+    attend = make_attend(backend, ends_BT, positions_BT, window)          # inside the traced program
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
-Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens of the same
-segment of the same row; backends differ in rounding only. docs/models.md describes them and their memory use.
+Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens that
+`masks.visible` allows; backends differ in rounding only. docs/models.md describes them and their memory use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.errors import UserError
+from scope_jax.models.masks import MASKED, visible_mask
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
-MASKED = -1e30  # far below any score, and finite: after subtracting the maximum its exponential is exactly 0
 QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
 MOST_BLOCKS = 16  # so that the program of a long row stays small
 
@@ -51,80 +51,88 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
     return choice
 
 
-def visible_mask(
-    segments_BT: Int[Array, "B T"],
-    window: int | None = None,
-    *,
-    causal: bool = True,
-    queries: slice = slice(None),
-    keys: slice = slice(None),
-) -> Bool[Array, "B Q U"]:
-    """True where token t may attend to token u: both are in the same segment of the same row, and
-
-    * causal: u ≤ t, and with a window t − window < u (so that a token attends to `window` tokens, itself included);
-    * not causal: every u, and with a window |t − u| < window.
-
-    t and u are positions in the row, those of `queries` and of `keys`: within a segment, distances in the row equal
-    distances in the text. Every token attends to itself, so no row of the softmax is empty, not even in padding
-    (segment 0).
-    """
-    here_T = jnp.arange(segments_BT.shape[1])
-    behind_TU = here_T[queries, None] - here_T[None, keys]
-    seen_TU = behind_TU >= 0 if causal else jnp.ones(behind_TU.shape, bool)
-    if window is not None:
-        seen_TU &= jnp.abs(behind_TU) < window
-    return seen_TU & (segments_BT[:, queries, None] == segments_BT[:, None, keys])
-
-
 def make_attend(
-    backend: str, segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
+    backend: str,
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
+    window: int | None = None,
 ) -> Attend:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows, masked as by `visible_mask`.
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over rows of texts, masked as by `masks.visible`.
 
-    backend: one of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one device,
-    inside `shard_map`, with this device's heads. Raises ValueError for an unknown backend or a window below 1.
+    backend: one of BACKENDS (see `resolve`). positions_BT: in the text; needed with a window only. Called inside the
+    traced program and, for splash on more than one device, inside `shard_map`, with this device's heads. Raises
+    ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
     if backend == "splash":
         from scope_jax.models import splash  # Pallas takes a second to import and is needed on TPUs only
 
-        return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
+        return splash.make_attend(ends_BT, positions_BT, window)
     if backend in ("reference", "cudnn"):
         one = _reference_block if backend == "reference" else _cudnn_block
-        return partial(_in_blocks, one, segments_BT, window, causal)
+        return partial(_in_blocks, one, ends_BT, positions_BT, window)
     if backend == "dot_product":
-        mask_BTT = visible_mask(segments_BT, window, causal=causal)
+        mask_BTT = visible_mask(ends_BT, positions_BT, window)
         return partial(jax.nn.dot_product_attention, mask=mask_BTT[:, None], implementation="xla")
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 
+def attend_both_ways(lengths_B: Int[Array, " B"]) -> Attend:
+    """The attention of encoders: every token sees all tokens of its row's text, the first lengths_B (at least one)."""
+
+    def attend(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array) -> jax.Array:
+        length, size = q_BTHh.shape[1], _block_size(q_BTHh.shape[1])
+        mask_B1T = (jnp.arange(length) < lengths_B[:, None])[:, None]
+        if length <= QUERY_BLOCK:
+            return attention(q_BTHh, k_BTKh, v_BTKh, mask_B1T)
+        blocks = [
+            _reference_block(q_BTHh[:, start : start + size], k_BTKh, v_BTKh, lambda: mask_B1T)
+            for start in range(0, length, size)
+        ]
+        return jnp.concatenate(blocks, axis=1)
+
+    return attend
+
+
+def _block_size(length: int) -> int:
+    """Queries of a block: QUERY_BLOCK, more in a row of more than MOST_BLOCKS."""
+    return QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
+
+
 def _in_blocks(
     one: Callable[..., jax.Array],
-    segments_BT: Int[Array, "B T"],
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None,
     window: int | None,
-    causal: bool,
     q_BTHh: Float[Array, "B T H h"],
     k_BTKh: Float[Array, "B T K h"],
     v_BTKh: Float[Array, "B T K h"],
 ) -> Float[Array, "B T H h"]:
-    """Attention for one block of queries after another, each over the keys that its mask can reach.
+    """Attention for one block of queries after another, each over the keys before its end; with a window only over
+    the last of them, unless one further back in the row is seen.
 
     one(q, k, v, mask) -> o for a block; mask() computes the block's mask.
     """
     length = q_BTHh.shape[1]
     if length <= QUERY_BLOCK and one is _reference_block:
-        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(segments_BT, window, causal=causal))
-    size = QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
-    reach = length if window is None else window - 1
-    blocks = []
+        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(ends_BT, positions_BT, window))
+    size, blocks = _block_size(length), []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        first = max(0, start - reach) // QUERY_BLOCK * QUERY_BLOCK  # cuDNN wants even lengths
-        last = stop if causal else min(length, -(-(stop + reach) // QUERY_BLOCK) * QUERY_BLOCK)
-        queries, keys = slice(start, stop), slice(first, last)
-        mask = partial(visible_mask, segments_BT, window, causal=causal, queries=queries, keys=keys)
-        blocks.append(one(q_BTHh[:, queries], k_BTKh[:, keys], v_BTKh[:, keys], mask))
+        reach = start if window is None else window - 1
+        near = max(0, start - reach) // QUERY_BLOCK * QUERY_BLOCK  # cuDNN wants even lengths
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, first: int, start: int = start, stop: int = stop) -> Any:
+            mask = partial(visible_mask, ends_BT, positions_BT, window, slice(start, stop), slice(first, stop))
+            return one(q, k[:, first:stop], v[:, first:stop], mask)
+
+        arrays = q_BTHh[:, start:stop], k_BTKh, v_BTKh
+        if near == 0:
+            blocks.append(attend(*arrays, first=0))
+        else:
+            far = visible_mask(ends_BT, positions_BT, window, slice(start, stop), slice(0, near)).any()
+            blocks.append(lax.cond(far, partial(attend, first=0), partial(attend, first=near), *arrays))
     return jnp.concatenate(blocks, axis=1)
 
 
@@ -167,7 +175,7 @@ def attention(
     q_BTHh: Float[Array, "B T H h"],
     k_BUKh: Float[Array, "B U K h"],
     v_BUKh: Float[Array, "B U K h"],
-    mask_BTU: Bool[Array, "B T U"],
+    mask_BTU: Bool[Array, "B #T U"],
 ) -> Float[Array, "B T H h"]:
     """softmax(q kᵀ / √h) v over the tokens the mask allows; query head i uses kv head i // (H/K).
 

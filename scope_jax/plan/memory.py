@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from scope_jax.learner.fitting import ffn_width, layer_bytes
 from scope_jax.learner.learner import Learner
 from scope_jax.models.config import ModelConfig
 from scope_jax.plan.programs import Compiled
@@ -222,12 +223,12 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     tensor = mesh.shape["tensor"]
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
-    inside = _inside(model, tokens, tensor, size)
+    inside = layer_bytes(model, tokens, tensor, size)
     kept = 2.0 * (model.num_layers if section.remat == "none" else 1) * inside
     if section.remat in ("qkv", "dots"):
         qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
         dots = section.remat == "dots" and not model.num_experts
-        more = 2 * model.width + 2 * _ffn(model, tensor) // 3 if dots else 0
+        more = 2 * model.width + 2 * ffn_width(model, tensor) // 3 if dots else 0
         kept += model.num_layers * tokens * (qkv + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
@@ -241,17 +242,6 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     }
 
 
-def _ffn(model: ModelConfig, tensor: int) -> int:
-    """Values of a token in a feed-forward layer: gate, up and their product."""
-    return 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
-
-
-def _inside(model: ModelConfig, tokens: int, tensor: int, size: int) -> int:
-    """Bytes of one layer's intermediate values: norms and residuals, heads, the feed-forward layer."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-    return tokens * (4 * model.width + heads + _ffn(model, tensor)) * size
-
-
 def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     """The same of a teacher's forward pass: one layer of one row, without gradients."""
     model, (weights,) = teacher.model, teacher.program.resident
@@ -259,7 +249,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
     layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
     return {
-        "activations": float(_inside(model, teacher.program.bucket, tensor, size)),
+        "activations": float(layer_bytes(model, teacher.program.bucket, tensor, size)),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
         "logits": 2.0 * chunk * model.table_rows / tensor * 4,
     }
