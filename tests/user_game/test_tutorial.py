@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.games import game_of, load_card
+from scope_jax.play.collapse import with_signs
 from scope_jax.run.metrics import read_lines
 from tests.games.harness import ScriptedTools
 
