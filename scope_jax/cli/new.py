@@ -51,7 +51,7 @@ def new(
     ] = None,
     set_: Sets = None,
 ) -> None:
-    """Write a card for your model and data, with overrides, then open everything it refers to, as `check` does."""
+    """Write a card for your model and data, with overrides, if everything it refers to can be used, as `check` says."""
     if card.suffix != ".toml":
         raise UserError(f"{card} is not a .toml file; give the card a name that ends in .toml.")
     if card.exists():
@@ -94,10 +94,16 @@ def new(
             raise UserError(f"{card} exists; remove it or give another name.")
         with replaced(card) as partial:
             partial.write_text(f"{_header_of(card, played)}\n{as_toml(table)}", encoding="utf-8")
-    tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
     if unseen:
         tell(unseen)
-    open_all(card, load(card, None), False, (model,) if unseen else ())
+    try:
+        open_all(card, load(card, None), False, (model,) if unseen else ())
+    except BaseException as error:
+        card.unlink(missing_ok=True)
+        if isinstance(error, UserError):  # so that the command may be given again, corrected
+            raise UserError(f"{str(error).removesuffix('.')}; the card is not kept.") from None
+        raise
+    tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
 
 
 def _shape(model: str) -> tuple[ModelConfig | None, str]:

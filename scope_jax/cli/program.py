@@ -173,6 +173,7 @@ def main(
     # XLA's log lines, such as its alarm about slow compilation: what fails is raised, and a run says what it does.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # else each try to reach the hub is a line before our sentence
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch, which is not used, is not there
 
 

@@ -6,13 +6,15 @@ import json
 import re
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from scope_jax.config.base import HOME, CardError, Section, merge_tables
+from scope_jax.config.reference import all_keys, table_of
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.tables import RolloutSection
 
@@ -57,13 +59,27 @@ _BOUNDS = {
 }
 
 
-def _complaint(error: ErrorDetails) -> str:
+def _meant(card: type[Section], loc: tuple[int | str, ...]) -> str:
+    """The key that an unknown one may stand for: one of its table that is spelled alike, or of its name in another."""
+    *above, last = map(str, loc)
+    section: type[BaseModel] = card
+    for part in above:  # a number, or a name of the user's, is no field
+        if part in section.model_fields:
+            section = table_of(section.model_fields[part].annotation) or section
+    if near := get_close_matches(last, section.model_fields, 1):
+        return ".".join((*above, near[0]))
+    elsewhere = [key.name for key in all_keys(card) if key.name.rpartition(".")[2] == last and "NAME" not in key.name]
+    return elsewhere[0] if len(elsewhere) == 1 else ""
+
+
+def _complaint(card: type[Section], error: ErrorDetails) -> str:
     """One error as a clause: the key and what it must be. Text values are not shown: one may be a secret."""
     key = ".".join(str(part) for part in error["loc"]) or "the card"
     given, kind, bounds = error["input"], error["type"], error.get("ctx", {})
     value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
     if kind == "extra_forbidden":
-        return f"unknown key `{key}`; remove it or correct its name"
+        meant = _meant(card, error["loc"])
+        return f"unknown key `{key}`; " + (f"did you mean `{meant}`?" if meant else "remove it or correct its name")
     if kind == "missing":
         return f"key `{key}` is missing; add it"
     if kind in _TYPES:
@@ -80,8 +96,9 @@ def _short(value: Any) -> bool:
     return isinstance(value, int) and abs(value) < 10**20
 
 
-def _sentence(where: str, error: ValidationError) -> str:
-    return f"{where}: " + "; ".join(map(_complaint, error.errors())) + "."
+def _sentence(card: type[Section], where: str, error: ValidationError) -> str:
+    said = "; ".join(dict.fromkeys(_complaint(card, one) for one in error.errors()))
+    return f"{where}: {said}" + ("" if said.endswith("?") else ".")
 
 
 def parse_section(section: type[Parsed], table: dict[str, Any], where: str, folder: Path | None = None) -> Parsed:
@@ -92,7 +109,7 @@ def parse_section(section: type[Parsed], table: dict[str, Any], where: str, fold
     try:
         return section.model_validate(table, context={"folder": folder})
     except ValidationError as error:
-        raise CardError(_sentence(where, error)) from None
+        raise CardError(_sentence(section, where, error)) from None
 
 
 def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:

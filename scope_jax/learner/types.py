@@ -137,6 +137,8 @@ class Episode:
     """Readable prompt, turns, question, answer …"""
     judgements: tuple[Judgement, ...] = ()
     """What judges were asked about it, and said."""
+    finish: str = ""
+    """The finish reason of what was sampled for it; "": nothing was, as for a given answer."""
 
     @staticmethod
     def from_completion(
@@ -149,7 +151,8 @@ class Episode:
         """
         shown = {} if prompt is None else {"prompt": prompt.text}
         text = {**shown, "turns": transcript(completion), **text}
-        return Episode(**{"datums": Datum.from_completion(completion), "text": text} | fields)
+        sampled = {"datums": Datum.from_completion(completion), "finish": completion.finish_reason}
+        return Episode(**{**sampled, "text": text} | fields)
 
     @property
     def credit(self) -> float:

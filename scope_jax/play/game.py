@@ -37,6 +37,8 @@ class Panel:
     """It shows evaluation metrics only, otherwise training metrics only."""
     log: bool = False
     """Logarithmic scale."""
+    zero: bool = False
+    """A step of the role that lacks the metric has 0."""
 
 
 ACCURACY = Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True)
@@ -68,8 +70,8 @@ class Game:
     play: Play
     """One step, on rows and completions from the tools: its episodes, a new memory, metrics.
 
-    For the report: records of settings that change during a run (`play.settings`) among the episodes, and signs of
-    collapse (`play.collapse`) among the metrics, prefixed by the role ("solver/identical_pairs").
+    For the report: records of settings that change during a run (`play.settings`) among the episodes, and, in their
+    text, why one was "rejected" ("": it was not). Signs of collapse are measured from the episodes (`play.collapse`).
     """
     updates: Callable[[Config], tuple[Update, ...]]
     """The learner updates of a step, in order; updates without trained episodes are skipped."""

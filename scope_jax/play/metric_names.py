@@ -11,6 +11,11 @@ LENGTHS = "response_tokens response_length cut_off prompt_too_long"  # of `play.
 JUDGE = ("asked", "retried", "malformed", "refused")
 
 
+def rejections(reasons: Iterable[str]) -> str:
+    """The names of the shares of episodes that were rejected for these reasons."""
+    return " ".join(f"rejected_{reason}" for reason in reasons)
+
+
 def of(families: Mapping[str, str | Iterable[str]]) -> Iterator[str]:
     """`family/name` for the names of each family, in one string or several."""
     for family, names in families.items():

@@ -16,14 +16,17 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
-from scope_jax.report.panels import Panel, series
+from scope_jax.report.panels import Panel, series, with_errors
 from scope_jax.sharding.files import replaced
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STYLES: tuple[Any, ...] = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 INK, FAINT = "#333333", "#D9D9D9"
+BELOW = 18  # points from the axis to the legend below its numbers
+LEGEND = 64  # characters that a legend has room for in a line, with 7 for each of its curves
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
@@ -32,6 +35,14 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def smooth_errors(errors: Sequence[float], window: int) -> np.ndarray:
+    """The standard errors of `smooth`'s means of independent values; NaN where one of these has none."""
+    squares, known = np.square(np.asarray(errors, float)), np.isfinite(errors)
+    counts = np.minimum(np.arange(1, len(errors) + 1), window)
+    found = np.sqrt(np.maximum(smooth(np.where(known, squares, 0.0).tolist(), window), 0.0) / counts)
+    return np.where(smooth(known.astype(float).tolist(), window) > 1 - 1e-9, found, np.nan)
 
 
 def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str, str]:
@@ -83,22 +94,41 @@ def _say_empty(axes: Axes) -> None:
 
 def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
     _frame(axes, panel, lines[-1]["step"])
-    found = series(lines, panel)
+    found = with_errors(lines, panel)
     if not found:
         _say_empty(axes)
         return
     shown: list[Line2D] = []  # given to the legend, which leaves out names with an underscore first by itself
-    for name, (steps, values) in sorted(found.items()):
-        colour, window = colours[name], max(1, len(values) // 10)
-        if panel.of_exams or window == 1:
+    for name, (steps, values, errors) in sorted(found.items()):
+        colour, window = colours[name], 1 if panel.of_exams else max(1, len(values) // 10)
+        curve, error = smooth(values, window), smooth_errors(errors, window)
+        if window == 1:
             shown += axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         else:
             axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-            shown += axes.plot(
-                steps, smooth(values, window), color=colour, linewidth=2, label=f"{name} (mean of {window} steps)"
-            )
+            shown += axes.plot(steps, curve, color=colour, linewidth=2, label=f"{name} (mean of {window} steps)")
+        if np.isfinite(error).any():  # a value without a standard error has no band
+            axes.fill_between(steps, curve - error, curve + error, color=colour, alpha=0.2, linewidth=0)
     _scale(axes, panel)
-    axes.legend(handles=shown, fontsize=8, frameon=False, labelcolor=INK, loc="best")
+    _legend(axes, shown)
+
+
+def _legend(axes: Axes, shown: Sequence[Line2D]) -> None:
+    """What the curves are, below the panel, where it covers none of them."""
+    longest = max(len(str(line.get_label())) for line in shown)
+    axes.legend(
+        handles=shown,
+        fontsize=8,
+        frameon=False,
+        labelcolor=INK,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.0),
+        bbox_transform=axes.transAxes + ScaledTranslation(0.0, -BELOW / 72, axes.get_figure(root=True).dpi_scale_trans),
+        borderaxespad=0.0,
+        borderpad=0.2,
+        columnspacing=1.2,
+        ncols=max(1, LEGEND // (longest + 7)),
+    )
 
 
 def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
@@ -124,7 +154,7 @@ def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[st
             )
     _scale(axes, panel)
     shown = [Line2D([], [], color=INK, linestyle=style, label=label) for label, style in zip(labels, cycle(STYLES))]
-    axes.legend(handles=shown, fontsize=8, frameon=False, labelcolor=INK, loc="best")
+    _legend(axes, shown)
 
 
 def draw_together(

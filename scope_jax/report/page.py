@@ -14,12 +14,13 @@ from markupsafe import Markup
 from scope_jax.config import Config
 from scope_jax.games import load_data
 from scope_jax.report import browsing
-from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
-from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, panels_of, series
+from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, panels_of, series, with_errors
 from scope_jax.report.settings import Settings
 from scope_jax.run import records as run_records
+from scope_jax.run import signs as limits
 from scope_jax.run.metrics import read_lines, records, torn
+from scope_jax.run.signs import Signs
 from scope_jax.run.watch import IdleRoles, watch_of
 from scope_jax.sharding.files import replaced
 
@@ -72,10 +73,12 @@ def facts(cfg: Config) -> dict[str, Any]:
 
 
 def _scores(panel: Panel, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """First and last score of each evaluation set."""
+    """First and last score of each evaluation set, as (step, score, standard error or NaN)."""
+    found = sorted(with_errors(lines, panel).items())
     return [
-        {"set": name, "before": values[0], "before_step": steps[0], "after": values[-1], "after_step": steps[-1]}
-        for name, (steps, values) in sorted(series(lines, panel).items())
+        {"set": name, "before": rows[0], "after": rows[-1]}
+        for name, columns in found
+        if (rows := list(zip(*columns, strict=True)))
     ]
 
 
@@ -138,7 +141,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     if learning := [panel for panel in LEARNING if series(lines, panel)]:
         draw(lines, learning, folder / "learning.png", columns=len(learning), before=panels)
     if collapse:
-        draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
+        draw(lines, collapse, folder / "collapse.png")
     timed = any("time/play" in line for line in lines)
     if timed:
         draw(lines, SPEED, folder / "speed.png")
@@ -159,7 +162,8 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             learning=_encoded(folder / "learning.png") if learning else "",
             collapse=_encoded(folder / "collapse.png") if collapse else "",
             speed=_encoded(folder / "speed.png") if timed else "",
-            signs=signs(lines, collapse),
+            signs=sorted(Signs.after(lines), key=lambda sign: not sign.level) if collapse else [],
+            limits=limits,
             settings=settings.rows,
             steps=lines[-1]["step"],
             planned=cfg.train.steps,

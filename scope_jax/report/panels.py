@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from scope_jax.games import GAMES
+from scope_jax.play.collapse import REJECTED
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Panel
 from scope_jax.run.metrics import PANELS
 
 GENERAL = (ACCURACY, REWARD, GRADIENT)
-IDENTICAL = "/identical_pairs"
-# A reward for agreement is highest where all answers are identical, so both are in one chart.
-COLLAPSE = (
-    Panel("Identical answers, agreement", (IDENTICAL, "/consistency"), True),
-    Panel("Length of an answer", ("/mean_length",), False),
-    Panel("Entropy of a token", ("/entropy",), False),
-)
+SHOWN = 6  # reasons for rejections in a chart, those with the largest shares
 
 LEARNING = (
     Panel("Loss", ("/loss",), False),
@@ -49,9 +45,27 @@ def panels_of(run: Path, system: str) -> Sequence[Panel]:
 
 
 def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
-    """The panels with signs of collapse, for a run of a game that measures them (`play.collapse`); else none."""
-    measured = any(name.endswith(IDENTICAL) for line in lines for name in line)
-    return COLLAPSE if measured else ()
+    """The panels with signs of collapse of the roles that were sampled (`play.collapse`); without one, none."""
+    names = dict.fromkeys(name for line in lines for name in line if not name.startswith("eval/"))
+    roles = [name.removesuffix("/trained") for name in names if name.endswith("/trained")]
+
+    def measured(*signs: str) -> tuple[str, ...]:
+        return tuple(name for role in roles for sign in signs if (name := f"{role}/{sign}") in names)
+
+    starts = tuple(f"{role}/{REJECTED}" for role in roles)
+    totals = {name: sum(line.get(name) or 0.0 for line in lines) for name in names if name.startswith(starts)}
+    reasons = sorted((name for name in totals if totals[name] > 0), key=lambda name: -totals[name])[:SHOWN]
+    agreement = tuple(name for name in names if name.endswith("/consistency"))
+    # A reward for agreement is highest where all replies are identical, so both are in one chart.
+    panels = (
+        Panel("Tokens of a reply", measured("response_tokens"), False),
+        Panel("Replies that a limit cut", measured("cut_off"), True),
+        Panel("Identical replies, agreement", (*measured("identical_pairs"), *agreement), True),
+        Panel("Entropy of a token", ("/entropy",), False),
+        Panel("Valid episodes, trained episodes", measured("valid", "trained"), True),
+        Panel("Why others were rejected", tuple(reasons), True, zero=True),
+    )
+    return tuple(panel for panel in panels if series(lines, panel)) if roles else ()
 
 
 def _short(name: str, panel: Panel) -> str | None:
@@ -61,20 +75,33 @@ def _short(name: str, panel: Panel) -> str | None:
     if not any(name.endswith(wanted) if wanted.startswith("/") else name == wanted for wanted in panel.names):
         return None
     alike = len({wanted.rpartition("/")[2] for wanted in panel.names}) == 1
-    label = name.removeprefix("eval/")
+    label = name.removeprefix("eval/").replace(f"/{REJECTED}", "/")
     return label.rpartition("/")[0] if alike else label
 
 
-def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric in the panel, by its label; missing values are left out, and those beyond what
-    can be drawn are at its limit."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+Series = tuple[list[int], list[float]]  # steps and values
+
+
+def series(lines: Sequence[dict[str, Any]], panel: Panel, ending: str = "") -> dict[str, Series]:
+    """(steps, values) of each metric in the panel, by its label; missing values are left out, or 0 if the panel says
+    so, and those beyond what can be drawn are at its limit. ending: "_se" for the standard errors of the metrics."""
+    found: dict[str, Series] = {}
+    labels = {name: label for line in lines for name in line if (label := _short(name, panel)) is not None}
     for line in lines:
-        for name, value in line.items():
-            short = _short(name, panel)
-            if short is None or value is None:
+        for name, label in labels.items():
+            value = line.get(f"{name}{ending}")
+            if value is None and (not panel.zero or f"{name.rpartition('/')[0]}/trained" not in line):
                 continue
-            steps, values = found.setdefault(short, ([], []))
+            steps, values = found.setdefault(label, ([], []))
             steps.append(line["step"])
-            values.append(min(max(value, -FARTHEST), FARTHEST))
+            values.append(min(max(value or 0.0, -FARTHEST), FARTHEST))
     return found
+
+
+def with_errors(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float], list[float]]]:
+    """The `series` of the panel with the standard error of each value, NaN for a value without one."""
+    errors = {label: dict(zip(*each, strict=True)) for label, each in series(lines, panel, "_se").items()}
+    return {
+        label: (steps, values, [errors.get(label, {}).get(step, math.nan) for step in steps])
+        for label, (steps, values) in series(lines, panel).items()
+    }

@@ -26,7 +26,7 @@ from scope_jax.models import weights
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
-from scope_jax.play import exams
+from scope_jax.play import collapse, exams
 from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
@@ -405,7 +405,8 @@ def check_names(cfg: Config, game: Game) -> None:
     updates = game.updates(cfg)
     known = {*game.metrics(cfg), "staleness", *NAMES, *(f"time/{phase}" for phase in PHASES)}
     known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
-    known |= {f"{share.role}/baseline" for update in updates for share in update.roles}
+    roles = {share.role for update in updates for share in update.roles}
+    known |= {*(f"{role}/baseline" for role in roles), *collapse.names(roles)}
     known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
     for rule in cfg.train.watch:
         name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric

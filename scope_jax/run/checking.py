@@ -30,6 +30,7 @@ from scope_jax.play.game import services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.rollouts import Agent, Ask, Interaction, Rollout
+from scope_jax.play.searching import written_search
 from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.corpus import load_corpus
@@ -48,11 +49,16 @@ from scope_jax.run.assemble import (
     joiner_of,
 )
 from scope_jax.run.indexing import described, probe
-from scope_jax.text import templates
+from scope_jax.text import dialects, templates
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import function_of
 
 TOKENIZER = "tokenizer and template"  # a finding
+RESULTS = {  # how they are added, by model.turns
+    "raw": "and the result follows as plain text",
+    "chat": "and the result follows as a message of the chat template",
+    "chat-trimmed": "and the result follows as a message of the chat template, without the thoughts before it",
+}
 EXAM_ROWS = 256  # of an exam, whose prompts are counted
 
 
@@ -75,7 +81,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     datasets.disable_progress_bars()
     loaded = cache(partial(_loaded, cfg))
     there = _tokenizer_folder(cfg) not in left
-    wrong: set[str] = set()
+    wrong: dict[str, str] = {}  # what is wrong with it, by name
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
         *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
@@ -93,10 +99,11 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
     for finding in filter(None, (_found(*one) for one in checks)):
-        yield finding
+        if not finding.wrong or finding.text not in wrong.values():  # a fault that several of them meet is told once
+            yield finding
         if finding.wrong:
-            wrong.add(finding.name)
-    if not there or not wrong.isdisjoint(("game", TOKENIZER, "prompts", "data")):
+            wrong[finding.name] = finding.text
+    if not there or not wrong.keys().isdisjoint(("game", TOKENIZER, "prompts", "data")):
         return
     sampled: list[tuple[str, Callable[[], str]]] = [("first prompts", lambda: _first_prompts(cfg, loaded()[1]))]
     for one in cfg.evaluate.sets:
@@ -175,7 +182,18 @@ def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
     if _base_is_here(cfg, left):
         check_vocabulary(tokenizer, weights.load_config(cfg.model.checkpoint), cfg.model.checkpoint)
     check_template(cfg, tokenizer)
-    return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
+    return f"{tokenizer.vocab_size} tokens{_conversation(cfg)}"
+
+
+def _conversation(cfg: Config) -> str:
+    """How calls are written and their results are read, in words; "" for a game without tools."""
+    game = game_of(cfg)
+    if not game.searches and not game.tools(cfg):
+        return ""
+    written = " ".join(written_search("query", dialects.load(cfg.model.dialect)).split())
+    call = f"a search is written {written}" if game.searches else "calls are written in a dialect"
+    turns = f"{RESULTS[cfg.model.turns]} (model.turns = {cfg.model.turns})"
+    return f"; {call} (model.dialect = {cfg.model.dialect}), {turns}"
 
 
 def _prompts(cfg: Config) -> str:

@@ -258,6 +258,11 @@ class RunLog:
         self._lock()
         if config.is_file() and begun(run):
             before = load_card(config)
+            if before.system != cfg.system:
+                raise RunError(
+                    f"the run in {run} is of the game {before.system!r}, and the card's system is {cfg.system!r}; give "
+                    "another folder with --run."
+                )
             self._save_every = max(self._save_every, before.train.save_every)
             if keys := differing(before, cfg):
                 raise RunError(

@@ -38,6 +38,7 @@ from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import by_one
 from scope_jax.run.programs import keep_programs
 from scope_jax.run.sampler import States
+from scope_jax.run.signs import Signs
 from scope_jax.run.steps import Position, Steps, unpacked
 from scope_jax.run.watch import RunEnd, Watch, watch_of
 from scope_jax.text import templates
@@ -94,7 +95,8 @@ def start(
     say(_beginning(cfg, run, position.done, resumed, bool(end)))
     last = position.done if end else world.game.total_steps(cfg)
     instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
-    return Steps(trainer, position, checkpoints, instruments, resumed), log, end
+    signs = Signs(by_one(lambda: Signs.after(records(run / "metrics.jsonl")).state))
+    return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
 
 
 def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[Position, bool]:

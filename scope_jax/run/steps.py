@@ -24,11 +24,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
+from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import Memory
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
+from scope_jax.run.signs import Signs
 from scope_jax.run.watch import RunEnd, idle_roles, idle_updates
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class Played(NamedTuple):
     memory: Memory
     """The game's, after the step."""
     metrics: Metrics
-    """The game's own."""
+    """The game's own, and the signs of collapse."""
 
 
 @dataclass
@@ -72,12 +74,13 @@ class Steps:
         checkpoints: Checkpoints,
         instruments: Instruments,
         resumed: bool,
+        signs: Signs,
     ) -> None:
         self.trainer, self.world, self.cfg = trainer, trainer.world, trainer.world.cfg
         self.instruments = instruments
         self.resumed = resumed  # an earlier process of this run had done the steps before
         self.iteration = ""  # the name of the game's iteration that the step completed, if it is to be kept
-        self._at, self._checkpoints = position, checkpoints
+        self._at, self._checkpoints, self._signs = position, checkpoints, signs
         self._first = position.done + 1
         self.world.sampler.publish(position.states)
 
@@ -161,7 +164,7 @@ class Steps:
         self.world.execution.begin()
         episodes, memory, metrics = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
-        return Played(episodes, memory, metrics | staleness)
+        return Played(episodes, memory, with_signs(metrics, episodes) | staleness)
 
     def publish(self, states: States, baselines: Mapping[str, float]) -> None:
         """Takes over what an update has made: the engine samples with these weights from now on."""
@@ -184,8 +187,10 @@ class Steps:
             self._checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
 
     def remarks(self, episodes: list[Episode], metrics: Metrics, end: RunEnd) -> list[str]:
-        """What the user is told about the step: who learned nothing, and after the first, rules without a metric."""
+        """What the user is told about the step: who learned nothing, which signs of collapse are new or worse, and
+        after the first, rules without a metric."""
         sentences = [*idle_roles(episodes, self.world.game.updates(self.cfg)), *idle_updates(metrics)]
+        sentences += [f"step {self._at.done}: {sentence}" for sentence in self._signs.add(metrics)]
         missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])
 

@@ -42,7 +42,7 @@ def refused(result: Result) -> str:
     sentences = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
     assert len(sentences) == 1, result.stderr
     assert result.stderr.endswith(sentences[0] + "\n")
-    assert sentences[0].endswith((".", ")"))
+    assert sentences[0].endswith((".", ")", "?"))
     return sentences[0]
 
 
@@ -70,8 +70,31 @@ def test_unknown_key(card: Path, tmp_path: Path) -> None:
     card.write_text(CARD + "\n[optimizer]\nlearning_rte = 1.0\n")
     text = refused(run("train", card, "--run", tmp_path / "run"))
     assert "card.toml" in text
-    assert "unknown key `optimizer.learning_rte`" in text
+    assert text.endswith(": unknown key `optimizer.learning_rte`; did you mean `optimizer.learning_rate`?")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("trian.steps", "`trian`; did you mean `train`?"),
+        ("ssp.solver.los.kl", "`ssp.solver.los`; did you mean `ssp.solver.loss`?"),
+        ("judge.timout", "`judge.timout`; did you mean `judge.timeout`?"),
+        ("train.learning_rate", "`train.learning_rate`; did you mean `optimizer.learning_rate`?"),
+        ("train.nonsense", "`train.nonsense`; remove it or correct its name"),
+    ],
+)
+def test_what_an_unknown_key_may_mean(card: Path, tmp_path: Path, key: str, said: str) -> None:
+    assert said in refused(run("train", card, "--run", tmp_path / "run", "--set", f"{key}=3"))
+
+
+def test_a_run_of_another_game_is_told_by_the_game(card: Path, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", load_card(card))
+    log.metrics(0, {"eval/held-out/accuracy": 0.25})
+    log.close()
+    text = refused(run("train", "spice/atlas", "--run", tmp_path / "run"))
+    assert "run is of the game 'ssp', and the card's system is 'spice'; give another folder" in text
+    assert "different values" not in text
 
 
 def test_cards_that_extend_nothing_or_each_other(card: Path, tmp_path: Path) -> None:
@@ -166,3 +189,16 @@ def test_a_process_prints_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(debug, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    """huggingface_hub would tell of each of its six tries, twice."""
+    words = ("check", "ssp/atlas", "--set", "data.answers=someone/answers")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "scope_jax", *words], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 2 and "WRONG  data: someone/answers is not a local file" in done.stdout
+    assert done.stderr == "scope-jax: 1 of 8 parts of ssp/atlas cannot be used, see above.\n"

@@ -183,6 +183,28 @@ def test_a_model_without_a_chat_template_is_wrong(tmp_path: Path) -> None:
     assert "WRONG  tokenizer and template: the tokenizer has no chat template; set model.chat_template" in result.stdout
 
 
+def test_a_fault_that_two_parts_meet_is_told_once(tmp_path: Path) -> None:
+    """The model's config.json is read for its tensors, and for the vocabulary."""
+    shutil.copytree(BASE, tmp_path / "base")
+    config = json.loads((tmp_path / "base" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config | {"hidden_size": "x"}), encoding="utf-8")
+    result = invoke("check", ROOT / "configs" / "ssp" / "atlas.toml", "--set", f"model.checkpoint={tmp_path / 'base'}")
+    assert result.exit_code == 2 and result.stdout.count("WRONG") == result.stdout.count("hidden_size") == 1
+    assert "1 of 6 parts" in result.stderr
+
+
+def test_a_new_card_that_is_wrong_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    card, corpus = tmp_path / "a.toml", ATLAS / "corpus.jsonl"
+    words = ("new", card, "--game", "ssp", "--model", BASE, "--corpus", corpus, *short("ssp"), "--data")
+    wrong = invoke(*words, tmp_path / "none.jsonl")
+    assert wrong.exit_code == 2 and "WRONG  data: " in wrong.stdout and not card.exists()
+    assert "cannot be used, see above; the card is not kept." in wrong.stderr and "is written" not in wrong.stderr
+    right = invoke(*words, ATLAS / "answers.jsonl")
+    assert right.exit_code == 0 and card.is_file() and f"{card} is written" in right.stderr.replace("\n", "")
+    said = "a search is written <search>query</search> (model.dialect = xml), and the result follows as plain text"
+    assert f"tokens; {said} (model.turns = raw)" in right.stdout
+
+
 def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     card = tmp_path / "my card.toml"
     files = ("--model", BASE, "--data", ATLAS / "answers.jsonl", "--corpus", ATLAS / "corpus.jsonl", *short("ssp"))

@@ -71,8 +71,8 @@ def test_the_second_is_refused(command: str, tmp_path: Path) -> None:
         assert not out.exists()
     assert {path.name for path in tmp_path.iterdir()} == before
     if command != "eval":  # which takes a minute
-        made = run(*words)  # `new` also opens what the card names, and finds so small a corpus wrong
-        assert made.exit_code == (2 if command == "new" else 0) and out.exists(), made.output
+        made = run(*words)  # `new` also opens what the card names, finds so small a corpus wrong, and keeps no card
+        assert (made.exit_code == 0) == out.exists() == (command != "new"), made.output
         assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") or "partial" in path.name]
 
 

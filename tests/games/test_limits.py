@@ -37,7 +37,7 @@ def test_the_proposers_response_limit_covers_the_whole_episode():
     same, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": longest}})
     assert harness.plain(same) == harness.plain(free) and metrics == counted
     cut, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": said}})
-    assert metrics["proposer/cut_off"] == 1 and metrics["rejected/no_question"] == 1
+    assert metrics["proposer/cut_off"] == 1 and metrics["proposer/rejected_no_question"] == 1
     for episode in harness.episodes_of(cut, "proposer"):
         (datum,) = episode.datums
         assert len(datum.ids_T) - len(episode.text["prompt"]) <= said
@@ -46,7 +46,7 @@ def test_the_proposers_response_limit_covers_the_whole_episode():
 def test_prompts_that_are_too_long_are_not_played_and_counted():
     episodes, metrics = step_of_ssp(proposer={"max_prompt_tokens": 100})
     assert metrics["proposer/prompt_too_long"] == 1 and "proposer/cut_off" not in metrics
-    assert metrics["rejected/no_question"] == 1 and metrics["slots/dummy"] == 1
+    assert metrics["proposer/rejected_no_question"] == 1 and metrics["slots/dummy"] == 1
     assert all(not e.datums[0].sampled_T.any() and e.reward == 0 for e in harness.episodes_of(episodes, "proposer"))
 
 
@@ -62,7 +62,7 @@ def test_a_question_that_the_solver_cannot_be_asked_earns_nothing():
     rewards = {e.text["question"]: e.reward for e in harness.episodes_of(episodes, "proposer")}
     assert 0 < len(long) < 4 and rewards == {question: 0 if question in long else 0.5 for question in lengths}
     assert {e.text["rejected"] for e in harness.episodes_of(episodes, "proposer")} == {"", "too_long"}
-    assert metrics["rejected/too_long"] == metrics["slots/dummy"] == len(long) / 4
+    assert metrics["proposer/rejected_too_long"] == metrics["slots/dummy"] == len(long) / 4
     assert metrics["solver/prompt_too_long"] == 0
 
 
@@ -76,9 +76,9 @@ def test_verification_prompts_have_the_solvers_limit():
 
     tools, metrics = played()
     lengths = sorted(len(text) for (role, _), text in tools.prompts.items() if role == "verify")
-    assert metrics["rejected/materials_too_long"] == 0 and lengths[0] < lengths[-1]
+    assert metrics["proposer/rejected_materials_too_long"] == 0 and lengths[0] < lengths[-1]
     _, metrics = played(solver={"max_prompt_tokens": lengths[-1] - 1})
-    assert metrics["rejected/materials_too_long"] == lengths.count(lengths[-1]) / len(lengths)
+    assert metrics["proposer/rejected_materials_too_long"] == lengths.count(lengths[-1]) / len(lengths)
 
 
 def test_a_task_that_is_too_long_is_not_attempted_and_not_kept():

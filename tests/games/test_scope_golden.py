@@ -150,7 +150,7 @@ def test_a_challengers_step(protocol: str):
         "challenger/rubric_items": 4.0,
         "challenger/reward": ((27 + 6 + 0 + 7 + 3 + 8 + 9 + 0 + 3) / 18 + 1.25 + 0.75 + 0.5) / 12,
         "challenger/searches": (2 + 1 + 0 + 1 + 0 + 2 + 1 + 0 + 0 + 1 + 1 + 1) / 12,
-        "rejected/no_task": 3 / 12,
+        "challenger/rejected_no_task": 3 / 12,
         "estimate/rubric": 4.5 / 8,
         "estimate/task_score": (0.5 + 0.625 + 0.125 + 1) / 4,
         "estimate/answered": 7 / 8,

@@ -86,8 +86,8 @@ def test_two_steps_with_a_harness_refresh_in_between(mixed: Plan):
         "evaluator/consistency": 0.0,
         "evaluator/valid": 1.0,
         "evaluator/citations_supported": 1.0,
-        "rejected/no_report": 0.25,
-        "rejected/shallow": 0.25,
+        "solver/rejected_no_report": 0.25,
+        "solver/rejected_shallow": 0.25,
         "harness/dimensions": 3.0,
         "harness/min_tool_calls": 1.0,
         "harness/since": 0.0,
@@ -96,8 +96,8 @@ def test_two_steps_with_a_harness_refresh_in_between(mixed: Plan):
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     rest = {name for name, value in metrics.items() if value and name not in expected}
-    assert {name.rpartition("/")[2] for name in rest} == {"response_tokens", "response_length", "mean_length"}
-    assert {f"rejected/{reason}" for reason in rules.REPORT_REASONS} <= set(metrics)
+    assert {name.rpartition("/")[2] for name in rest} == {"response_tokens", "response_length"}
+    assert {f"solver/rejected_{reason}" for reason in rules.REPORT_REASONS} <= set(metrics)
 
     # the mean base score is 0.6: one more dimension and search from the next step on
     assert memory["statistics"] == [] and memory["scheduler"]["dimensions"]["insight"]["uses"] == 1
@@ -125,7 +125,7 @@ def test_a_malformed_rubric_earns_nothing_and_the_fixed_one_is_used():
     (draft,) = episodes_of(episodes, "evaluator")
     assert (draft.reward, draft.text["rejected"], draft.trained) == (0.0, "no_dimensions", True)
     assert draft.text["rubric"]["weights"] == dict(options(cfg).fixed_rubric)
-    assert metrics["rejected/rubric_no_dimensions"] == 1.0 and metrics["evaluator/consistency"] == pytest.approx(1.0)
+    assert metrics["evaluator/rejected_no_dimensions"] == 1.0 and metrics["evaluator/consistency"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_report_whose_assessment_is_invalid_is_left_out_and_a_shallow_one_earn
         ("", True, pytest.approx(1.0)),
     ]
     assert metrics["solver/reward"] == pytest.approx(3 / 5)  # of the reports that have one
-    assert metrics["rejected/assessment_malformed"] == pytest.approx(1 / 6)
+    assert metrics["solver/rejected_assessment_malformed"] == pytest.approx(1 / 6)
     zero = card(solver={"samples": 3}, malformed="zero")
     episodes, _, metrics = score.GAME.play(zero, world(plan), score.GAME.start(zero), 0)
     assert all(e.trained for e in episodes_of(episodes, "solver")) and metrics["solver/reward"] == pytest.approx(0.5)

@@ -215,7 +215,7 @@ def test_a_valid_reply_is_in_force_from_the_next_step():
     assert '"assessed": 1.0' in tools.judged[0] and '"min_number_of_tool_call": 1' in tools.judged[0]
     cfg, again = card(), world()
     episodes, _, metrics = score.GAME.play(cfg, again, memory, 1)
-    assert metrics["harness/min_tool_calls"] == 2.0 and metrics["rejected/shallow"] == 1.0
+    assert metrics["harness/min_tool_calls"] == 2.0 and metrics["solver/rejected_shallow"] == 1.0
     assert "Search at least 2 times" in (prompt := again.prompts["scoring", "0 report 0"]) and "[answer]" in prompt
     told = next(episode for episode in episodes if episode.role == "harness")
     assert (told.text["value"], told.text["by"], told.text["since"]) == (new, "endpoint", 1)

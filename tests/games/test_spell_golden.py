@@ -180,9 +180,15 @@ def test_metrics(step):
         "solvable/choice": 1 / 3,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    rejected = {name.removeprefix("rejected/"): v for name, v in metrics.items() if name.startswith("rejected/") and v}
+    rejected = {
+        name.removeprefix("questioner/rejected_"): v
+        for name, v in metrics.items()
+        if name.startswith("questioner/rejected_") and v
+    }
     assert rejected == {"no_number": 0.125, "no_object": 0.125, "ungrounded": 0.125}
-    assert {name.removeprefix("rejected/") for name in metrics if name.startswith("rejected/")} == set(REASONS)
+    assert {
+        name.removeprefix("questioner/rejected_") for name in metrics if name.startswith("questioner/rejected_")
+    } == set(REASONS)
 
 
 def test_the_memory(step):
@@ -227,7 +233,7 @@ def test_a_step_without_questions_ends_with_a_clear_error():
     assert metrics["groups/rounds"] == 3.0 and metrics["groups/full"] == metrics["groups/kept"] == 0.0
     assert memory == {"position": 12, "history": {}} and len(episodes) == 12
     assert not any(e.trained for e in episodes) and {e.reward for e in episodes} == {-1.0}
-    assert "responder/reward" not in metrics and metrics["rejected/no_object"] == 1.0
+    assert "responder/reward" not in metrics and metrics["questioner/rejected_no_object"] == 1.0
 
 
 def test_documents_cannot_contain_the_prompts_markers():
@@ -251,7 +257,7 @@ def test_prompts_that_do_not_fit_are_not_played():
     episodes, _, metrics = spell.GAME.play(
         card(questioner={"max_prompt_tokens": 10}), tools, spell.GAME.start(card()), 0
     )
-    assert metrics["rejected/prompt_too_long"] == 1.0 and not any(e.trained for e in episodes)
+    assert metrics["questioner/rejected_prompt_too_long"] == 1.0 and not any(e.trained for e in episodes)
     assert "questioner/reward" not in metrics and {role for role, *_ in tools.asked} == {"questioner"}
 
 
@@ -260,7 +266,7 @@ def test_nothing_is_asked_about_documents_that_do_not_fit():
     cfg = card(responder={"max_prompt_tokens": 1500}, max_rounds=1)
     tools = world(PLAN, [*longer, *CLUSTERS[2:]])
     episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
-    assert metrics["rejected/documents_too_long"] == 0.5 and metrics["questioner/prompt_too_long"] == 0.0
+    assert metrics["questioner/rejected_documents_too_long"] == 0.5 and metrics["questioner/prompt_too_long"] == 0.0
     asked = {name for role, name, _ in tools.asked if role in ("questioner", "grounding")}
     assert asked == {"2", "3"}  # neither the questioner nor the filter got the others
     unasked = [e for e in episodes if e.text.get("rejected") == "documents_too_long"]
@@ -278,5 +284,5 @@ def test_documents_that_do_not_fit_with_the_question_get_no_answers():
     shortest = min(len(tools.prompts["responder", name]) for role, name, _ in tools.asked if role == "responder")
     cfg = card(responder={"max_prompt_tokens": shortest - 1}, max_rounds=1)
     episodes, memory, metrics = spell.GAME.play(cfg, world(), spell.GAME.start(cfg), 0)
-    assert metrics["rejected/documents_too_long"] > 0 and memory["history"] == {}
+    assert metrics["questioner/rejected_documents_too_long"] > 0 and memory["history"] == {}
     assert {e.role for e in episodes} == {"questioner"}

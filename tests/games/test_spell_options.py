@@ -35,7 +35,7 @@ def test_without_history_memory():
 
 def test_without_grounding_filter():
     episodes, metrics, tools = play(grounding_filter=False)
-    assert "grounding" not in {role for role, *_ in tools.asked} and metrics["rejected/ungrounded"] == 0.0
+    assert "grounding" not in {role for role, *_ in tools.asked} and metrics["questioner/rejected_ungrounded"] == 0.0
     assert rewards(episodes, 3) == [0.0] * 4  # the question goes to the responder
 
 
@@ -255,7 +255,7 @@ def test_a_step(step):
         "groups/rounds": 1.0,
         "groups/full": 1.0,
         "questions/asked": 4.0,
-        "rejected/documents_too_long": 0.25,
+        "responder/rejected_documents_too_long": 0.25,
         "responder/reward": 7 / 12,
         "difficulty/qa": 0.5,
         "difficulty/math": 0.0,

@@ -112,7 +112,7 @@ def test_one_step():
         *[("challenger", f"1 task {number}", 1) for number in range(4, 8)],
         *[("reasoner", name, 4) for name in ("0.0", "0.1", "1.6")],
     ]
-    rejected = {reason: metrics.pop(f"rejected/{reason}") for reason in REASONS}
+    rejected = {reason: metrics.pop(f"challenger/rejected_{reason}") for reason in REASONS}
     assert {reason: share for reason, share in rejected.items() if share} == {
         "format_no_json": 8 / 20,
         "format_flags": 1 / 20,
@@ -181,7 +181,7 @@ def test_a_batch_without_a_valid_task_trains_no_reasoner():
     episodes, memory, metrics = spice.GAME.play(card(), world(nothing), {"drawn": 0}, 0)
     assert {e.role for e in episodes} == {"challenger"} and [e.reward for e in episodes] == [-0.1] * 12
     assert memory == {"drawn": 3}
-    assert metrics["challenger/documents"] == 0.0 and metrics["rejected/format_no_json"] == 1.0
+    assert metrics["challenger/documents"] == 0.0 and metrics["challenger/rejected_format_no_json"] == 1.0
     assert "reasoner/reward" not in metrics and "challenger/pass_rate" not in metrics
 
 
@@ -203,17 +203,17 @@ def test_a_question_too_long_for_the_reasoner_is_rejected():
     tools = world()
     cfg = card(reasoner={"max_prompt_tokens": 60})
     episodes, _, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
-    assert metrics["rejected/question_too_long"] == 1.0 and {e.role for e in episodes} == {"challenger"}
+    assert metrics["challenger/rejected_question_too_long"] == 1.0 and {e.role for e in episodes} == {"challenger"}
     cfg = card()
     short = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 60})})  # less than the limit
     _, _, metrics = spice.GAME.play(short, world(), {"drawn": 0}, 0)
-    assert metrics["rejected/question_too_long"] == 1.0  # the engine would give it no answers, all of them wrong
+    assert metrics["challenger/rejected_question_too_long"] == 1.0  # it would get no answers
 
 
 def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
     cfg = card(challenger={"max_prompt_tokens": 100}, document_tokens=50)
     episodes, _, metrics = spice.GAME.play(cfg, world(), {"drawn": 0}, 0)
-    assert metrics["rejected/prompt_too_long"] == 1.0 and metrics["challenger/prompt_too_long"] == 1.0
+    assert metrics["challenger/rejected_prompt_too_long"] == 1.0 and metrics["challenger/prompt_too_long"] == 1.0
     assert metrics["challenger/attempts"] == 4.0  # of at most 8: a second round would be no shorter
     assert [(e.reward, e.datums) for e in episodes if not any(d.sampled_T.any() for d in e.datums)] and all(
         e.reward == -0.1 for e in episodes

@@ -252,7 +252,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     ]
     assert memory == {"pool": []}
     assert metrics["proposer/episodes"] == 7.0 and metrics["proposer/valid"] == pytest.approx(4 / 7)
-    assert metrics["rejected/no_question"] == pytest.approx(3 / 7)
+    assert metrics["proposer/rejected_no_question"] == pytest.approx(3 / 7)
     assert metrics["proposer/reward"] == 0.5  # mean over the four slots
 
 

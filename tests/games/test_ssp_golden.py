@@ -80,7 +80,11 @@ def test_one_step(mixed: Plan):
         *[("verify", f"{item} attempt 0", 1) for item in (0, 2, 3)],
         *[("solver", f"{item}", 2) for item in range(4)],
     ]
-    rejected = {name.removeprefix("rejected/"): v for name, v in metrics.items() if name.startswith("rejected/")}
+    rejected = {
+        name.removeprefix("proposer/rejected_"): v
+        for name, v in metrics.items()
+        if name.startswith("proposer/rejected_")
+    }
     assert {name: share for name, share in rejected.items() if share} == {"no_search": 0.25, "verify_wrong": 0.25}
     assert tuple(rejected) == rules.REASONS
     expected = {
@@ -112,7 +116,7 @@ def test_one_step(mixed: Plan):
         "proposer/response_tokens",
         "proposer/response_length",
     }
-    assert set(metrics) == set(expected) | lengths | {f"rejected/{reason}" for reason in rules.REASONS}
+    assert set(metrics) == set(expected) | lengths | {f"proposer/rejected_{reason}" for reason in rules.REASONS}
 
 
 def test_training_rows_equal_the_engines_tokens():

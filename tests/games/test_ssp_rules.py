@@ -33,7 +33,9 @@ def rejected(turns: list[str], **options: Any) -> str:
     plan = Plan(proposals={"0": turns})
     episodes, _, metrics = play_step(GAMES["ssp"], cfg, world(plan), {"pool": []}, [ITEMS[1]], 0)
     reason = episodes_of(episodes, "proposer")[0].text["rejected"]
-    assert [name for name in rules.REASONS if metrics[f"rejected/{name}"] == 1.0] == ([reason] if reason else [])
+    assert [name for name in rules.REASONS if metrics[f"proposer/rejected_{name}"] == 1.0] == (
+        [reason] if reason else []
+    )
     return reason
 
 

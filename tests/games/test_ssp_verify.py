@@ -193,7 +193,7 @@ def test_materials_that_do_not_fit_reject_the_question():
     tools.results = RESULTS | {"Seine": doc(1, "Paris", "Paris lies on the Seine. " * 40)}
     episodes, _, metrics = play_step(GAMES["ssp"], tight, tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == ["materials_too_long"]
-    assert "verify/passed" not in metrics and metrics["rejected/materials_too_long"] == 1.0
+    assert "verify/passed" not in metrics and metrics["proposer/rejected_materials_too_long"] == 1.0
 
 
 def test_without_verification_every_question_passes():

@@ -246,3 +246,8 @@ def test_hostile_episodes_are_shown_as_text_in_a_browser(run: Path, tmp_path: Pa
     assert "article" in tags and not tags & {"img", "svg", "script", "style", "iframe"}
     links = [attributes["href"] or "" for tag, attributes in Page(shown).elements if tag == "a"]
     assert links and all(link.startswith("#") for link in links)
+    if "q=" not in address:  # the newest step first
+        rows = re.findall(r'<td class="n"><a href="#[^"]*open=(\d+)[^"]*">(\d+)</a>', shown)
+        assert [(int(number), int(step)) for number, step in rows] == [
+            (n, 2 - (n < 4)) for n in (4, 5, 6, 7, 0, 1, 2, 3)
+        ]

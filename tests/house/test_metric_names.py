@@ -29,8 +29,8 @@ from scope_jax.games import (
 )
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
-from scope_jax.play import given
-from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
+from scope_jax.play import collapse, given
+from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -191,6 +191,8 @@ def test_a_games_list_of_metrics_has_every_metric_of_a_step(game: str) -> None:
 def known() -> frozenset[str]:
     measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
     measured |= set(DERIVED)  # computed by the benchmark from what a run has written
+    updates = {name.rpartition("/")[0] for own in produced().values() for name in own if name.endswith("/loss")}
+    measured |= set(collapse.names({role for update in updates for role in update.split("+")} - {"sft", "dpo"}))
     return frozenset(measured).union(*produced().values())
 
 
@@ -202,7 +204,7 @@ def matches(mention: str) -> bool:
 
 def in_document(text: str) -> set[str]:
     """`a/b` in backticks, unless it is a path of the repository or the name of a card."""
-    quoted = re.findall(r"`((?:[a-z_]+|…)(?:/(?:[a-z_]+|<\w+>|…))+)`", text)
+    quoted = re.findall(r"`((?:[a-z_]+|…|<role>)(?:/(?:[a-z_]*<\w+>|[a-z_]+|…))+)`", text)
     named = {name for name in quoted if not (ROOT / "configs" / f"{name}.toml").is_file()}
     return {name for name in named if not (ROOT / name.split("/")[0]).exists()}
 
@@ -233,8 +235,8 @@ def test_every_panel_of_the_report_shows_metrics_of_its_game(game: str) -> None:
             assert any(shows(replace(panel, names=(wanted,)), name) for name in produced()[game]), wanted
 
 
-@pytest.mark.parametrize("wanted", [name for panel in (*COLLAPSE, *SPEED) for name in panel.names])
-def test_every_sign_of_collapse_and_figure_of_speed_exists(wanted: str) -> None:
+@pytest.mark.parametrize("wanted", [name for panel in SPEED for name in panel.names])
+def test_every_figure_of_speed_exists(wanted: str) -> None:
     assert any(name.endswith(wanted) for name in known())
 
 
@@ -250,12 +252,14 @@ def test_the_report_and_the_line_of_a_step_show_every_measure_of_the_atlas_exams
 
 def test_names_are_found_in_documents_and_cards() -> None:
     text = (ROOT / "docs" / "scope.md").read_text(encoding="utf-8")
-    assert {"gates/relevance", "rejected/<reason>", "estimate/…", "…/cut_off"} <= in_document(text)
+    assert {"gates/relevance", "challenger/rejected_<reason>", "estimate/…", "…/cut_off"} <= in_document(text)
     assert in_document("`docs/losses.md` `configs/scope` `</answer>` `gates/nothing`") == {"gates/nothing"}
     assert in_card("# falls (challenger/grounded); see configs/scope/atlas.toml, solver/x.md") == {
         "challenger/grounded"
     }
-    assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
+    assert (
+        not matches("challenger/grounded") and matches("challenger/rejected_<reason>") and matches("<role>/cut_off_se")
+    )
 
 
 @pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral", "absolute_zero"])

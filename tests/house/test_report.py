@@ -20,10 +20,10 @@ from scope_jax.learner.advantages import assign
 from scope_jax.learner.state import learning_rate
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
-from scope_jax.report.collapse import signs
-from scope_jax.report.curves import PlainLog, _draw_together, draw, smooth
+from scope_jax.play.game import Panel
+from scope_jax.report.curves import PlainLog, _draw, _draw_together, draw, smooth, smooth_errors
 from scope_jax.report.page import examples, facts, write_report
-from scope_jax.report.panels import collapse_panels, series
+from scope_jax.report.panels import collapse_panels, series, with_errors
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run import watch
@@ -70,7 +70,7 @@ def run(tmp_path_factory) -> Path:
             "proposer/grad_norm": 28.0 / step,
         }
         if step in (20, 40):
-            metrics |= {"eval/held-out/accuracy": 0.125 + 0.5 * learned}
+            metrics |= {"eval/held-out/accuracy": 0.125 + 0.5 * learned, "eval/held-out/accuracy_se": 0.03}
         log.episodes(
             step,
             [episode("solver", 0.0, 1), episode("solver", 1.0), episode("solver", 1.0, 1), episode("proposer", 0.5)],
@@ -179,7 +179,7 @@ def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
 
 def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
     page = write_report(run).read_text(encoding="utf-8")
-    assert "12.5 %" in page
+    assert "12.5 %" in page and "59.0 ± 3.0 %" in page
     assert "+46.5 points" in page
     assert "river of &lt;Aldmoor&gt;" in page
     assert "<Aldmoor>" not in page
@@ -277,31 +277,65 @@ def test_the_report_knows_roles_that_learn_from_a_teacher_or_from_credits(tmp_pa
 
 # ------------------------------------------------------------------------------------- signs of collapse, settings
 def collapsing(step: int) -> dict[str, float]:
-    """20 steps in which the answers of a group become identical and short, and entropy falls."""
+    """20 steps in which the replies of a group become identical and short, and entropy falls."""
     return {
         "solver/reward": 0.5,
+        "solver/trained": 1.0,
         "solver/identical_pairs": step / 20,
         "evaluator/consistency": 0.5 + step / 40,
-        "solver/mean_length": 200.0 - 5 * step,
+        "solver/response_tokens": 200.0 - 5 * step,
+        "solver/response_tokens_se": 3.0,
         "solver/entropy": 1.0 / step,
         "evaluator/entropy": 0.5,
     }
 
 
-def test_signs_of_collapse_are_charts_and_a_table_of_games_that_measure_them() -> None:
+def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:
     lines = [{"step": step, **collapsing(step)} for step in range(1, 21)]
+    lines[-1] |= {"solver/valid": 0.5, "solver/rejected_no_report": 0.5, "creation/solver/valid": 0.5}
     assert collapse_panels([{"step": 1, "solver/entropy": 0.5}]) == ()
-    found = signs(lines, collapse_panels(lines))
-    together, length = "Identical answers, agreement", "Length of an answer"
-    values = {  # means of steps 1 and 2, 19 and 20
-        f"{together}: evaluator/consistency": (0.5375, 0.9875, True),
-        f"{together}: solver/identical_pairs": (0.075, 0.975, True),
-        f"{length}: solver": (192.5, 102.5, False),
-        "Entropy of a token: evaluator": (0.5, 0.5, False),
-        "Entropy of a token: solver": (0.75, (1 / 19 + 1 / 20) / 2, False),
+    panels = {panel.title: series(lines, panel) for panel in collapse_panels(lines)}
+    assert {title: {*found} for title, found in panels.items()} == {
+        "Tokens of a reply": {"solver"},
+        "Identical replies, agreement": {"solver/identical_pairs", "evaluator/consistency"},
+        "Entropy of a token": {"solver", "evaluator"},
+        "Valid episodes, trained episodes": {"solver/valid", "solver/trained"},
+        "Why others were rejected": {"solver"},
     }
-    assert [(sign.name, sign.steps) for sign in found] == [(name, 2) for name in values]
-    assert [(sign.first, sign.last, sign.share) for sign in found] == [pytest.approx(v) for v in values.values()]
+    (found,) = panels["Why others were rejected"].values()
+    assert found == (
+        [*range(1, 21)],
+        [0.0] * 19 + [0.5],
+    )  # nothing was rejected in a step that does not name the reason
+
+
+def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None:
+    lines: list[dict[str, float]] = [{"step": step, **collapsing(step)} for step in range(1, 5)]
+    del lines[1]["solver/response_tokens_se"]
+    (panel, *_) = collapse_panels(lines)
+    steps, values, errors = with_errors(lines, panel)["solver"]
+    assert steps == [1, 2, 3, 4] and values == [195.0, 190.0, 185.0, 180.0]
+    np.testing.assert_array_equal(errors, [3.0, np.nan, 3.0, 3.0])
+    np.testing.assert_allclose(smooth_errors(errors, 2), [3.0, np.nan, np.nan, 3 / np.sqrt(2)])
+    np.testing.assert_allclose(smooth_errors([3.0, 4.0, 0.0], 3), [3.0, 2.5, 5 / 3])  # √(9 + 16) / n
+    draw(lines, [panel], tmp_path / "banded.png")
+    draw([{k: v for k, v in line.items() if not k.endswith("_se")} for line in lines], [panel], tmp_path / "plain.png")
+    assert (tmp_path / "banded.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_legend_covers_no_curve(count: int) -> None:
+    figure = Figure(figsize=(10, 3.1), layout="constrained")
+    axes = figure.subplots(1, 2)[0]
+    names = [f"a_rather_long_role_{number}" for number in range(count)]
+    lines = [{"step": step, **{f"{name}/reward": float(step % 2) for name in names}} for step in range(40)]
+    _draw(axes, Panel("Mean reward", ("/reward",), False), lines, dict.fromkeys(names, "#000000"))
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    assert legend is not None and len(legend.get_texts()) == count
+    box, inside = legend.get_window_extent(), axes.get_window_extent()
+    assert box.y1 <= inside.y0 and not any(box.overlaps(label.get_window_extent()) for label in axes.get_xticklabels())
+    assert box.x1 <= figure.bbox.x1 / 2 and box.y0 >= 0
 
 
 HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}
@@ -348,7 +382,10 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert page.count("invalid, the one before stays: ") == 2 and "is &lt;down&gt;" in page
     assert "<h2>Learning</h2>" in page  # the entropy
     assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 3
-    assert "Identical answers, agreement: solver/identical_pairs" in page and "15.0 %" in page
+    assert re.search(
+        r"solver/identical_pairs <span .*\n *<td class=\"n\">5.0 %</td>\n *<td class=\"n\">15.0 %</td>", page
+    )
+    assert re.search(r"solver/response_tokens <span .*\n.*>195 <span class=\"faint\">± 3</span></td>", page)
     shown = [e["role"] for e in examples(records(tmp_path / "run" / "episodes.jsonl"))]
     assert shown == ["solver", "solver"]  # settings are not shown as episodes
 

@@ -139,7 +139,7 @@ CARDS = {name: runs.ROOT / "configs" / name / "atlas.toml" for name in GAMES}
         ("score", "eval/heldout/score", "eval/held_out/score"),
         ("score", "challenger/reward", "solver/reward"),
         ("scope", "creation/solver/rewards", "creation/solver/reward"),
-        ("spice", "rejected/no_spread", "rejected/no_answer"),
+        ("spice", "challenger/rejected_no_spread", "challenger/rejected_no_answer"),
         ("spell", "solvable/maths", "solvable/math"),
         ("ssp", "reward", "solver/reward"),
         ("ssp", "time/lern", "time/learn"),

@@ -12,7 +12,7 @@ from scope_jax.data.keys import rng
 from scope_jax.games.dr_zero import rules
 from scope_jax.games.dr_zero.options import Options
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play import collapse, documents, metric_names, prompting, searching
+from scope_jax.play import documents, metric_names, prompting, searching
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Memory, Panel
 from scope_jax.play.rewards import exact_match, means, parts_of
@@ -134,16 +134,15 @@ def assess(cfg: Config, tools: Tools, proposals: Sequence[Episode]) -> tuple[lis
 
 def measure(name: str, role: str, episodes: Sequence[Episode]) -> Metrics:
     """Metrics of the episodes of a role, under a name."""
-    texts = [str(episode.text.get("prediction", episode.text["question"])) for episode in episodes]
     hops = Counter(episode.text["hops"] for episode in episodes)
     shares = {f"{name}/hops_{number}": count / len(episodes) for number, count in sorted(hops.items())}
-    return means(parts_of(role, episodes, *PARTS, prefix=name)) | collapse.collapse_metrics(name, [texts]) | shares
+    return means(parts_of(role, episodes, *PARTS, prefix=name)) | shares
 
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
     hops = (f"hops_{number}" for number in range(1, len(cfg.options(Options).hops) + 1))
-    names = ("reward", *PARTS, "identical_pairs", "mean_length", *hops)
+    names = ("reward", *PARTS, *hops)
     yield from ("iteration", "data/kept", *metric_names.of(dict.fromkeys((*POLICIES, "attempts", "data"), names)))
 
 

@@ -13,7 +13,6 @@ from scope_jax.games.r_zero import rules
 from scope_jax.games.r_zero.options import RZeroSection, check
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import measures, metric_names, prompting, searching
-from scope_jax.play.collapse import collapse_metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Memory, Panel
 from scope_jax.play.math_answers import Comparison
@@ -113,11 +112,11 @@ def solve(cfg: Config, tools: Tools, memory: Memory) -> tuple[list[Episode], Met
 
 
 def measure(prefix: str, groups: Groups, episodes: Sequence[Episode], values: Mapping[str, Iterable[float]]) -> Metrics:
-    """Means of values, of rewards and of lengths, and signs of collapse."""
+    """Means of values, of rewards and of lengths."""
     named = {f"{prefix}/{name}": [float(number) for number in numbers] for name, numbers in values.items()}
     named |= searching.lengths(prefix, [said for group in groups for said in group])
     named |= parts_of(episodes[0].role, episodes, prefix=prefix)
-    return means(named) | collapse_metrics(prefix, [[searching.written(said) for said in group] for group in groups])
+    return means(named)
 
 
 def equal(tools: Tools, pairs: Sequence[rules.Pair]) -> list[bool]:
@@ -167,7 +166,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
-    usual = f"reward identical_pairs mean_length {metric_names.LENGTHS}"
+    usual = f"reward {metric_names.LENGTHS}"
     asked = f"{usual} valid repetition unique answered agreement label_right {' '.join(f'agreement_{b}' for b in BINS)}"
     families = {CHALLENGER: asked, POOL: f"{asked} yield kept", SOLVER: f"{usual} agrees right"}
     yield from ("iteration", "skipped", *metric_names.of(families))

@@ -220,7 +220,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[TaskDraft], episodes: Sequence[
     for kind in options(cfg).task_types:
         values[f"challenger/valid/{kind}"] = [float(not d.rejected) for d in drafts if d.order.kind == kind]
     rejected = [draft.rejected for draft in drafts]
-    return means(values) | shares("rejected/", rejected, rules.REASONS)
+    return means(values) | shares("challenger/rejected_", rejected, rules.REASONS)
 
 
 def measure_attempts(attempted: Sequence[AttemptedTask], episodes: Sequence[Episode], prefix: str) -> Metrics:
@@ -244,11 +244,11 @@ def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
     lengths = f"reward searches {metric_names.LENGTHS}".split()
     solved = [*lengths, *ATTEMPT_PARTS, "task_score", "answered", "answer_tokens", "ungraded", "verdicts_missing"]
+    rejected = metric_names.rejections(rules.REASONS).split()
     drafts = {
-        "challenger": [*lengths, *DRAFT_PARTS, "valid", "rubrics_parsed", "rubric_items"],
+        "challenger": [*lengths, *DRAFT_PARTS, "valid", "rubrics_parsed", "rubric_items", *rejected],
         "challenger/valid": options(cfg).task_types,
         "gates": ["passed", *rules.GATES],
-        "rejected": rules.REASONS,
     }
     families = drafts | {"estimate": solved, "solver": solved, "tasks": "kept yield", "iteration": ["task_score"]}
     yield from ("iteration", *metric_names.of(families))

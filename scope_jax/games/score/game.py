@@ -14,7 +14,7 @@ from scope_jax.games.score.options import ScoreSection, check, options
 from scope_jax.games.score.state import Refresh, Report, Review, RubricDraft, Statistics
 from scope_jax.learner.types import Episode, Judgement, Metrics, RoleShare, Update, transcript
 from scope_jax.play import metric_names, searching, settings
-from scope_jax.play.collapse import collapse_metrics
+from scope_jax.play.collapse import identical_pairs
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Memory, Panel, Starter
 from scope_jax.play.rewards import means, shares
@@ -201,20 +201,20 @@ def measure(
     reviews: Sequence[Review],
 ) -> Metrics:
     """The metrics of a step; a mean of no values is left out."""
+    texts = [[report.text for report in group if report.text is not None] for group in state.by_query(reports)]
     values: dict[str, list[float]] = {
         "solver/report": [float(report.text is not None) for report in reports],
+        "solver/identical_pairs": [identical_pairs(own) for own in texts if len(own) > 1],  # whatever was searched
         **_search_stats(cfg, "solver", [report.completion for report in reports]),
         "scoring/nudged": [float(review.nudged) for review in reviews],
         **_search_stats(cfg, "scoring", [review.completion for review in reviews]),
         **searching.lengths("evaluator", [draft.completion for draft in drafts]),
     }
-    texts = [[report.text for report in group if report.text is not None] for group in state.by_query(reports)]
     return (
         means(values)
         | {metric: statistics[name] for metric, name in STATISTICS.items() if statistics[name] is not None}
-        | shares("rejected/", [report.reason for report in reports], rules.REPORT_REASONS)
-        | shares("rejected/rubric_", [draft.reason for draft in drafts], rules.RUBRIC_REASONS)
-        | collapse_metrics("solver", texts)
+        | shares("solver/rejected_", [report.reason for report in reports], rules.REPORT_REASONS)
+        | shares("evaluator/rejected_", [draft.reason for draft in drafts], rules.RUBRIC_REASONS)
     )
 
 
@@ -236,14 +236,14 @@ def measure_harness(harness: Harness, before: Mapping[str, Any], after: Mapping[
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
+    usual = metric_names.LENGTHS
     yield from STATISTICS
     yield from metric_names.of(
         {
-            "solver": f"report identical_pairs mean_length searches {metric_names.LENGTHS}",
-            "evaluator": metric_names.LENGTHS,
-            "scoring": f"nudged searches {metric_names.LENGTHS}",
+            "solver": f"report identical_pairs searches {usual} {metric_names.rejections(rules.REPORT_REASONS)}",
+            "evaluator": f"{usual} {metric_names.rejections(rules.RUBRIC_REASONS)}",
+            "scoring": f"nudged searches {usual}",
             "harness": "dimensions min_tool_calls since refreshed invalid",
-            "rejected": [*rules.REPORT_REASONS, *(f"rubric_{reason}" for reason in rules.RUBRIC_REASONS)],
         }
     )
 

@@ -51,7 +51,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     grades = [calls for each in rounds for calls in each.grades]
     values = measure(cfg, played, proposals, groups, selection, grades) | {"groups/rounds": float(len(rounds))}
     if card.mode == "rlvr":
-        values |= {"questions/asked": float(drawn), "rejected/documents_too_long": 1.0 - len(groups) / drawn}
+        values |= {"questions/asked": float(drawn), "responder/rejected_documents_too_long": 1.0 - len(groups) / drawn}
     # l.27: the training loop calls `finished`
     return played, {"position": position, "history": history}, values
 
@@ -248,7 +248,7 @@ def measure(
     solvable = [group.task for group in groups if group.mixed]
     return (
         means(values)
-        | shares("rejected/", rejected, rules.REASONS)
+        | shares("questioner/rejected_", rejected, rules.REASONS)
         | (counts if proposals else {})
         | {
             "groups/mixed": float(len(solvable)),
@@ -263,17 +263,17 @@ def measure(
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
+    usual = f"reward {metric_names.LENGTHS}"
     yield from metric_names.of(
         {
-            "questioner": f"reward valid documents remembered {metric_names.LENGTHS}",
-            "responder": f"reward rule concluded {metric_names.LENGTHS}",
+            "questioner": f"{usual} valid documents remembered {metric_names.rejections(rules.REASONS)}",
+            "responder": f"{usual} rule concluded rejected_documents_too_long",
             "verifier": f"yes disagreement conflicting malformed groups {metric_names.LENGTHS}",
             "difficulty": "qa math choice",
             "solvable": "qa math choice",
             "questions": "asked trained",
             "groups": "mixed kept full rounds",
             "judge": metric_names.JUDGE,
-            "rejected": rules.REASONS,
         }
     )
 

@@ -111,6 +111,7 @@ def _attempt(cfg: Config, attempt: Attempt, rate: float | None) -> Episode:
         parts={"valid": float(attempt.valid)} | ({} if rate is None else {"pass_rate": rate}),
         trained=roles.challenger_learns(cfg),
         temperature=card.challenger.sampling.temperature,
+        finish=sampled[-1].finish_reason if sampled else "",
         text={
             "prompt": shorten(attempt.replies[0].prompt.text, PROMPT_SHOWN),
             "turns": [turn for reply in attempt.replies for turn in _turns(reply, reply is attempt.replies[0])],
@@ -189,18 +190,22 @@ def measure(
         values[f"kinds/{kind.replace('-', '_')}"] = [float(other == kind) for other in kinds]
     unread = {"math/given_up": verdicts.count("timeout"), "math/unreadable": verdicts.count("unreadable")}
     rejected = [attempt.reason for attempt in written]
-    return means(values) | shares("rejected/", rejected, rules.REASONS) | {k: float(n) for k, n in unread.items()}
+    return (
+        means(values)
+        | shares("challenger/rejected_", rejected, rules.REASONS)
+        | {k: float(n) for k, n in unread.items()}
+    )
 
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
+    usual = f"reward {metric_names.LENGTHS}"
     yield from metric_names.of(
         {
-            "challenger": f"reward valid attempts documents pass_rate {metric_names.LENGTHS}",
-            "reasoner": f"reward answered no_spread {metric_names.LENGTHS}",
+            "challenger": f"{usual} valid attempts documents pass_rate {metric_names.rejections(rules.REASONS)}",
+            "reasoner": f"{usual} answered no_spread",
             "kinds": ["multiple_choice", *options(cfg).answer_types],
             "math": "given_up unreadable",
-            "rejected": rules.REASONS,
         }
     )
 

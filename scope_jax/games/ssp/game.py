@@ -175,20 +175,20 @@ def measure(
         "pool/size": float(pool_size),
     }
     rejected = [proposal.reason for proposal in proposals]
-    return means(values) | counts | shares("rejected/", rejected, rules.REASONS)
+    return means(values) | counts | shares("proposer/rejected_", rejected, rules.REASONS)
 
 
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
+    rejections = metric_names.rejections(rules.REASONS)
     yield from metric_names.of(
         {
             "solver": f"reward format searches {metric_names.LENGTHS}",
-            "proposer": f"reward valid episodes searches {metric_names.LENGTHS}",
+            "proposer": f"reward valid episodes searches {metric_names.LENGTHS} {rejections}",
             "slots": "fresh replay dummy",
             "pool": "size",
             "verify": "passed",
             "judge": metric_names.JUDGE,
-            "rejected": rules.REASONS,
         }
     )
 

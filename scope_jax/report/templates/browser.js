@@ -103,7 +103,8 @@
       (state.reason === "" || (state.reason === "any" ? why !== "" : state.reason === "none" ? why === "" : `=${why}` === state.reason));
   }
 
-  const filtered = () => Array.from({ length: total }, (_, number) => number).filter(wanted);
+  const newest = Array.from({ length: total }, (_, number) => number).sort((a, b) => index.step[b] - index.step[a] || a - b);
+  const filtered = () => newest.filter(wanted);
 
   async function search(text, numbers) {
     const mine = ++searching, needle = text.toLowerCase();
