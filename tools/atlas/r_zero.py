@@ -33,7 +33,7 @@ from tools.atlas.vocabulary import save_tokenizer, train_tokenizer
 from tools.atlas.warmup import model_config
 
 CARD = Path(__file__).with_suffix(".toml")
-LARGEST, LONGEST = 60, 6  # of results; operations of a question
+LARGEST, LONGEST = 40, 6  # of results; operations of a question
 SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = 0.18, 0.25, 0.12, 0.2, 0.5
 SLIPS = (*range(-15, 0), *range(1, 16))
 SOLVED, ASKED, HELD_OUT = 24_000, 8_000, 240  # conversations of each role, questions of the exam
