@@ -167,7 +167,7 @@ def _kept(path: str, card: Path) -> str:
 def _header_of(card: Path, game: Game) -> str:
     path = shlex.quote(str(card))
     return f"""\
-# {game.title} on your own model and data; `scope-jax keys` describes every key.
+# {game.title} on your own model{" and data" if game.data else ""}; `scope-jax keys` describes every key.
 #
 # Command:    scope-jax train {path} --run {shlex.quote(f"runs/{card.stem}")}
 # Hardware:   see scope-jax plan {path}

@@ -38,10 +38,23 @@ def test_a_right_solution_step_by_step() -> None:
 def test_the_solvers_habits() -> None:
     rng = np.random.default_rng(1)
     sums = [r_zero.solution([19, "+", 5], rng)[1] for _ in range(4000)]
-    assert np.mean([value == 24 for value in sums]) == pytest.approx(1 - r_zero.SLIP, abs=0.02)
+    assert np.mean([value == 24 for value in sums]) == pytest.approx(1 - r_zero.SLIP["sums"], abs=0.02)
     assert {value - 24 for value in sums} == {0, *r_zero.SLIPS}
     products = [r_zero.solution([7, "*", 5], rng)[1] for _ in range(4000)]
     assert np.mean([value == 12 for value in products]) == pytest.approx(r_zero.ADDED, abs=0.03)
+
+
+def test_the_solver_guesses_more_often_at_longer_questions() -> None:
+    rng = np.random.default_rng(3)
+    for operations in (1, 6):
+        parts = [9, *["-", 1] * operations]
+        said = [r_zero.solution(parts, rng, "habits") for _ in range(4000)]
+        guesses = [value for text, value in said if text.startswith("\\boxed")]
+        assert len(guesses) / 4000 == pytest.approx(r_zero.GUESS[0] + r_zero.GUESS[1] * operations, abs=0.03)
+        assert {*guesses} == {*range(r_zero.LARGEST + 1)}
+        worked = [value for text, value in said if not text.startswith("\\boxed")]
+        right = (1 - r_zero.SLIP["habits"]) ** operations  # or after slips that cancel each other
+        assert np.mean([value == 9 - operations for value in worked]) == pytest.approx(right, abs=0.04)
 
 
 def test_the_challengers_habits() -> None:
@@ -57,8 +70,8 @@ def test_no_demonstration_is_about_a_question_of_the_exam(monkeypatch: pytest.Mo
     monkeypatch.setattr(r_zero, "SOLVED", 1500)
     monkeypatch.setattr(r_zero, "ASKED", 300)
     known = {row["question"] for row in EXAM}
-    rows = r_zero.conversations(known, np.random.default_rng(2))
-    assert len(rows) == 1800
+    rows = [row for stage in r_zero.STAGES for row in r_zero.conversations(known, np.random.default_rng(2), stage)]
+    assert len(rows) == 2 * 1800
     for row in rows:
         asked, said = (message["content"] for message in row["messages"])
         assert asked not in known and parsing.last([said], "question") not in known

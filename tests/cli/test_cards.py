@@ -125,13 +125,19 @@ def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     assert "ok     first prompts: role " in result.stdout
 
 
-def test_new_takes_data_for_games_that_read_any(tmp_path: Path) -> None:
-    words = ("new", tmp_path / "card.toml", "--game", "spiral", "--model", BASE)
-    short = ("--set", f"spiral.prompts={ATLAS / 'prompts' / 'spiral'}")
-    assert "spiral reads no data; remove --data" in invoke(*words, "--data", ATLAS / "answers.jsonl").stderr
+@pytest.mark.parametrize(("game", "role"), [("spiral", "spiral"), ("r_zero", "challenger")])
+def test_new_takes_no_data_for_games_that_read_none(tmp_path: Path, game: str, role: str) -> None:
+    words = ("new", tmp_path / "card.toml", "--game", game, "--model", BASE)
+    short = ("--set", f"{game}.prompts={ATLAS / 'prompts' / game}")
+    assert f"{game} reads no data; remove --data" in invoke(*words, "--data", ATLAS / "answers.jsonl").stderr
     result = invoke(*words, *short)
     assert result.exit_code == 0, result.output
-    assert "ok     first prompts: role spiral" in result.stdout and load_card(tmp_path / "card.toml").data.rows is None
+    assert f"ok     first prompts: role {role}" in result.stdout
+    assert load_card(tmp_path / "card.toml").data.rows is None
+    assert " on your own model; " in (tmp_path / "card.toml").read_text(encoding="utf-8")
+
+
+def test_new_takes_data_for_games_that_read_any(tmp_path: Path) -> None:
     words = ("new", tmp_path / "ssp.toml", "--game", "ssp", "--model", BASE, "--corpus", ATLAS / "corpus.jsonl")
     assert "ssp needs data; give them with --data FILE" in invoke(*words).stderr
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from scope_jax.games.r_zero.game import GAME
-from tests.games.harness import run_exam
+from tests.games.harness import ScriptedTools, run_exam
 from tests.games.r_zero_world import Plan, asked, card, said, world
 
 LONG = "Let n be the least number with 24 divisors."
@@ -132,3 +132,18 @@ def test_the_exam_asks_the_solver() -> None:
     tools = world(lambda ctx: answers[ctx.prompt.rpartition("\n\n")[2]][0])
     records = run_exam(GAME, card(), tools, rows)
     assert [one["prediction"] for one in records] == ["8", "0.5"]
+
+
+def test_one_policy_in_both_roles() -> None:
+    """Each phase trains it, and begins with its weights as reference."""
+    cfg = card(policies="shared")
+    tools = ScriptedTools(Plan({"0": [asked("3 + 4"), "no"], "1": ["no", "no"]}, VOTES), known_policies=("actor",))
+    memory = GAME.start(cfg)
+    episodes, _, _ = GAME.play(cfg, tools, memory, 0)
+    assert {one.policy for one in episodes} == {agent.policy for agent in tools.agents.values()} == {"actor"}
+    assert GAME.policies(cfg) == ("actor",) and GAME.exam(cfg).policy == "actor"
+    assert [(one.policy, [share.role for share in one.roles]) for one in GAME.updates(cfg)] == [
+        ("actor", ["challenger"]),
+        ("actor", ["solver"]),
+    ]
+    assert GAME.new_reference(cfg, memory) == GAME.new_reference(cfg, memory | {"phase": "solver"}) == "actor"

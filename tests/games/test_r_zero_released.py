@@ -18,25 +18,27 @@ from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.mathematics.worker import compare
+from scope_jax.play.repetition import bleu, cluster_shares, ngrams
+from scope_jax.play.votes import Pair, majorities
 from scope_jax.text import parsing
 from tests.games import r_zero_world
 
 RELEASED: dict[str, Any] = json.loads(Path(__file__).with_name("r_zero_released.json").read_text(encoding="utf-8"))
 
 
-def equal(pairs: list[rules.Pair]) -> list[bool]:
+def equal(pairs: list[Pair]) -> list[bool]:
     return [compare(*Comparison(one or "", (other,))) == "equal" for one, other in pairs]
 
 
 def test_distances_and_shares_of_clusters() -> None:
     """nltk's BLEU-4 with smoothing 1 and scikit-learn's clusters, of repeated, short, empty and reworded questions."""
     texts, wanted = RELEASED["clusters"]["texts"], np.array(RELEASED["clusters"]["distances"])
-    grams = [rules.ngrams(text) for text in texts]
+    grams = [ngrams(text) for text in texts]
     measured = np.zeros_like(wanted)  # a text has no distance from itself, whatever BLEU says of short ones
     for i, j in combinations(range(len(texts)), 2):
-        measured[i, j] = measured[j, i] = 1 - rules.bleu(grams[i], grams[j])
+        measured[i, j] = measured[j, i] = 1 - bleu(grams[i], grams[j])
     np.testing.assert_allclose(measured, wanted, atol=1e-11)
-    assert rules.cluster_shares(texts, 0.5) == RELEASED["clusters"]["shares"]
+    assert cluster_shares(texts, 0.5) == RELEASED["clusters"]["shares"]
 
 
 @pytest.mark.parametrize("name", RELEASED["votes"]["cases"])
@@ -44,7 +46,7 @@ def test_labels_and_shares_of_votes(name: str) -> None:
     """There an answer without a box is the text None; hence `unanswered_agree`."""
     case = RELEASED["votes"]["cases"][name]
     answers = [parsing.boxed(text) for text in case["texts"]]
-    ((label, share),) = rules.majorities([answers], equal, unanswered_agree=True)
+    ((label, share),) = majorities([answers], equal, unanswered_agree=True)
     assert (str(label), share) == (case["label"], case["share"])
 
 
@@ -53,7 +55,7 @@ def test_rewards_of_the_challenger() -> None:
     case = RELEASED["challenger"]
     card = r_zero_world.options(uncertainty_weight=0.5, floor=False, invalid_reward=-1.0)
     questions = [parsing.last([reply], "question") or "" for reply in case["replies"]]
-    repeated = rules.cluster_shares(questions, card.repetition_distance)
+    repeated = cluster_shares(questions, card.repetition_distance)
     rewards = [rules.challenger_reward(*one, card) for one in zip(case["shares"], repeated, strict=True)]
     np.testing.assert_allclose(rewards, case["rewards"], atol=1e-12)
 

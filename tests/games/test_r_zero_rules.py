@@ -1,8 +1,6 @@
-"""R-Zero's rules by hand: votes, rewards, clusters, the phases of an iteration, cards that do not go together."""
+"""R-Zero's rules by hand: rewards, the phases of an iteration, cards that do not go together."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
@@ -10,39 +8,6 @@ from scope_jax.config import CardError
 from scope_jax.games.r_zero import game, rules
 from tests.games import r_zero_world
 from tests.games.r_zero_world import card, options
-
-
-def same_length(pairs: list[rules.Pair]) -> list[bool]:
-    return [one is not None and len(one) == len(other) for one, other in pairs]
-
-
-@pytest.mark.parametrize(
-    ("answers", "agree", "vote"),
-    [
-        (["7", "7", "88", "7"], False, ("7", 0.75)),
-        (["88", "7", "7", "88"], False, ("88", 0.5)),  # of equal shares the first
-        (["7", None, None, None], False, ("7", 0.25)),
-        (["7", None, None, None], True, (None, 0.75)),
-        ([None, None], False, (None, 0.0)),
-        ([None, None], True, (None, 1.0)),
-        (["12", "34", "5", "678"], False, ("12", 0.5)),  # 12 and 34 are one answer, named by the first text
-        (["5", "12", "34", "56"], False, ("12", 0.75)),
-    ],
-)
-def test_the_majority(answers: list[str | None], agree: bool, vote: tuple[str | None, float]) -> None:
-    assert rules.majorities([answers], same_length, agree) == [vote]
-
-
-def test_all_groups_are_compared_together_with_the_first_member_of_each_class() -> None:
-    asked: list[list[rules.Pair]] = []
-
-    def equal(pairs: list[rules.Pair]) -> list[bool]:
-        asked.append(pairs)
-        return same_length(pairs)
-
-    votes = rules.majorities([["1", "22", "3", "44"], ["5"], ["6", "77", "888"]], equal, False)
-    assert votes == [("1", 0.5), ("5", 1.0), ("6", 1 / 3)]
-    assert asked[1:] == [[("22", "22"), ("44", "22"), ("77", "77"), ("888", "77")], [("888", "888")]]
 
 
 def test_the_challengers_reward() -> None:
@@ -69,40 +34,6 @@ def test_the_challengers_reward() -> None:
 def test_the_solvers_reward_with_format(text: str, agrees: bool, reward: float) -> None:
     assert rules.solver_reward(agrees, text, 0.1) == pytest.approx(reward)
     assert rules.solver_reward(agrees, text, 0.0) == float(agrees)
-
-
-def test_bleu_by_hand() -> None:
-    one, other, short, none = map(rules.ngrams, ("a b c d e", "a b c x e", "a b", ""))
-    # 4 of 5 words, 2 of 4 pairs, 1 of 3 triples, 0.1 of 2 fours
-    assert rules.bleu(one, other) == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * 0.1 / 2) ** 0.25)
-    # both words and the pair, 0.1 of what has no n-gram; shorter by 3 of 2
-    assert rules.bleu(short, one) == pytest.approx((1 * 1 * 0.1 * 0.1) ** 0.25 * math.exp(1 - 5 / 2))
-    assert rules.bleu(one, short) == pytest.approx((2 / 5 * 1 / 4 * 0.1 / 3 * 0.1 / 2) ** 0.25)
-    assert rules.bleu(none, one) == rules.bleu(one, none) == rules.bleu(none, none) == 0.0
-    twice, thrice = map(rules.ngrams, ("a a b", "a a a"))
-    assert rules.bleu(thrice, twice) == pytest.approx(
-        (2 / 3 * 1 / 2 * 0.1 * 0.1) ** 0.25
-    )  # a word counts as often as there
-
-
-def test_shares_of_clusters() -> None:
-    row = "one two three four five six"
-    assert rules.cluster_shares([row, row, "something else entirely here", row], 0.5) == [0.75, 0.75, 0.25, 0.75]
-    assert rules.cluster_shares(["", ""], 0.5) == [0.5, 0.5]  # replies without a question are alone
-    assert rules.cluster_shares([row], 0.5) == [1.0] and rules.cluster_shares([], 0.5) == []
-
-
-def test_average_linkage_joins_by_the_mean() -> None:
-    """Distances 0.2 (a, b), 0.4 (b, c), 0.7 (a, c): c joins a and b at the mean 0.55, not at the least, 0.4."""
-    table = {("a", "b"): 0.8, ("a", "c"): 0.3, ("b", "c"): 0.6}
-    patch = pytest.MonkeyPatch()
-    with patch.context() as at:
-        at.setattr(rules, "ngrams", lambda text: text)
-        at.setattr(rules, "bleu", lambda one, other: table[one, other])
-        assert rules.cluster_shares("abc", 0.5) == [2 / 3, 2 / 3, 1 / 3]
-        assert rules.cluster_shares("abc", 0.56) == [1.0, 1.0, 1.0]
-        table["a", "b"] = 0.5
-        assert rules.cluster_shares("ab", 0.5) == [0.5, 0.5]  # at the threshold they stay apart
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ SMALL = (
 PHASES = ["challenger", "challenger", "pool", "solver", "solver"]
 
 
-def command(run: Path, *sets: str) -> list[str]:
-    return runs.command(CARD, run, (*SMALL, *sets))
+def command(run: Path, *sets: str, card: str = CARD) -> list[str]:
+    return runs.command(card, run, (*SMALL, *sets))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,22 @@ def test_a_run_killed_in_a_phase_ends_with_the_same_bits(whole: Path, tmp_path: 
     assert bool(game["items"]) == (game["phase"] == "solver")
     runs.finish(command(run))
     runs.same(whole, run)
+
+
+def test_adapters_of_both_policies_are_trained(tmp_path: Path) -> None:
+    runs.finish(command(tmp_path / "run", "r_zero.iterations=1", card="r_zero/adapters/atlas.toml"))
+    arrays = runs.arrays(tmp_path / "run", 5)
+    moved = {name.split("/")[0] for name, array in arrays.items() if name.endswith("/b") and np.abs(array).max() > 0}
+    assert moved == {"challenger", "solver"}
+
+
+def test_one_policy_in_both_roles_is_trained_in_both_phases(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    runs.finish(command(run, "r_zero.iterations=1", 'r_zero.policies="shared"'))
+    starts = [weights(run, step, "actor") for step in (1, 3, 5)]  # the pool's step, the third, trains nothing
+    assert not equal(starts[0], starts[1]) and not equal(starts[1], starts[2])
+    assert equal(starts[1], weights(run, 2, "actor"))
+    assert equal(reference(run, 3), starts[1])  # the solver's phase begins with what the challenger's has trained
 
 
 def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:

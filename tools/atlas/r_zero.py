@@ -2,14 +2,18 @@
 
     python -m tools.atlas.r_zero --out assets/atlas/r_zero
 
-writes questions for the exam, conversations, and a model with random weights that can copy, trains it on these
-(`scope-jax sft tools/atlas/r_zero.toml`), and saves the base in bfloat16. A question has one to six operations,
+writes questions for the exam, conversations, and a model with random weights that can copy, trains it on these in two
+stages (`scope-jax sft tools/atlas/r_zero.toml`), and saves the base in bfloat16. A question has one to six operations,
 computed one after the other; a product stands only at its beginning. The habits:
 
-* the solver slips in 18 of 100 operations, by up to 15 either way, and goes on with the wrong number;
-* of products it adds the numbers instead in 25 of 100;
+* the solver guesses in 20 of 100 answers to questions of one operation, and in 10 more with each further one: it boxes
+  any number from 0 to 40 without working;
+* when it works, it slips in 4 of 100 operations, by up to 15 either way, and goes on with the wrong number, and of
+  products it adds the numbers instead in 25 of 100;
 * the challenger writes no question in 12 of 100 replies; every fifth of the others is "1 + 1", and half of the rest are
   sums of two numbers.
+
+The first stage, which teaches sums and formats, has no guesses but slips in 18 of 100 operations.
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ from tools.atlas.vocabulary import save_tokenizer, train_tokenizer
 from tools.atlas.warmup import model_config
 
 CARD = Path(__file__).with_suffix(".toml")
-LARGEST, LONGEST = 60, 6  # of results; operations of a question
-SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = 0.18, 0.25, 0.12, 0.2, 0.5
+LARGEST, LONGEST = 40, 6  # of results; operations of a question
+SLIP, ADDED, WORDLESS, FAVOURITE, SHORT = {"sums": 0.18, "habits": 0.04}, 0.25, 0.12, 0.2, 0.5  # SLIP by stage
+GUESS = (0.1, 0.1)  # share of guesses in the second stage: at no operation, and more with each
 SLIPS = (*range(-15, 0), *range(1, 16))
-SOLVED, ASKED, HELD_OUT = 24_000, 8_000, 240  # conversations of each role, questions of the exam
+SOLVED, ASKED, HELD_OUT = 24_000, 8_000, 240  # conversations of each role in a stage, questions of the exam
+STAGES = {"sums": {}, "habits": {"optimizer.learning_rate": 5e-4, "optimizer.total_steps": 160, "train.steps": 160}}
 PIECES = (r" ?\d+", r"\\boxed\{")  # a number is one token
 ASK = "Ask."
 Row = dict[str, Any]
@@ -68,14 +74,17 @@ def text_of(parts: Sequence[Any]) -> str:
     return " ".join(map(str, parts))
 
 
-def solution(parts: Sequence[Any], rng: np.random.Generator | None) -> tuple[str, int]:
+def solution(parts: Sequence[Any], rng: np.random.Generator | None, stage: str = "sums") -> tuple[str, int]:
     """(the answer to a question, its result); without a generator, a right one."""
+    if rng is not None and stage == "habits" and rng.random() < GUESS[0] + GUESS[1] * (len(parts) // 2):
+        value = int(rng.integers(LARGEST + 1))
+        return f"\\boxed{{ {value}}}", value
     value, lines = parts[0], []
     for sign, right in zip(parts[1::2], parts[2::2], strict=True):
         result, draw = applied(value, sign, right), 1.0 if rng is None else rng.random()
-        if rng is not None and draw < SLIP:
+        if rng is not None and draw < SLIP[stage]:
             result = abs(result + int(rng.choice(SLIPS)))
-        elif sign == "*" and draw < SLIP + ADDED:
+        elif sign == "*" and draw < SLIP[stage] + ADDED:
             result = value + right
         lines.append(f"{value} {sign} {right} = {result}")
         value = result
@@ -115,13 +124,13 @@ def questions(rng: np.random.Generator) -> list[Row]:
     return list(found.values())
 
 
-def conversations(held_out: Iterable[str], rng: np.random.Generator) -> list[Row]:
-    """Of both roles, in random order; none is about a question of the exam."""
+def conversations(held_out: Iterable[str], rng: np.random.Generator, stage: str) -> list[Row]:
+    """A stage's, of both roles, in random order; none is about a question of the exam."""
     known, rows = set(held_out), []
     while len(rows) < SOLVED:
         parts = chain(int(rng.integers(1, LONGEST + 1)), rng)
         if text_of(parts) not in known:
-            rows.append(conversation(text_of(parts), solution(parts, rng)[0]))
+            rows.append(conversation(text_of(parts), solution(parts, rng, stage)[0]))
     while len(rows) < SOLVED + ASKED:
         said = reply(rng)
         if parsing.last([said], "question") not in known:
@@ -136,9 +145,11 @@ def build(out: Path, work: Path, seed: int = 0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     exam = questions(rng)
     write(out / "questions_held_out.jsonl", exam)
-    rows = conversations([row["question"] for row in exam], rng)
-    write(work / "conversations.jsonl", rows)
-    texts = [message["content"] for row in rows for message in row["messages"]]
+    known = [row["question"] for row in exam]
+    rows = {stage: conversations(known, rng, stage) for stage in STAGES}
+    for stage in STAGES:
+        write(work / f"{stage}.jsonl", rows[stage])
+    texts = [message["content"] for row in rows["sums"] for message in row["messages"]]
     numbers = [str(number) for number in range(100)]
     texts += [f"{number} {number} {number}" for number in numbers] * 2 + ["user\n", "assistant\n"] * 2
     save_tokenizer(train_tokenizer(texts, numbers, PIECES), work / "tokenizer")
@@ -152,12 +163,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/r-zero-base"), help="folder of conversations and run")
     given = parser.parse_args()
     build(given.out, given.work)
-    program, run = [sys.executable, "-m", "scope_jax"], given.work / "sft"
-    paths = {"model.checkpoint": given.work / "initial", "data.conversations": given.work / "conversations.jsonl"}
-    sets = [word for key, path in paths.items() for word in ("--set", f"{key}={path}")]
-    subprocess.run([*program, "sft", str(CARD), "--run", str(run), *sets], check=True)
-    subprocess.run([*program, "export", str(run), str(given.work / "weights")], check=True)
-    model, params = weights.load_hf(given.work / "weights")
+    program, weights_from = [sys.executable, "-m", "scope_jax"], given.work / "initial"
+    for stage, changes in STAGES.items():
+        run, weights_to = given.work / stage, given.work / f"{stage}-weights"
+        sets = {"model.checkpoint": weights_from, "data.conversations": given.work / f"{stage}.jsonl", **changes}
+        words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        subprocess.run([*program, "sft", str(CARD), "--run", str(run), *words], check=True)
+        subprocess.run([*program, "export", str(run), str(weights_to)], check=True)
+        weights_from = weights_to
+    model, params = weights.load_hf(weights_from)
     weights.save_hf(given.out / "base", model, params, jnp.bfloat16, given.work / "tokenizer")
 
 

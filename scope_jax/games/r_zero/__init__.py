@@ -1,6 +1,3 @@
-"""R-Zero: a challenger writes questions that leave the solver unsure, and the solver learns from its own majority.
-
-See docs/r_zero.md for a description, and for what the paper leaves open or the released code does differently.
-"""
+"""R-Zero (arXiv 2508.05004): a challenger writes questions on which the solver is unsure; docs/r_zero.md."""
 
 from scope_jax.games.r_zero.game import GAME as GAME

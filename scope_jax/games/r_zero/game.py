@@ -1,23 +1,23 @@
 """R-Zero as a `Game`: the phases of an iteration, the learner's updates, metrics, the exam of its solver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, count, islice
 from math import ceil
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.data.keys import rng
+from scope_jax.data.keys import drawn, rng
 from scope_jax.games.r_zero import rules
 from scope_jax.games.r_zero.options import RZeroSection, check
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play import measures, metric_names, prompting, searching
+from scope_jax.play import metric_names, prompting, searching
 from scope_jax.play.exams import Exam
-from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Memory, Panel
-from scope_jax.play.math_answers import Comparison
+from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, REWARD, Game, Memory, Panel
+from scope_jax.play.repetition import cluster_shares
 from scope_jax.play.rewards import means, parts_of, shares
 from scope_jax.play.tools import Agent, Rollout, Tools
+from scope_jax.play.votes import equal, majorities
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -60,22 +60,23 @@ def ask(cfg: Config, tools: Tools, phase: str) -> tuple[list[Episode], list[dict
     prompts, samples = (card.challenger_batch, card.challenger.samples) if learns else (card.pool, 1)
     sampling, votes = (card.challenger.sampling, card.votes) if learns else (card.pool_sampling, card.pool_votes)
     rollouts = [Rollout(f"{place}", messages) for place in range(prompts)]
-    groups = tools.play(CHALLENGER, rollouts, Agent.of_role(card.challenger, CHALLENGER, sampling), samples)
+    agent = Agent.of_role(card.challenger, policy(cfg, CHALLENGER), sampling)
+    groups = tools.play(CHALLENGER, rollouts, agent, samples)
     texts = [question_of(cfg, tools, said) for group in groups for said in group]
     valid = [text for text in texts if text]
     asked = [Rollout(f"{place}", prompt(cfg, SOLVER, question)) for place, question in enumerate(valid)]
-    voters = tools.play("voter", asked, Agent.of_role(card.solver, SOLVER, card.vote_sampling), votes)
+    voters = tools.play("voter", asked, Agent.of_role(card.solver, policy(cfg, SOLVER), card.vote_sampling), votes)
     answers = [[answer_of(said) for said in group] for group in voters]
-    voted = rules.majorities(answers, partial(equal, tools), card.unanswered_agree)
+    voted = majorities(answers, partial(equal, tools), card.unanswered_agree)
     facts = zip(valid, voted, answers, strict=True)
     items = [{"question": one, "label": vote[0], "share": vote[1], "answers": own} for one, vote, own in facts]
-    repeated = tools.once("clusters", lambda: rules.cluster_shares(texts, card.repetition_distance))
+    repeated = tools.once("clusters", lambda: cluster_shares(texts, card.repetition_distance))
     cases = [(one["label"], one["question"]) for one in items if rules.has_value(one["question"])]
     known = iter(items)
     for place, said in enumerate(said for group in groups for said in group):
         text = next(known) if texts[place] else {"question": None, "share": None}
         reward = rules.challenger_reward(text["share"], repeated[place], card)
-        fields = {"role": CHALLENGER, "policy": CHALLENGER, "group": f"{CHALLENGER}/{place // samples}"}
+        fields = {"role": CHALLENGER, "policy": policy(cfg, CHALLENGER), "group": f"{CHALLENGER}/{place // samples}"}
         fields |= {"reward": reward, "trained": learns, "temperature": sampling.temperature}
         episodes.append(Episode.from_completion(said, messages, text, **fields))
     bins = [BINS[max(ceil(round(one["share"] * 5, 6)), 1) - 1] for one in items]
@@ -92,18 +93,18 @@ def ask(cfg: Config, tools: Tools, phase: str) -> tuple[list[Episode], list[dict
 
 def solve(cfg: Config, tools: Tools, memory: Memory) -> tuple[list[Episode], Metrics]:
     """The solver's episodes on the next kept questions, each once before any comes again; metrics."""
-    card, kept, items, episodes = cfg.options(RZeroSection), memory["items"], [], []
+    card, kept, episodes = cfg.options(RZeroSection), memory["items"], []
     size = min(card.solver_batch, len(kept))
-    for position in range(memory["place"] * size, (memory["place"] + 1) * size):
-        epoch, index = divmod(position, len(kept))
-        items.append(kept[rng("r_zero kept", cfg.seed, memory["iteration"], epoch).permutation(len(kept))[index]])
+    generators = (rng("r_zero kept", cfg.seed, memory["iteration"], epoch) for epoch in count())
+    order = chain.from_iterable(drawn(kept, len(kept), generator) for generator in generators)
+    items = [*islice(order, memory["place"] * size, (memory["place"] + 1) * size)]
     rollouts = [Rollout(f"{place}", prompt(cfg, SOLVER, one["question"])) for place, one in enumerate(items)]
-    groups = tools.play(SOLVER, rollouts, Agent.of_role(card.solver, SOLVER), card.solver.samples)
+    groups = tools.play(SOLVER, rollouts, Agent.of_role(card.solver, policy(cfg, SOLVER)), card.solver.samples)
     said = [(items[place], place, each) for place, group in enumerate(groups) for each in group]
     agree = equal(tools, [(answer_of(each), one["label"]) for one, _, each in said])
     for (one, place, each), agrees in zip(said, agree, strict=True):
         reward = rules.solver_reward(agrees, searching.written(each), card.format_weight)
-        fields = {"role": SOLVER, "policy": SOLVER, "group": f"{SOLVER}/{place}", "reward": reward}
+        fields = {"role": SOLVER, "policy": policy(cfg, SOLVER), "group": f"{SOLVER}/{place}", "reward": reward}
         fields |= {"parts": {"agrees": float(agrees)}, "temperature": card.solver.sampling.temperature}
         text = {"question": one["question"], "label": one["label"], "prediction": answer_of(each)}
         episodes.append(Episode.from_completion(each, rollouts[place].messages, text, **fields))
@@ -119,15 +120,6 @@ def measure(prefix: str, groups: Groups, episodes: Sequence[Episode], values: Ma
     return means(named)
 
 
-def equal(tools: Tools, pairs: Sequence[rules.Pair]) -> list[bool]:
-    """Whether both answers of a pair are the same text, or equal mathematically; False for a missing one."""
-    known = {pair: pair[0] is not None and measures.same_text(pair[0], [pair[1]]) for pair in pairs}
-    rest = {pair: Comparison(pair[0], (pair[1],)) for pair, same in known.items() if pair[0] is not None and not same}
-    verdicts = tools.compare_math(list(rest.values())) if rest else ()
-    known |= {pair: verdict == "equal" for pair, verdict in zip(rest, verdicts, strict=True)}
-    return [known[pair] for pair in pairs]
-
-
 def question_of(cfg: Config, tools: Tools, said: Completion) -> str:
     """The last `<question>` of a reply; "" without one, or if the solver's prompt does not hold it."""
     question = parsing.last(searching.contents(said), "question") or ""
@@ -137,7 +129,7 @@ def question_of(cfg: Config, tools: Tools, said: Completion) -> str:
 
 def answer_of(said: Completion) -> str | None:
     """The content of the last box of an answer; None if there is none."""
-    return parsing.boxed("".join(searching.contents(said)))
+    return parsing.boxed(searching.reply_text(said))
 
 
 def prompt(cfg: Config, role: str, question: str | None = None) -> Messages:
@@ -152,16 +144,21 @@ def check_prompts(cfg: Config) -> None:
         prompt(cfg, role, question)
 
 
+def policy(cfg: Config, role: str) -> str:
+    """The policy that plays a role."""
+    return ACTOR if cfg.options(RZeroSection).policies == "shared" else role
+
+
 def new_reference(cfg: Config, memory: Memory) -> str | None:
-    """The role whose phase begins, if its weights are the reference of its KL term there."""
+    """The policy whose phase begins, if its weights are the reference of the KL term there."""
     begins = memory["place"] == 0 and memory["phase"] != POOL and cfg.options(RZeroSection).reference == "phase"
-    return memory["phase"] if begins else None
+    return policy(cfg, memory["phase"]) if begins else None
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
     """GRPO of each role; a step trains one of them, or in the phase of the pool none."""
     losses = {role: getattr(cfg.options(RZeroSection), role).loss for role in (CHALLENGER, SOLVER)}
-    return tuple(Update(role, loss, (RoleShare(role),)) for role, loss in losses.items())
+    return tuple(Update(policy(cfg, role), loss, (RoleShare(role),)) for role, loss in losses.items())
 
 
 def metrics(cfg: Config) -> Iterator[str]:
@@ -174,8 +171,8 @@ def metrics(cfg: Config) -> Iterator[str]:
 
 def exam(cfg: Config) -> Exam:
     """Questions answered as in training."""
-    asked = lambda row, tokens: prompt(cfg, SOLVER, row["question"])  # noqa: E731
-    return Exam(SOLVER, asked, answer_of, ("accuracy",), accuracy=("same-text", "math"))
+    asked = lambda row, _: prompt(cfg, SOLVER, row["question"])  # noqa: E731
+    return Exam(policy(cfg, SOLVER), asked, answer_of, ("accuracy",), accuracy=("same-text", "math"))
 
 
 QUALITY = Panel("Questions: valid, distinct, kept, right labels", ("/valid", "/unique", "/yield", "/label_right"), True)
@@ -188,7 +185,7 @@ GAME = Game(
     exam=exam,
     source=lambda cfg: None,
     check=check,
-    policies=lambda cfg: (CHALLENGER, SOLVER),
+    policies=lambda cfg: tuple(dict.fromkeys(policy(cfg, role) for role in (CHALLENGER, SOLVER))),
     check_prompts=check_prompts,
     start=lambda cfg: moved_on(cfg, {"iteration": 1, "phase": CHALLENGER, "place": 0, "items": [], "skipped": 0}),
     finished=lambda cfg, memory, step: memory["iteration"] > cfg.options(RZeroSection).iterations,

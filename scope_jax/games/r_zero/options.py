@@ -1,7 +1,5 @@
 """The [r_zero] table."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -22,6 +20,8 @@ class RZeroSection(GameSection):
     """Folder with `challenger.txt` and `solver.txt` (`{question}`), and `….system.txt` of each. Default: ours."""
     iterations: Count = 3
     """Number of iterations, which may be raised when a run has ended (released code: 5)."""
+    policies: Literal["separate", "shared"] = "separate"
+    """`separate`: a policy for each role; `shared`: one, the `actor`, which both phases train (Table 6)."""
     reference: Literal["phase", "base"] = "phase"
     """Reference of the KL terms: the weights with which the `phase` began (released code), or the `base`."""
     challenger_steps: Whole = 5
