@@ -736,7 +736,6 @@ def spiral(card: str) -> Facts:
                     "opponent": "self",
                     "invalid_reward": [-1.5, 0.5],
                     "max_turns": 50,
-                    "history": "game",
                     "kuhn_hands": 5,
                     "kuhn_by_chips": False,
                     "negotiation": [10, 10],
