@@ -4,7 +4,8 @@
 
 The first clause names the sources of the value, which must all have it. "not stated" comes first if the paper does not
 mention the key. A later clause that begins with a place must have the value as well, or name the other value that is
-there ("paper as quoted": by others, who do not tell where it is); places may be mentioned freely in parentheses only. The values by place: tests/games/facts.py.
+there; places may be mentioned freely in parentheses only. "paper as quoted": by others, who do not tell the place in
+it. The values by place: tests/games/facts.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.rules import Item, Options, check, hidden, id
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import functions, metric_names, searching
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.game import ACTOR, Game, Memory
+from scope_jax.play.game import ACTOR, Game, Memory, Starter
 from scope_jax.play.prompting import fences, for_role
 from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -180,4 +180,5 @@ def exam(cfg: Config) -> Exam:
 
 OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}
 OWN |= {"check": check, "check_prompts": check_prompts, "metrics": metrics, "title": "Absolute Zero"}
+OWN |= {"starter": Starter({"max_prompt_tokens": 2048})}  # half of the 4096 that `new` gives an episode
 GAME = Game("absolute_zero", Options, play, updates, exam, **OWN)
