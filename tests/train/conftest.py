@@ -11,7 +11,7 @@ from tests.train import runs
 
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of the file's `command`, from its folder."""
+    """The folder of a run by the `command` of the test's file."""
     run = tmp_path_factory.mktemp("whole") / "run"
     runs.finish(request.module.command(run))
     return run
