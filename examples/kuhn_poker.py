@@ -4,14 +4,12 @@ Each seat is trained on its own turns, with a baseline of its own: what it has w
 In the exam the probabilities of all actions in all situations give what the policies win, exactly.
 """
 
-import math
-
 from kuhn_rules import DEALS, LEGAL, against_random, asked, best_responses, news, opening, situation, won
 from pydantic import Field
 
 from scope_jax.config import LossCard, SamplingSection, Section
 from scope_jax.learner.types import Episode, RoleShare, Update
-from scope_jax.play.exams import Exam
+from scope_jax.play.exams import Exam, chances
 from scope_jax.play.game import REWARD, Game, Panel
 from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.rollouts import Agent, Ask, Rollout
@@ -76,22 +74,21 @@ def updates(cfg):
     return tuple(Update(name, cfg.options(Options).loss, own) for name, own in shares.items())
 
 
-def strategy(seat, policy, tools):
-    """The chances of all legal actions of a seat by card and moves, from the log-probs of their words."""
+def strategy(seat, policy, tools, sampling):
+    """The chances of all legal actions of a seat by card and moves."""
     places = [(c, moves, action) for c in "JQK" for moves in asked(SEATS.index(seat)) for action in LEGAL[moves]]
-    given = [(situation(c, moves).conversation(), f"\\boxed{{{action}}}") for c, moves, action in places]
-    rows = [tools.encode([*before, {"role": "assistant", "content": text}], len(before))[0] for before, text in given]
-    chances = {(c, moves): {} for c, moves, _ in places}
-    for (c, moves, action), logprobs in zip(places, tools.score(policy, rows), strict=True):
-        chances[c, moves][action] = math.exp(float(logprobs.sum()))
-    return chances
+    cases = [(situation(c, moves), f"\\boxed{{{action}}}") for c, moves, action in places]
+    plan = {(c, moves): {} for c, moves, _ in places}
+    for (c, moves, action), chance in zip(places, chances(tools, policy, sampling, cases), strict=True):
+        plan[c, moves][action] = chance
+    return plan
 
 
 def measure(cfg, of):
     """What follows from the strategies of both seats; the same number for every row of the exam."""
 
     def measured(answers, tools):
-        players = [strategy(seat, policy, tools) for seat, policy in seats(cfg).items()]
+        players = [strategy(seat, policy, tools, answers[0].sampling) for seat, policy in seats(cfg).items()]
         return [mean(of(players, cfg.options(Options).foul))] * len(answers)
 
     return measured

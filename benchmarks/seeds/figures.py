@@ -7,6 +7,7 @@ or some steps: before is the mean of the first half of its values, after the mea
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,13 +43,18 @@ def ends(values: Values) -> Ends:
 def before_after(run: Path, metric: str) -> Ends:
     """(before, after) of one metric of one run; None where the run has no value."""
     records = read_lines(run / "metrics.jsonl")
-    if metric in DERIVED:
-        return halves(DERIVED[metric](run, records))
-    values = [record[metric] for record in records if record.get(metric) is not None]
+    logged = [record[metric] for record in records if record.get(metric) is not None]
+    values = DERIVED[metric](run, records) if metric in DERIVED else logged
     return ends(values) if metric.startswith("eval/") else halves(values)
 
 
 # ---------------------------------------------------------------------------------------------------------- derived
+def mean_accuracy(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
+    """For each exam, the mean of the accuracies of its sets."""
+    exams = [[value for name, value in one.items() if re.fullmatch("eval/[^/]+/accuracy", name)] for one in records]
+    return [mean(values) for values in exams if values]
+
+
 def step_seconds(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
     """Seconds of each step, without exams and checkpoints."""
     return [record["time/play"] + record["time/learn"] for record in records if "time/play" in record]
@@ -93,6 +99,7 @@ def right_answers(run: Path, records: Sequence[Mapping[str, Any]], trained: str)
 
 
 DERIVED: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], Values]] = {
+    "eval/mean/accuracy": mean_accuracy,
     "time/step": step_seconds,
     "scope/off_target": off_target,
     "scope/drift": drift,

@@ -30,17 +30,19 @@ class WatchRule(Section):
 
 class TrainSection(Section):
     steps: Count | None = None
-    """Number of steps; none: until the game is finished (only SCOPE, whose iterations end it, and games in a file that
-    have an end)."""
+    """Number of steps; none: until the game is finished (SCOPE, R-Zero and Dr. Zero, whose iterations end them, and
+    games in a file that have an end)."""
     batch_size: Count = 256
-    """Items per step: SSP's answers, SPICE's documents, SCORE's questions; SCOPE and SPELL have their own keys and
-    reject it."""
+    """Items per step: SSP's answers, SPICE's documents, SCORE's questions, Dr. Zero's passages or pairs, rows of `sft`
+    and `dpo`; in Absolute Zero the tasks of each kind that are proposed, and that are solved. SCOPE, SPELL, R-Zero and
+    SPIRAL have their own keys and reject it."""
     save_every: Count = 10
     """Steps between checkpoints."""
     keep: Count = 2
     """Number of checkpoints to keep."""
     keep_iterations: bool = False
-    """SCOPE: at the end of each iteration, evaluate and keep the checkpoint, as `checkpoints/45-iteration-1`."""
+    """In games with iterations (SCOPE, R-Zero, Dr. Zero): at the end of each, evaluate and keep the checkpoint, as
+    `checkpoints/45-iteration-1`."""
     origin: LocalPath | None = None
     """`RUN`, `RUN@45` or `RUN@iteration-1`: start from the state of another run (`scope-jax train CARD --from`;
     docs/operations.md#starting-from-another-run)."""

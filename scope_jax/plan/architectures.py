@@ -57,6 +57,7 @@ OLMO3 = COMMON | {
     "sliding_window": 4096,
     "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
 }
+QWEN25_3B = QWEN25 | _shape(36, 2048, 16, 2, 11008, 151936) | {"tie_word_embeddings": True}
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
 QWEN25_72B = QWEN25 | _shape(80, 8192, 64, 8, 29568, 152064)
@@ -79,13 +80,18 @@ LLAMA31_70B = LLAMA | _shape(80, 8192, 64, 8, 28672, 128256)
 LLAMA31_405B = LLAMA | _shape(126, 16384, 128, 8, 53248, 128256)
 LLAMA32_3B = LLAMA | _shape(28, 3072, 24, 8, 8192, 128256) | {"tie_word_embeddings": True, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen2.5-3B-Instruct": QWEN25_3B,
+    "Qwen2.5-Coder-3B": QWEN25_3B,
     "Qwen2.5-7B": QWEN25_7B | {"max_position_embeddings": 131072},
     "Qwen2.5-7B-Instruct": QWEN25_7B,
+    "Qwen2.5-Coder-7B": QWEN25_7B,
     "Qwen2.5-14B": QWEN25_14B | {"max_position_embeddings": 131072},
     "Qwen2.5-14B-Instruct": QWEN25_14B,
+    "Qwen2.5-Coder-14B": QWEN25_14B,
     "Qwen2.5-32B": QWEN25_32B | {"max_position_embeddings": 131072},
     "Qwen2.5-32B-Instruct": QWEN25_32B,
     "Qwen2.5-72B-Instruct": QWEN25_72B,
+    "DeepSeek-R1-Distill-Qwen-7B": QWEN25_7B | {"max_position_embeddings": 131072, "rope_theta": 1e4},
     "DeepSeek-R1-Distill-Qwen-14B": QWEN25_14B | {"max_position_embeddings": 131072},
     "Qwen3-0.6B": QWEN3_06B,
     "Qwen3-4B": QWEN3_4B,
@@ -98,6 +104,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B-Instruct-2507": QWEN3_235B,
     "Qwen3-30B-A3B-Instruct-2507": QWEN3_30B,
     "Qwen3-30B-A3B-Thinking-2507": QWEN3_30B,
+    "Llama-3.1-8B": LLAMA31_8B,
     "Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Llama-3.1-70B-Instruct": LLAMA31_70B,
     "Llama-3.3-70B-Instruct": LLAMA31_70B,

@@ -6,11 +6,12 @@ default measures. The rest comes from [evaluate] in the card. `scope_jax.evaluat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
+from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure, SamplingSection
 from scope_jax.data.schemas import Kind
 from scope_jax.errors import UserError
 from scope_jax.play import grading, pairwise, rating, rubrics
@@ -96,6 +97,8 @@ class Answer:
     """Number of searches; None in a game that does not search."""
     sample: int
     """Its number among the answers to its question."""
+    sampling: SamplingSection
+    """How it was sampled: as its set says. For measures of the game's own that sample on."""
 
 
 # -------------------------------------------------------------------------------------------------------- requirements
@@ -234,9 +237,10 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
             f"{eval_set.name}: {too_long} of {len(rows)} prompts do not fit into {key} = {cfg.exam_length}; they get "
             "no answer, which counts as wrong. Raise it, or shorten them."
         )
+    sampling = cfg.evaluate.sampling_of(eval_set)
     agent = Agent(
         exam.policy,
-        cfg.evaluate.sampling_of(eval_set),
+        sampling,
         max_turns=max_turns_of(cfg, exam),
         stop=exam.stop,
         tools=exam.tools,
@@ -247,8 +251,26 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
     groups = tools.play("eval", rollouts, agent, eval_set.samples)
+    counted = exam.searches or (lambda completion: None)
     return [
-        Answer(row, messages, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
+        Answer(row, messages, completion, exam.read(completion), counted(completion), number, sampling)
         for row, messages, group in zip(rows, conversations, groups, strict=True)
         for number, completion in enumerate(group)
     ]
+
+
+def chances(tools: Tools, policy: str, sampling: SamplingSection, cases: Sequence[tuple[Messages, str]]) -> list[float]:
+    """The probability with which the policy gives each reply to its prompt, thoughts included, from log-probs.
+
+    cases: (prompt, whole reply). Raises UserError for sampling that is greedy or leaves out tokens.
+    """
+    if not sampling.temperature or sampling.top_p < 1 or sampling.top_k:
+        raise UserError(
+            "an exam that reads probabilities needs a temperature above 0, top_p = 1 and top_k = 0; change them in "
+            "[evaluate] or in its set."
+        )
+    before = [prompt.conversation() for prompt, _ in cases]
+    after = [{"role": "assistant", "content": reply} for _, reply in cases]
+    rows = [tools.encode([*asked, said], len(asked))[0] for asked, said in zip(before, after, strict=True)]
+    scores = tools.score(policy, rows, temperature=sampling.temperature)
+    return [math.exp(float(logprobs_T.sum())) for logprobs_T in scores]

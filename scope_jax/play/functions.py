@@ -2,6 +2,7 @@
 
 Each program has a worker of its own, in which all its calls are made; values come back as literals. So what a program
 knows is its own inputs, never what its values are compared with, and nothing that a model writes is evaluated here.
+What a worker tells is what its program lets it tell, so that it is not believed to have called a function twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def outputs(
     """For each run, a program and the arguments of calls of its function `name` as text, their values as literals.
 
     None: it raises, is late (`sandbox.seconds`), has no value that is a literal of at most `longest` characters, or not
-    the same one in all `repeats` calls; or the arguments are no literals. Recorded by `Tools.each`.
+    the same one in `repeats` workers, each of which makes `repeats` calls; or the arguments are no literals. Recorded
+    by `Tools.each`.
     """
     inputs: dict[str, dict[str, None]] = {}
     for program, texts in runs:
@@ -133,12 +135,21 @@ def _programs(
 ) -> list[list[str | None]]:
     """The values of several programs, of which as many run at a time as the sandbox allows."""
 
-    def values(program: str, inputs: list[str]) -> list[str | None]:
+    def of_worker(program: str, inputs: list[str]) -> list[str | None]:
         told = _told(runs, f"outputs({program!r}, {name!r}, {inputs!r}, {repeats}, {longest})", len(inputs))
         if told is None and len(inputs) > 1:  # one of the calls may have ended it
-            return [value for text in inputs for value in values(program, [text])]
+            return [value for text in inputs for value in of_worker(program, [text])]
         read = [None] * len(inputs) if told is None else told
         return [each if isinstance(each, str) and len(each) <= longest else None for each in read]
+
+    def agree(one: str | None, other: str | None) -> bool:
+        return one is not None and other is not None and (one == other or _pairs(runs, [[one, other]])[0])
+
+    def values(program: str, inputs: list[str]) -> list[str | None]:
+        first, *others = [of_worker(program, inputs) for _ in range(repeats)]
+        for other in others:
+            first = [one if agree(one, two) else None for one, two in zip(first, other, strict=True)]
+        return first
 
     with ThreadPoolExecutor(len(items)) as pool:
         return list(pool.map(lambda item: values(*item), items))

@@ -31,7 +31,7 @@ def test_functions_go_from_left_to_right() -> None:
     )
     assert Function((("*", 3),)).item([0, 4])["outputs"] == ["0", "12"]
     assert absolute_zero.walk(3, one.steps) == ("3 - 2 = 1, 1 + 5 = 6", 6)
-    assert len(absolute_zero.functions()) == 12 + 4 + 144
+    assert len(absolute_zero.functions()) == 8 + 2 + 64
 
 
 def test_held_out_tasks_are_those_of_the_files_and_in_no_demonstration() -> None:

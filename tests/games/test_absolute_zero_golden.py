@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import LossCard
+from scope_jax.config import LossCard, SamplingSection
 from scope_jax.errors import UserError
 from scope_jax.games.absolute_zero import game, rules
 from scope_jax.games.absolute_zero.game import GAME
@@ -176,7 +176,8 @@ def test_the_exam_grades_by_running() -> None:
     replies = ["2.0", "-3", "```python\ndef f(x): return x\n```", "```python\ndef f(x): return x if x < 4 else 0\n```"]
     said = completions([*(f"<think>t</think><answer>{reply}</answer>" for reply in replies), "2"])
     answers = [
-        Answer(row, exam.prompt(row, len), one, exam.read(one), None, 0) for row, one in zip(rows, said, strict=True)
+        Answer(row, exam.prompt(row, len), one, exam.read(one), None, 0, SamplingSection())
+        for row, one in zip(rows, said, strict=True)
     ]
     assert [answer.text for answer in answers][1:] == ["-3", *replies[2:], None]
     assert exam.own["accuracy"](answers, ScriptedTools(lambda now: "")) == [1.0, 1.0, 1.0, 0.0, 0.0]

@@ -4,7 +4,8 @@
 
 The first clause names the sources of the value, which must all have it. "not stated" comes first if the paper does not
 mention the key. A later clause that begins with a place must have the value as well, or name the other value that is
-there; places may be mentioned freely in parentheses only. The values by place: tests/games/facts.py.
+there; places may be mentioned freely in parentheses only. "paper as quoted": by others, who do not tell the place in
+it. The values by place: tests/games/facts.py.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ MAIN = {
     "r_zero": "App. A",
     "spiral": "released code",
     "dr_zero": "released code",
-    "absolute_zero": "section 3.2",  # its table of hyperparameters was not at hand
+    "absolute_zero": "paper as quoted",  # its table of hyperparameters was not at hand
 }  # where the hyperparameters are
 NOT_STATED = "not stated"
-CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers
+CODES = ("released code", "README", "veRL", "Search-R1", "Oat")  # sources other than papers
 PLACE = (
     r"(?:Table \d+|section \d(?:\.\d)?|App\. (?:[A-H]|\d{1,2})|[A-H]\.\d|Eq\. \(\d+\)|Algorithm 1|"
-    rf"{NOT_STATED}|{'|'.join(CODES)})"
+    rf"paper as quoted|{NOT_STATED}|{'|'.join(CODES)})"
 )
 CLAUSE = re.compile(rf"({PLACE}(?:, {PLACE})*)(?: \(.*?\))?(?:: (.+))?")
 

@@ -93,16 +93,9 @@ def test_a_step_has_its_turns_and_no_more() -> None:
     assert len({episode.group for episode in episodes}) == 6, "turns of a player in a game stay together"
 
 
-@pytest.mark.parametrize(
-    ("history", "moves", "shown", "hidden"),
-    [
-        ("game", "04", "O took 4.", "X took 0."),
-        ("full", "04", "X took 0.\nO took 4.", "none"),
-        ("last", "", "none", "took"),
-    ],
-)
-def test_how_much_history_a_player_reads(history: str, moves: str, shown: str, hidden: str) -> None:
-    text = prompt(options(card(history=history)), "tictactoe", None, tuple(moves)).user
+@pytest.mark.parametrize(("moves", "shown", "hidden"), [("04", "O took 4.", "X took 0."), ("", "none", "took")])
+def test_tictactoe_shows_the_last_turn(moves: str, shown: str, hidden: str) -> None:
+    text = prompt(options(card()), "tictactoe", None, tuple(moves)).user
     assert shown in text and hidden not in text and "your mark is X" in text
 
 
@@ -254,12 +247,15 @@ def test_baselines_go_on_from_the_memory() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- exams
-def records(cfg: Config, rows: Sequence[Mapping[str, Any]], script: Any = lowest) -> list[dict[str, Any]]:
-    return harness.run_exam(GAME, cfg, Scored(script, turns="chat"), rows, max_tokens=64)
+def records(
+    cfg: Config, rows: Sequence[Mapping[str, Any]], script: Any = lowest, **changes: Any
+) -> list[dict[str, Any]]:
+    changes = {"max_tokens": 64, "temperature": 1.0} | changes
+    return harness.run_exam(GAME, cfg, Scored(script, turns="chat"), rows, **changes)
 
 
-def examined(cfg: Config, rows: Sequence[Mapping[str, Any]], script: Any = lowest) -> list[float]:
-    return [record["measures"]["score"] for record in records(cfg, rows, script)]
+def examined(cfg: Config, rows: Sequence[Mapping[str, Any]], script: Any = lowest, **changes: Any) -> list[float]:
+    return [record["measures"]["score"] for record in records(cfg, rows, script, **changes)]
 
 
 @dataclass
@@ -270,8 +266,8 @@ class Scored(ScriptedTools):
         assert messages[-1]["content"].startswith("\\boxed{") and first == len(messages) - 1
         return (Datum(np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32)),)
 
-    def score(self, by: str, rows: Sequence[Datum], **options: Any) -> list[np.ndarray]:
-        return [np.full(1, np.log(0.5), np.float32) for _ in rows]
+    def score(self, by: str, rows: Sequence[Datum], *, temperature: float = 1.0, **options: Any) -> list[np.ndarray]:
+        return [np.full(1, np.log(0.5) / temperature, np.float32) for _ in rows]
 
 
 def test_exams_play_on_from_a_position() -> None:
@@ -286,6 +282,41 @@ def test_the_worst_case_of_poker_is_computed_from_log_probs() -> None:
     hand = {"game": "kuhn_poker", "opponent": "worst-case", "deal": ["JQ"]}
     rows = [{**hand, "moves": []}, {**hand, "moves": ["check"]}]
     assert examined(card(), rows) == pytest.approx([-5 / 12, -1 / 2])
+
+
+def test_games_of_an_exam_are_sampled_as_their_set_says() -> None:
+    """Turns that are longer than the set allows are cut, and have no box."""
+    row = {"game": "tictactoe", "opponent": "random", "deal": None, "moves": [*"0314"]}
+    assert examined(card(), [row]) == [1.0]
+    assert examined(card(), [row], max_tokens=4) == [-1.0]
+    assert examined(card({"max_tokens": 4}), [row], max_tokens=64) == [1.0]
+    asked: list[Any] = []
+
+    @dataclass
+    class Asked(Scored):
+        def interact(
+            self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
+        ) -> list[list[Interaction]]:
+            asked.extend(agent.sampling for agent in agents.values())
+            return super().interact(role, rollouts, agents, samples)
+
+    own = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}
+    harness.run_exam(GAME, card(), Asked(lowest, turns="chat"), [row], **own)
+    assert [{name: getattr(one, name) for name in own} for one in asked] == [own, own]
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}])
+def test_a_worst_case_needs_all_probabilities(wrong: dict[str, Any]) -> None:
+    row = {"game": "kuhn_poker", "opponent": "worst-case", "deal": ["JQ"], "moves": []}
+    with pytest.raises(UserError, match=r"needs a temperature above 0, top_p = 1 and top_k = 0"):
+        examined(card(), [row], **wrong)
+
+
+def test_a_worst_case_is_that_of_the_temperature() -> None:
+    """Every chance is a half at temperature 1, and a quarter at one half, so that half of all turns are no action. The
+    second player then wins, by the other's card: K (either way) -5/4, Q (which bets) -3/4, J (which bets) -1/4."""
+    row = {"game": "kuhn_poker", "opponent": "worst-case", "deal": ["JQ"], "moves": ["check"]}
+    assert examined(card(), [row], temperature=0.5) == pytest.approx([-3 / 4])
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,17 @@ def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path
     assert drift(tmp_path, [{"step": 1, "iteration": 1.0}, {"step": 2, "iteration": 2.0}]) == [0.5, 1.0]
 
 
+def test_the_mean_accuracy_of_an_exam_is_that_of_its_sets(tmp_path: Path):
+    lines = [
+        {"step": 0, "eval/a/accuracy": 0.2, "eval/b/accuracy": 0.4, "eval/b/accuracy_se": 9.0, "eval/b/cut_off": 9.0},
+        {"step": 1, "solver/reward": 1.0},
+        {"step": 2, "eval/a/accuracy": 0.5, "eval/b/accuracy": 0.6},
+        {"step": 4, "eval/a/accuracy": 0.8, "eval/b/accuracy": 0.4},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert before_after(tmp_path, "eval/mean/accuracy") == (pytest.approx(0.3), pytest.approx(0.6))
+
+
 def test_right_answers_are_those_of_the_facts(tmp_path: Path):
     fact = next(fact for fact in load_world().facts if fact.attribute == "capital")
     question = f"What is {fact.phrase}?"

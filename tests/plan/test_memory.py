@@ -31,7 +31,10 @@ from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
 # Weights that the hub states for each model (its safetensors metadata).
 STATED = {
+    "Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen2.5-Coder-3B": 3_085_938_688,
     "Qwen2.5-7B-Instruct": 7_615_616_512,
+    "DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "Qwen2.5-14B": 14_770_033_664,
     "Qwen2.5-32B": 32_763_876_352,
     "Qwen3-4B-Base": 4_022_468_096,

@@ -34,13 +34,6 @@ def command(run: Path, card: str = "dr_zero/atlas.toml") -> list[str]:
     return runs.command(card, run, SMALL)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    runs.finish(command(run))
-    return run
-
-
 def trained(run: Path, step: int, suffix: str = "") -> set[str]:
     """The policies that the step has trained."""
     before, after = (runs.arrays(run, number) for number in (step - 1, step))

@@ -38,13 +38,6 @@ def command(run: Path) -> list[str]:
     return runs.command("ssp/atlas.toml", run, SMALL)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    runs.finish(command(run))
-    return run
-
-
 def played(run: Path, step: int) -> bool:
     """True once the metrics of `step` are on disk, which happens before its checkpoint is."""
     path = run / "metrics.jsonl"

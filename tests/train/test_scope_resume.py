@@ -20,13 +20,6 @@ def command(run: Path) -> list[str]:
     return runs.command("scope/atlas.toml", run, SMALL)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    runs.finish(command(run))
-    return run
-
-
 def steps(run: Path, stage: str, iteration: int) -> list[int]:
     """The steps of a stage."""
     records = runs.lines(run, "metrics.jsonl")

@@ -29,13 +29,6 @@ def command(run: Path, card: str = "spiral/atlas.toml") -> list[str]:
     return runs.command(card, run, SMALL)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    runs.finish(command(run))
-    return run
-
-
 def test_a_step_trains_its_turns_and_moves_the_baselines(whole: Path) -> None:
     episodes = runs.lines(whole, "episodes.jsonl")
     for step in (1, 2, 3):

@@ -31,7 +31,7 @@ from tools.atlas.vocabulary import save_tokenizer, train_tokenizer
 from tools.atlas.warmup import model_config
 
 CARD = Path(__file__).parents[2] / "configs" / "absolute_zero" / "atlas.toml"
-TERMS, FACTORS, NUMBERS = range(1, 7), range(2, 6), range(10)  # added and taken away, multiplied with, inputs
+TERMS, FACTORS, NUMBERS = range(1, 5), range(2, 4), range(10)  # added and taken away, multiplied with, inputs
 PIECES = (r" (?=-?\d)", r"\n?```(?:[a-z]+\n)?", r"-?\d{1,3}", r"\n?</?(?:think|answer)>")  # what is one token
 SIGNS: dict[str, Callable[[int, int], int]] = {
     "+": int.__add__,
@@ -46,7 +46,7 @@ HABITS = {
     "broken": 0.3,  # a program uses a name that there is not, or a module that is not allowed; or has no input
     "plain": 0.3,  # a proposer gives back the input unchanged
 }
-HELD_OUT, DEMONSTRATIONS, STEPS, BATCH = 96, 24_000, 360, 64
+HELD_OUT, DEMONSTRATIONS, STEPS, BATCH = 96, 38_400, 600, 64
 SFT = """
 system = "sft"
 seed = 0
@@ -218,8 +218,8 @@ class Demonstrations:
         return self.conversation(prompt, "", "".join([*blocks, block("message", one.message)]))
 
     def rows(self, count: int) -> Iterator[Row]:
-        """Demonstrations, in turns of every role."""
-        roles = [self.deduction, self.abduction, self.induction, self.inputs_and_message]
+        """Demonstrations, in turns of every role; a solver has two turns, as it has more to learn."""
+        roles = [self.deduction, self.abduction, self.induction] * 2 + [self.inputs_and_message]
         roles += [lambda: self.proposal("deduction"), lambda: self.proposal("abduction")]
         for place in range(count):
             yield roles[place % len(roles)]()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from tools.atlas import corpus, dr_zero_scripts
+from tools.atlas.chains import SolverDemonstrations, SolverHabits
 from tools.atlas.dr_zero_scripts import CARD as CARD
 from tools.atlas.facts import World
-from tools.atlas.questions import KINDS, Chain, chains, question_sets
+from tools.atlas.questions import KINDS, Chain, question_sets
 from tools.atlas.rows import Makers, Script, Show, Split, pick
 
 HOPS = (1, 2)
@@ -21,38 +19,19 @@ PIECES: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Share of the demonstrations that show each bad habit; the rest show good play.
+class Habits(SolverHabits):
+    """Beside the solver's, the proposer's. lazy: asked for two hops it writes a question of one. One of these at a
+    time, in this order: unanswered: it leaves the answer empty; wrong: it answers with another name of its document;
+    invented: with one that is not there; thoughtless: it does not think."""
 
-    guess, guess_sure: a solver answers without a search, by default and if the attribute asked for is in `sure`.
-    half_way: share of the solvers of two hops that search but stop after the first. lazy: a proposer that is asked for
-    two hops writes a question of one. One of these at a time, in this order: unanswered: it leaves the answer empty;
-    wrong: it answers with another name of its document; invented: with one that is not there; thoughtless: it does not
-    think.
-    """
-
-    sure: frozenset[str]
-    guess_sure: float
-    guess: float
-    half_way: float
-    lazy: float
-    unanswered: float
-    wrong: float
-    invented: float
-    thoughtless: float
+    lazy: float = 0.4
+    unanswered: float = 0.1
+    wrong: float = 0.2
+    invented: float = 0.15
+    thoughtless: float = 0.2
 
 
-HABITS = Habits(
-    sure=frozenset({"capital", "continent", "country"}),
-    guess_sure=0.8,
-    guess=0.25,
-    half_way=0.4,
-    lazy=0.4,
-    unanswered=0.1,
-    wrong=0.2,
-    invented=0.15,
-    thoughtless=0.2,
-)
+HABITS = Habits()
 READ_ROWS: Mapping[str, int] = {  # demonstrations of each kind in one step
     "solve 1": 4,
     "solve 2": 8,
@@ -68,28 +47,12 @@ PLAY_ROWS: Mapping[str, int] = {
 STEPS: tuple[int, int] = (240, 60)  # of stage "read" and of stage "play"
 
 
-class DrZeroDemonstrations:
-    """Draws Dr. Zero's demonstrations.
-
-    split: "train" uses facts about train entities only; in "held_out" every question begins at a held-out entity.
-    """
+class DrZeroDemonstrations(SolverDemonstrations):
+    """Draws Dr. Zero's demonstrations: questions begin at a document that the proposer reads."""
 
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
-        self.show = lru_cache(maxsize=None)(show)
-        self.rng = np.random.default_rng(seed)
-        usable = [fact for fact in world.facts if split != "train" or world.trains(fact)]
-        known = set(usable)
-
-        def fits(chain: Chain) -> bool:
-            return set(chain) <= known and (split != "held_out" or chain[0].entity in world.held_out)
-
-        self.chains = {hops: [chain for chain in chains(world, hops) if fits(chain)] for hops in HOPS}
-        self.values = {
-            attribute: sorted({fact.value for fact in usable if fact.attribute == attribute})
-            for attribute in world.attributes
-        }
-        self.names = sorted({fact.value for fact in usable})
-        by_sentence = {fact.sentence: fact for fact in usable}
+        super().__init__(world, show, split, seed, HOPS, dr_zero_scripts.asked)
+        by_sentence = {fact.sentence: fact for fact in self.usable}
         self.sources: dict[int, list[tuple[dict[str, str], list[Chain]]]] = {hops: [] for hops in HOPS}
         for row in corpus.documents(world):
             here = set(dr_zero_scripts.facts_in(row, by_sentence))
@@ -99,18 +62,6 @@ class DrZeroDemonstrations:
 
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
-
-    # ------------------------------------------------------------------------------------------------ one script each
-    def solve(self, hops: int, habits: Habits | None = None) -> Script:
-        """A solver's episode on a question of `hops` hops; with habits, bad play with the given probabilities."""
-        chain = pick(self.chains[hops], self.rng)
-        if habits is not None:
-            asked = chain[-1].attribute
-            if self._chance(habits.guess_sure if asked in habits.sure else habits.guess):
-                return dr_zero_scripts.guesser(chain, pick(self.values[asked], self.rng))
-            if hops > 1 and self._chance(habits.half_way):
-                return dr_zero_scripts.solver(chain, self.show, 1)
-        return dr_zero_scripts.solver(chain, self.show)
 
     def propose(self, hops: int, habits: Habits | None = None) -> Script:
         """A proposer's episode on a document; with habits, bad play with the given probabilities."""

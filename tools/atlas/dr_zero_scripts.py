@@ -12,14 +12,12 @@ from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.dr_zero.game import PROPOSER, SOLVER, prompt
 from scope_jax.play import documents
-from scope_jax.play.turns import raw
-from scope_jax.text import dialects
+from tools.atlas.chains import Parts, search
 from tools.atlas.facts import ASSETS, Fact
 from tools.atlas.questions import Chain, chain_question
 from tools.atlas.rows import Script, Show
 
 CARD = ASSETS.parents[1] / "configs" / "dr_zero" / "atlas.toml"
-Parts = tuple[tuple[str, bool], ...]
 
 
 @cache
@@ -27,31 +25,9 @@ def card() -> Config:
     return load_card(CARD, [f"dr_zero.prompts={ASSETS / 'prompts' / 'dr_zero'}"])
 
 
-def _search(thought: str, query: str, show: Show) -> Parts:
-    """A turn that searches, and its result."""
-    observation = dialects.load(card().model.dialect).observation([show(query)])
-    return (f"<think>{thought} </think><search> {query} </search>", True), (raw(observation), False)
-
-
-def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
-    """Searches for the fact of each hop, repeats the sentence it found, and answers with the last value.
-
-    hops: bad habit, stops after this many hops and answers with the value it has.
-    """
-    parts: Parts = ()
-    known = ""
-    walked = chain[:hops]
-    for fact in walked:
-        parts += _search(f"{known} I need {fact.phrase}.", fact.phrase, show)
-        known = f" {fact.sentence}"
-    parts += ((f"<think>{known} </think><answer> {walked[-1].value} </answer>", True),)
-    return Script(SOLVER, prompt(card(), SOLVER, question=chain_question(chain)).text, parts)
-
-
-def guesser(chain: Chain, guess: str) -> Script:
-    """Bad habit: guesses the answer without a search."""
-    said = f"<think> I know this. </think><answer> {guess} </answer>"
-    return Script(SOLVER, prompt(card(), SOLVER, question=chain_question(chain)).text, ((said, True),))
+def asked(question: str) -> str:
+    """The solver's prompt."""
+    return prompt(card(), SOLVER, question=question).text
 
 
 def proposer(
@@ -70,7 +46,7 @@ def proposer(
     parts: Parts = ()
     known = f" {chain[0].sentence}"
     for fact in chain[1:]:
-        parts += _search(f"{known} I look up {fact.entity}.", fact.entity, show)
+        parts += search(f"{known} I look up {fact.entity}.", fact.entity, show)
         known = f" {fact.sentence}"
     thought = f"<think>{known} </think>" if thinks else ""
     given = chain[-1].value if answer is None else answer

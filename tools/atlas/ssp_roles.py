@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from scope_jax.games.ssp import rules
 from tools.atlas import ssp_scripts
+from tools.atlas.chains import SolverDemonstrations, SolverHabits, guesser
 from tools.atlas.facts import ASSETS, Fact, World
-from tools.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
+from tools.atlas.questions import KINDS, Chain, Choice, alike, answer_set, choice, question_sets
 from tools.atlas.rows import Makers, Script, Show, Split, pick
 
 CARD = ASSETS.parents[1] / "configs" / "ssp" / "atlas.toml"
@@ -29,30 +27,15 @@ _SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 
 
 @dataclass(frozen=True)
-class Habits:
-    """Share of the demonstrations that show each bad habit; the rest show good play.
+class Habits(SolverHabits):
+    """Beside those of chains. guess_choice: a solver answers a choice without a search. unread: a proposer asks without
+    having searched."""
 
-    guess, guess_sure, guess_choice: a solver answers without searching: by default, if the attribute asked for is in
-    `sure`, and for choices. half_way: share of the solvers of chains that search but stop before the last hop. unread:
-    a proposer asks without having searched.
-    """
-
-    sure: frozenset[str]
-    guess_sure: float
-    guess: float
-    guess_choice: float
-    half_way: float
-    unread: float
+    guess_choice: float = 0.6
+    unread: float = 0.15
 
 
-HABITS = Habits(
-    sure=frozenset({"capital", "continent", "country"}),
-    guess_sure=0.8,
-    guess=0.25,
-    guess_choice=0.6,
-    half_way=0.4,
-    unread=0.15,
-)
+HABITS = Habits()
 READ_ROWS: Mapping[str, int] = {  # demonstrations of each kind in one step
     "solve 1": 5,
     "solve 2": 8,
@@ -80,40 +63,23 @@ PLAY_ROWS: Mapping[str, int] = {
 STEPS: tuple[int, int] = (400, 80)  # of stage "read" and of stage "play"
 
 
-class SSPDemonstrations:
-    """Draws SSP's demonstrations: from facts that the search tool finds, and trails that a proposer can follow.
-
-    split: "train" uses facts about train entities only; in "held_out" every question begins at a held-out entity. Facts
-    that search does not find are left out.
-    """
+class SSPDemonstrations(SolverDemonstrations):
+    """Draws SSP's demonstrations: from facts that the search tool finds, and trails that a proposer can follow."""
 
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
-        self.show = lru_cache(maxsize=None)(show)
-        self.rng = np.random.default_rng(seed)
-        usable = {fact for fact in world.facts if split != "train" or world.trains(fact)}
-        self._by_sentence = {fact.sentence: fact for fact in usable}
-        found = [fact for fact in world.facts if fact in usable and fact.sentence in self.show(fact.phrase)]
-        known = set(found)
-
-        def fits(chain: Chain) -> bool:
-            return set(chain) <= known and (split != "held_out" or chain[0].entity in world.held_out)
-
-        self.chains = {hops: [chain for chain in chains(world, hops) if fits(chain)] for hops in HOPS}
-        self.values = {
-            attribute: sorted({fact.value for fact in usable if fact.attribute == attribute})
-            for attribute in world.attributes
-        }
-        names = sorted({fact.value for fact in usable})
+        finds = lambda fact, show: fact.sentence in show(fact.phrase)  # noqa: E731
+        super().__init__(world, show, split, seed, HOPS, ssp_scripts.asked, finds)
+        self._by_sentence = {fact.sentence: fact for fact in self.usable}
         self.trails = {
             hops: [
                 trail
-                for name in names
+                for name in self.names
                 for _ in range(TRIES[hops])
-                if (trail := self._trail(name, hops)) and fits(trail)
+                if (trail := self._trail(name, hops)) and self.fits(trail)
             ]
             for hops in HOPS
         }
-        found = [fact for fact in found if fits((fact,))]
+        found = [fact for fact in world.facts if self.fits((fact,))]
         groups = alike(world, found)
         drawn = [pick(found, self.rng) for _ in range(CHOICES)]
         made = [choice(fact, groups[fact.attribute, world.kinds[fact.entity]], self.rng) for fact in drawn]
@@ -138,22 +104,11 @@ class SSPDemonstrations:
         return chain
 
     # ------------------------------------------------------------------------------------------------ one script each
-    def solve(self, hops: int, habits: Habits | None = None) -> Script:
-        """A solver's episode on a question of `hops` hops; with habits, bad play with the given probabilities."""
-        chain = pick(self.chains[hops], self.rng)
-        if habits is not None:
-            asked = chain[-1].attribute
-            if self.rng.random() < (habits.guess_sure if asked in habits.sure else habits.guess):
-                return ssp_scripts.guesser(ssp_scripts.chain_question(chain), pick(self.values[asked], self.rng))
-            if hops > 1 and self.rng.random() < habits.half_way:
-                return ssp_scripts.solver(chain, self.show, int(self.rng.integers(1, hops)))
-        return ssp_scripts.solver(chain, self.show)
-
     def choose(self, habits: Habits | None = None) -> Script:
         """A solver's episode on a choice."""
         chosen = pick(self.choices, self.rng)
         if habits is not None and self.rng.random() < habits.guess_choice:
-            return ssp_scripts.guesser(chosen.question, pick(chosen.facts, self.rng).entity)
+            return guesser(ssp_scripts.asked(chosen.question), pick(chosen.facts, self.rng).entity)
         return ssp_scripts.chooser(chosen, self.show)
 
     def propose(self, hops: int, habits: Habits | None = None) -> Script:

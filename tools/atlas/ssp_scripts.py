@@ -6,15 +6,13 @@ itself.
 
 from __future__ import annotations
 
-from scope_jax.play.turns import raw
-from scope_jax.text import dialects, templates
-from tools.atlas.facts import ASSETS, Fact
+from scope_jax.text import templates
+from tools.atlas.chains import Parts, search
+from tools.atlas.facts import ASSETS
 from tools.atlas.questions import Chain, Choice, chain_question
 from tools.atlas.rows import Script, Show
 
 PROMPTS = ASSETS / "prompts" / "ssp"
-XML = dialects.load("xml")  # Atlas uses tags, and its turns are joined without a template
-Parts = tuple[tuple[str, bool], ...]
 
 
 def _prompt(name: str, **values: object) -> str:
@@ -22,29 +20,9 @@ def _prompt(name: str, **values: object) -> str:
     return templates.fill(templates.load(PROMPTS, name, known=known, required=known), values)
 
 
-def _solver(question: str, parts: Parts) -> Script:
-    return Script("solver", _prompt("solver", question=question), parts)
-
-
-def _look_up(known: str, fact: Fact, show: Show) -> Parts:
-    """A turn that searches for a fact, and its result; known: the text written before."""
-    output = f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>"
-    return (output, True), (raw(XML.observation([show(fact.phrase)])), False)
-
-
-def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
-    """Searches for the fact of each hop, repeats the sentence it found, and answers with the last value.
-
-    hops: bad habit, stops after this many hops and answers with the value it has.
-    """
-    parts: Parts = ()
-    known = ""
-    walked = chain[:hops]
-    for fact in walked:
-        parts += _look_up(known, fact, show)
-        known = f" {fact.sentence}"
-    parts += ((f"<think>{known} </think><answer> {walked[-1].value} </answer>", True),)
-    return _solver(chain_question(chain), parts)
+def asked(question: str) -> str:
+    """The solver's prompt."""
+    return _prompt("solver", question=question)
 
 
 def chooser(choice: Choice, show: Show) -> Script:
@@ -52,16 +30,11 @@ def chooser(choice: Choice, show: Show) -> Script:
     parts: Parts = ()
     known = ""
     for fact in choice.facts[: choice.place + 1]:
-        parts += _look_up(known, fact, show)
+        parts += search(f"{known} I need {fact.phrase}.", fact.phrase, show)
         known = f" {fact.sentence}"
     right = choice.right
     parts += ((f"<think>{known[:-1]}: {right.entity}. </think><answer> {right.entity} </answer>", True),)
-    return _solver(choice.question, parts)
-
-
-def guesser(question: str, guess: str) -> Script:
-    """Bad habit: guesses the answer without a search."""
-    return _solver(question, ((f"<think> I know this. </think><answer> {guess} </answer>", True),))
+    return Script("solver", asked(choice.question), parts)
 
 
 def proposer(chain: Chain, show: Show) -> Script:
@@ -72,8 +45,7 @@ def proposer(chain: Chain, show: Show) -> Script:
     parts: Parts = ()
     known = ""
     for fact in reversed(chain):
-        output = f"<think>{known} I look up {fact.value}. </think><search> {fact.value} </search>"
-        parts += ((output, True), (raw(XML.observation([show(fact.value)])), False))
+        parts += search(f"{known} I look up {fact.value}.", fact.value, show)
         known = f" {fact.sentence}"
     parts += ((f"<think>{known} </think><question> {chain_question(chain)} </question>", True),)
     return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), parts)

@@ -1,4 +1,4 @@
-"""Absolute Zero as a `Game`: Algorithm 1, prompts, the learner's update, metrics, the exam of its solver."""
+"""Absolute Zero as a `Game`: a step, prompts, the learner's update, metrics, the exam of its solver."""
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.rules import Item, Options, check, hidden, id
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import functions, metric_names, searching
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.game import ACTOR, Game, Memory
+from scope_jax.play.game import ACTOR, Game, Memory, Starter
 from scope_jax.play.prompting import fences, for_role
 from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.tools import Agent, Rollout, Tools
@@ -28,7 +28,7 @@ Said = namedtuple("Said", "task prompt completion item")  # a reply, and what it
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    """One step of Algorithm 1 up to the update: episodes of both roles, the buffers after it, metrics."""
+    """One step up to the update: episodes of both roles, the buffers after it, metrics."""
     card, size, tasks = cfg.options(Options), cfg.train.batch_size, cfg.options(Options).tasks
     # initial seeding, before the first step
     before = memory or seeded(cfg, tools)
@@ -43,12 +43,12 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     tries = sample(cfg, tools, "estimate", for_solver, asked[0], card.estimates)
     answers = sample(cfg, tools, "solve", for_solver, asked[1])
     right = grade(cfg, tools, [(one.task, one.item, one.completion) for one in (*tries, *answers)])
-    # rewards, Eqs. (4) to (6)
+    # rewards
     solved = iter([one or 0.0 for one in right[: len(tries)]])
     rates = [mean([next(solved) for _ in range(card.estimates)]) if one.item else None for one in proposals]
     episodes = [episode(card, "propose", *each) for each in zip(count(), proposals, rates, strict=False)]
     episodes += [episode(card, "solve", *each) for each in zip(count(), answers, right[len(tries) :], strict=False)]
-    # the training loop calls `updates`: task-relative REINFORCE++, Eq. (8)
+    # the training loop calls `updates`: task-relative REINFORCE++
     values = {f"{task}/buffer": [float(len(items))] for task, items in after.items()}
     for kind, said in (("propose", proposals), ("solve", answers)):
         values |= searching.lengths(kind, [one.completion for one in said])
@@ -180,4 +180,5 @@ def exam(cfg: Config) -> Exam:
 
 OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}
 OWN |= {"check": check, "check_prompts": check_prompts, "metrics": metrics, "title": "Absolute Zero"}
+OWN |= {"starter": Starter({"max_prompt_tokens": 2048})}  # half of the 4096 that `new` gives an episode
 GAME = Game("absolute_zero", Options, play, updates, exam, **OWN)

@@ -17,7 +17,7 @@ Item = dict[str, Any]
 Task = Literal["deduction", "abduction", "induction"]  # which asks for the output, an input, the program
 KINDS = {"deduction": ("output",), "abduction": ("input",), "induction": ("python", "")}  # of the solver's block
 MOST_CHARS = 4000  # of a task without its outputs
-BAD_FORM, SOLVER_REWARDS = -1.0, {None: -1.0, 0.0: -0.5, 1.0: 1.0}  # Eqs. (5) and (6): bad form, wrong, right
+BAD_FORM, SOLVER_REWARDS = -1.0, {None: -1.0, 0.0: -0.5, 1.0: 1.0}  # bad form, wrong, right
 BANNED = ("logging", "random", "multiprocessing", "pebble", "subprocess", "threading", "datetime", "time", "calendar")
 NAMES = ("hashlib", "hmac", "bcrypt", "os.sys", "os.path", "os.environ", "sys.exit")
 
@@ -42,7 +42,7 @@ class Options(GameSection):
     buffer: Count = 16384
     """Most tasks of a kind that are remembered; the oldest are forgotten (released code: the newest)."""
     solve: Literal["updated", "earlier"] = "updated"
-    """Problems come from the buffers with this step's tasks (Algorithm 1), or as they were before (released code)."""
+    """Problems come from the buffers with this step's tasks (paper), or as they were before (released code)."""
     banned: tuple[str, ...] = Field(default=(*BANNED, *NAMES), strict=False)
     """What a program may not import or use: modules, and names of modules, with all below them."""
     extreme_reward: float = Field(default=0.0, ge=-1, le=1)
@@ -102,7 +102,7 @@ def run(task: str, item: Item, solution: str | None) -> tuple[str, Sequence[str]
 
 
 def proposer_reward(rate: float | None, card: Options) -> float:
-    """Eq. (4): 1 − p for a task solved at the rate 0 < p < 1. rate: None for a proposal that is not valid."""
+    """1 − p for a task solved at the rate 0 < p < 1. rate: None for a proposal that is not valid."""
     return BAD_FORM if rate is None else 1.0 - rate if 0.0 < rate < 1.0 else card.extreme_reward
 
 

@@ -1,6 +1,5 @@
 """SPIRAL as a `Game`: matches by turns, role-conditioned advantages, and matches as exams."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ Name = Literal["tictactoe", "kuhn_poker", "negotiation"]
 Reward = Annotated[float, Field(ge=-100, le=100)]
 LOSS = {"advantage": "ema", "ema_decay": 0.95, "old_logprobs": "rollout", "dual_clip": 0.0, "kl": "none"}
 SEATS = ("first", "second")
-PLAYERS = {"self": [SEATS], "random": [("first", "random"), ("random", "second")]}  # by the card's opponent
+PLAYERS = {"self": [SEATS, SEATS], "random": [("first", "random"), ("random", "second")]}  # by opponent, in turns
 OPPONENTS = {"random": [*GAMES], "optimal": ["tictactoe"], "worst-case": ["kuhn_poker"]}  # of exams, and their games
 
 
@@ -47,8 +46,6 @@ class SpiralSection(GameSection):
     """Rewards if a turn has no legal action in its box, which ends the game: of that player, and of the other."""
     max_turns: Count = 50
     """A game with so many turns is a draw."""
-    history: Literal["game", "full", "last"] = "game"
-    """Which earlier turns a player reads: all (`full`), the `last`, or by `game`: the last in tic-tac-toe, else all."""
     kuhn_hands: Count = 5
     """Hands of a game of Kuhn poker."""
     kuhn_by_chips: bool = False
@@ -62,10 +59,11 @@ class SpiralSection(GameSection):
 
 
 def prompt(card: SpiralSection, name: str, deal: Any, moves: Moves) -> Messages:
-    """What the player whose turn it is reads: rules, position, and earlier turns as far as the card says."""
-    now, last = GAMES[name](deal, moves), card.history == "last" or (card.history == "game" and name == "tictactoe")
-    texts = {"history": "\n".join(now.events[-1 if last else 0 :]) or "none", "legal": ", ".join(now.legal)}
-    observation = prompting.filled(card.prompts, name, {**now.seen[now.player], **texts, "player": now.player + 1})
+    """What the player whose turn it is reads: rules, position, and earlier turns: in tic-tac-toe the last, else all."""
+    now = GAMES[name](deal, moves)
+    history = "\n".join(now.events[-1 if name == "tictactoe" else 0 :]) or "none"
+    texts = {**now.seen[now.player], "history": history, "legal": ", ".join(now.legal), "player": now.player + 1}
+    observation = prompting.filled(card.prompts, name, texts)
     return prompting.for_role(card.prompts, "player", {"observation": observation}, ("observation",))
 
 
@@ -103,9 +101,8 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     names, shares = [*card.games], [weight / sum(card.games.values()) for weight in card.games.values()]
     episodes, rollouts, b, values, size = [], [], dict(memory["b"]), defaultdict(list), -(-card.turns // 8)
     while not rollouts or 0 < len(episodes) < card.turns:  # whole games, until there are enough turns
-        for place in generator.choice(len(names), size, p=shares):
-            players = PLAYERS[card.opponent][len(rollouts) % len(PLAYERS[card.opponent])]
-            rollouts.append(Rollout(f"{len(rollouts)}", play=match(card, names[place], players)))
+        for number, place in enumerate(generator.choice(len(names), size, p=shares), len(rollouts)):
+            rollouts.append(Rollout(f"{number}", play=match(card, names[place], PLAYERS[card.opponent][number % 2])))
         for game in interact(tools, card, card.sampling, rollouts[-size:]):
             for player, seat in ((place, who) for place, who in enumerate(game.value["players"]) if who in SEATS):
                 key, reward, base = f"{game.value['game']}_{seat}", game.value["won"][player], 0.0
@@ -117,9 +114,9 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
                 if said := game.completions.get(seat):  # it was asked
                     for name, each in searching.lengths(key, [said]).items():
                         values[name] += each
-                    fields = {"role": seat, "policy": card.policies[player % len(card.policies)], "reward": reward}
+                    fields = {"role": seat, "policy": (card.policies * 2)[player], "reward": reward}
                     fields |= {"group": f"{len(episodes)}/{key}", "temperature": card.sampling.temperature}
-                    rows = rewards.by_turn(said, [-base] * sum(turn.kind == "sampled" for turn in said.turns))
+                    rows = rewards.by_turn(said, [-base] * len(searching.contents(said)))
                     rows = [(row,) for row in rows if row.sampled_T.any()]
                     episodes += [Episode.from_completion(said, None, game.value, datums=row, **fields) for row in rows]
     kept = {*generator.permutation(len(episodes))[: card.turns].tolist()}
@@ -136,38 +133,35 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     return tuple(Update(policy, card.loss, tuple(roles)) for policy, roles in shares.items()) * card.passes
 
 
+def worst(tools: Tools, card: SpiralSection, player: int, sampling: SamplingSection) -> float:
+    """Chips per hand of poker against a best response, from the chances of all actions in their boxes."""
+    asked = [(own, hand, m) for own, hand in product("JQK", ACTIONS) for m in ACTIONS[hand] if len(hand) % 2 == player]
+    cases = [(prompt(card, "kuhn_poker", [own * 2], hand), f"\\boxed{{{m}}}") for own, hand, m in asked]
+    chances = exams.chances(tools, (card.policies * 2)[player], sampling, cases)
+    return worst_case(player, dict(zip(asked, chances, strict=True)))
+
+
 def exam(cfg: Config) -> exams.Exam:
     """Games go on from positions, rows with game, opponent, deal and moves, for the player whose turn it is."""
     card = cfg.options(SpiralSection)
-    sampling = SamplingSection(**{key: getattr(cfg.evaluate, key) for key in SamplingSection.model_fields})
 
     def start(row: exams.Row) -> tuple[str, Any, Moves]:
         if row.get("game") not in OPPONENTS.get(row.get("opponent", ""), ()):
             raise UserError(f"a row of SPIRAL's exam has an opponent and its game, of {OPPONENTS}; not {dict(row)}.")
         return row["game"], row.get("deal"), tuple(row.get("moves", ()))
 
-    def worst(tools: Tools, player: int) -> float:
-        """Chips per hand of poker against a best response, from the log-probs of all actions in their boxes."""
-        asked = [(c, h, move) for c, h in product("JQK", ACTIONS) if len(h) % 2 == player for move in ACTIONS[h]]
-        deals = {cards[player]: [cards] for cards in DEALS}
-        read = [prompt(card, "kuhn_poker", deals[own], hand).conversation() for own, hand, _ in asked]
-        said = [{"role": "assistant", "content": f"\\boxed{{{move}}}"} for *_, move in asked]
-        rows = [tools.encode([*before, reply], len(before))[0] for before, reply in zip(read, said, strict=True)]
-        scores = tools.score(card.policies[player % len(card.policies)], rows)
-        return worst_case(player, {one: math.exp(float(each.sum())) for one, each in zip(asked, scores, strict=True)})
-
     def score(answers: Sequence[exams.Answer], tools: Tools) -> list[float]:
         """What the player wins, where an action that is none is a loss: 1, 0 or -1, and in the worst case chips."""
-        values, games = {}, {}
-        for number, (name, deal, moves) in enumerate(start(answer.row) for answer in answers):
-            player, opponent = GAMES[name](deal, moves).player, answers[number].row["opponent"]
+        values, games, sampling = {}, {}, answers[0].sampling
+        for number, answer in enumerate(answers):
+            name, deal, moves = start(answer.row)
+            player, opponent = GAMES[name](deal, moves).player, answer.row["opponent"]
             if opponent == "worst-case":
-                values[number] = worst(tools, player)
+                values[number] = worst(tools, card, player, sampling)
             else:
                 players = [seat if place == player else opponent for place, seat in enumerate(SEATS)]
                 games[number, player] = Rollout(f"exam {number}", play=match(card, name, players, (deal, moves)))
-        played = interact(tools, card, sampling, [*games.values()]) if games else []
-        for (number, player), game in zip(games, played, strict=True):
+        for (number, player), game in zip(games, interact(tools, card, sampling, [*games.values()]), strict=True):
             values[number] = game.value["won"][player] if game.value["invalid"] is None else -1.0
         return [values[number] for number in range(len(answers))]
 
@@ -182,8 +176,16 @@ def check_prompts(cfg: Config) -> None:
 
 METRICS = {f"{name}_{seat}": f"reward valid baseline {metric_names.LENGTHS}" for name in GAMES for seat in SEATS}
 GAME = Game(
-    *("spiral", SpiralSection, play, updates, exam), source=lambda cfg: None, start=lambda cfg: {"b": {}},
-    policies=lambda cfg: tuple(dict.fromkeys(cfg.options(SpiralSection).policies)), check_prompts=check_prompts,
+    name="spiral",
+    options=SpiralSection,
+    play=play,
+    updates=updates,
+    exam=exam,
+    source=lambda cfg: None,
+    policies=lambda cfg: tuple(dict.fromkeys(cfg.options(SpiralSection).policies)),
+    check_prompts=check_prompts,
+    start=lambda cfg: {"b": {}},
+    batch="spiral.turns",
     panels=(Panel("Results against opponents", ("/score",), False, of_exams=True), REWARD, GRADIENT),
-    batch="spiral.turns", metrics=lambda cfg: metric_names.of(METRICS),
-)  # fmt: skip
+    metrics=lambda cfg: metric_names.of(METRICS),
+)

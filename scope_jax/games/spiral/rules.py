@@ -80,10 +80,8 @@ def worst_case(player: int, plan: Mapping[Any, float], hand: Moves = (), reach: 
     if len(hand) % 2 != player:  # the other knows its card
         parts = [{cards: p for cards, p in reach.items() if cards[1 - player] == card} for card in "JQK"]
         return sum(min(worst_case(player, plan, (*hand, m), part) for m in ACTIONS[hand]) for part in parts if part)
-    after = {m: {cards: p * plan[cards[player], hand, m] for cards, p in reach.items()} for m in ACTIONS[hand]}
-    return sum(worst_case(player, plan, (*hand, m), p) + sum(p.values()) for m, p in after.items()) - sum(
-        reach.values()
-    )
+    ways = {m: {cards: p * plan[cards[player], hand, m] for cards, p in reach.items()} for m in ACTIONS[hand]}
+    return sum(worst_case(player, plan, (*hand, m), p) + sum(p.values()) for m, p in ways.items()) - sum(reach.values())
 
 
 def negotiation(deal: Sequence[int], moves: Moves) -> Position:
