@@ -115,6 +115,8 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
 
 def _legend(axes: Axes, shown: Sequence[Line2D]) -> None:
     """What the curves are, below the panel, where it covers none of them."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     longest = max(len(str(line.get_label())) for line in shown)
     axes.legend(
         handles=shown,
@@ -123,7 +125,7 @@ def _legend(axes: Axes, shown: Sequence[Line2D]) -> None:
         labelcolor=INK,
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
-        bbox_transform=axes.transAxes + ScaledTranslation(0.0, -BELOW / 72, axes.get_figure(root=True).dpi_scale_trans),
+        bbox_transform=axes.transAxes + ScaledTranslation(0.0, -BELOW / 72, figure.dpi_scale_trans),
         borderaxespad=0.0,
         borderpad=0.2,
         columnspacing=1.2,
