@@ -85,7 +85,7 @@ def compared(trainer: Trainer, state: Any, episodes: Sequence[Episode], card: Lo
     times = [[measured(trainer, state, batches, card) for batches in packed] for _ in range(repetitions)]
     return [
         Cost(
-            sum(0 if one.empty else int((np.asarray(one.segments_MBT) > 0).any(-1).sum()) for one in batches),
+            sum(0 if one.empty else int((np.asarray(one.ends_MBT)[..., 0] > 1).sum()) for one in batches),
             sum(computed(trainer.world.model, one, card) for one in batches),
             statistics.median(own),
         )

@@ -1,11 +1,16 @@
-"""Attention over packed rows: the mask, and the backend that computes it.
+"""Attention over rows of texts: which tokens see each other, and the backend that computes it.
 
-    backend = resolve("auto", platform, dtype)                  # once, outside
-    attend = make_attend(backend, segments_BT, window)          # inside the traced program
+    backend = resolve("auto", platform, dtype)                            # once, outside
+    attend = make_attend(backend, ends_BT, positions_BT, window)          # inside the traced program
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
-Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens of the same
-segment of the same row; backends differ in rounding only. docs/models.md describes them and their memory use.
+A row holds texts one after another, and texts with a common beginning as a tree in depth-first order: the beginning
+once, then each continuation. ends[u] is the place behind the last token of the row that continues token u, so that
+token t sees token u if and only if u ≤ t < ends[u] (`visible`). Of a text alone it is the text's end, of padding the
+next place.
+
+Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens seen; backends
+differ in rounding only. docs/models.md describes them and their memory use.
 """
 
 from __future__ import annotations
@@ -51,80 +56,137 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
     return choice
 
 
+def ends_of(lengths_B: Int[Array, " B"], width: int) -> Int[Array, "B T"]:
+    """The ends of rows of one text each, followed by padding."""
+    here_T = jnp.arange(width)
+    return jnp.where(here_T < lengths_B[:, None], lengths_B[:, None], here_T + 1)
+
+
+def visible(
+    t: Any, u: Any, end_u: Any, window: int | None = None, position_t: Any = None, position_u: Any = None
+) -> Any:
+    """True where the token at place t sees the one at place u: u ≤ t < end_u, and with a window its position in the
+    text is fewer than `window` before that of t. (A token sees `window` tokens, itself included.)
+
+    The arguments are arrays that broadcast; positions are needed with a window only. Every token sees itself, so no
+    softmax is empty, not even in padding.
+    """
+    seen = (u <= t) & (t < end_u)
+    return seen if window is None else seen & (position_t - position_u < window)
+
+
 def visible_mask(
-    segments_BT: Int[Array, "B T"],
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
     window: int | None = None,
-    *,
-    causal: bool = True,
     queries: slice = slice(None),
     keys: slice = slice(None),
 ) -> Bool[Array, "B Q U"]:
-    """True where token t may attend to token u: both are in the same segment of the same row, and
+    """`visible` for these queries and keys of whole rows."""
+    here_T = jnp.arange(ends_BT.shape[1])
+    positions = () if positions_BT is None else (positions_BT[:, queries, None], positions_BT[:, None, keys])
+    return visible(here_T[queries, None], here_T[keys], ends_BT[:, None, keys], window, *positions)
 
-    * causal: u ≤ t, and with a window t − window < u (so that a token attends to `window` tokens, itself included);
-    * not causal: every u, and with a window |t − u| < window.
 
-    t and u are positions in the row, those of `queries` and of `keys`: within a segment, distances in the row equal
-    distances in the text. Every token attends to itself, so no row of the softmax is empty, not even in padding
-    (segment 0).
-    """
-    here_T = jnp.arange(segments_BT.shape[1])
-    behind_TU = here_T[queries, None] - here_T[None, keys]
-    seen_TU = behind_TU >= 0 if causal else jnp.ones(behind_TU.shape, bool)
+def live_blocks(
+    ends_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"] | None, window: int | None, queries: int, keys: int
+) -> Bool[Array, "B I J"]:
+    """Whether any token of a block of `queries` sees any of a block of `keys`. The blocks divide the row."""
+    rows, width = ends_BT.shape
+    first_I, here_T = jnp.arange(0, width, queries), jnp.arange(width)
+    seen_BIT = (here_T < first_I[:, None] + queries) & (first_I[:, None] < ends_BT[:, None, :])
     if window is not None:
-        seen_TU &= jnp.abs(behind_TU) < window
-    return seen_TU & (segments_BT[:, queries, None] == segments_BT[:, None, keys])
+        assert positions_BT is not None
+        # The first tokens of the block, up to the last that continues token u, are those that may see it from outside.
+        nearest_BIq = lax.cummin(positions_BT.reshape(rows, -1, queries), axis=2)
+        last_BIT = jnp.clip(ends_BT[:, None, :] - 1 - first_I[:, None], 0, queries - 1)
+        behind_BIT = jnp.take_along_axis(nearest_BIq, last_BIT, axis=2) - positions_BT[:, None, :]
+        seen_BIT &= (behind_BIT < window) | (here_T >= first_I[:, None])
+    return seen_BIT.reshape(rows, len(first_I), -1, keys).any(-1)
 
 
 def make_attend(
-    backend: str, segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
+    backend: str,
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None = None,
+    window: int | None = None,
 ) -> Attend:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows, masked as by `visible_mask`.
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over rows of texts, masked as by `visible`.
 
-    backend: one of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one device,
-    inside `shard_map`, with this device's heads. Raises ValueError for an unknown backend or a window below 1.
+    backend: one of BACKENDS (see `resolve`). positions_BT: in the text; needed with a window only. Called inside the
+    traced program and, for splash on more than one device, inside `shard_map`, with this device's heads. Raises
+    ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
     if backend == "splash":
         from scope_jax.models import splash  # Pallas takes a second to import and is needed on TPUs only
 
-        return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
+        return splash.make_attend(ends_BT, positions_BT, window)
     if backend in ("reference", "cudnn"):
         one = _reference_block if backend == "reference" else _cudnn_block
-        return partial(_in_blocks, one, segments_BT, window, causal)
+        return partial(_in_blocks, one, ends_BT, positions_BT, window)
     if backend == "dot_product":
-        mask_BTT = visible_mask(segments_BT, window, causal=causal)
+        mask_BTT = visible_mask(ends_BT, positions_BT, window)
         return partial(jax.nn.dot_product_attention, mask=mask_BTT[:, None], implementation="xla")
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 
+def attend_both_ways(lengths_B: Int[Array, " B"]) -> Attend:
+    """The attention of encoders: every token sees all tokens of its row's text, the first lengths_B (at least one)."""
+
+    def attend(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array) -> jax.Array:
+        length, size = q_BTHh.shape[1], _block_size(q_BTHh.shape[1])
+        mask_B1T = (jnp.arange(length) < lengths_B[:, None])[:, None]
+        if length <= QUERY_BLOCK:
+            return attention(q_BTHh, k_BTKh, v_BTKh, mask_B1T)
+        blocks = [
+            _reference_block(q_BTHh[:, start : start + size], k_BTKh, v_BTKh, lambda: mask_B1T)
+            for start in range(0, length, size)
+        ]
+        return jnp.concatenate(blocks, axis=1)
+
+    return attend
+
+
+def _block_size(length: int) -> int:
+    """Queries of a block: QUERY_BLOCK, more in a row of more than MOST_BLOCKS."""
+    return QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
+
+
 def _in_blocks(
     one: Callable[..., jax.Array],
-    segments_BT: Int[Array, "B T"],
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"] | None,
     window: int | None,
-    causal: bool,
     q_BTHh: Float[Array, "B T H h"],
     k_BTKh: Float[Array, "B T K h"],
     v_BTKh: Float[Array, "B T K h"],
 ) -> Float[Array, "B T H h"]:
-    """Attention for one block of queries after another, each over the keys that its mask can reach.
+    """Attention for one block of queries after another, each over the keys before its end; with a window only over
+    the last of them, unless one further back in the row is seen.
 
     one(q, k, v, mask) -> o for a block; mask() computes the block's mask.
     """
     length = q_BTHh.shape[1]
     if length <= QUERY_BLOCK and one is _reference_block:
-        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(segments_BT, window, causal=causal))
-    size = QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
-    reach = length if window is None else window - 1
-    blocks = []
+        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(ends_BT, positions_BT, window))
+    size, blocks = _block_size(length), []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        first = max(0, start - reach) // QUERY_BLOCK * QUERY_BLOCK  # cuDNN wants even lengths
-        last = stop if causal else min(length, -(-(stop + reach) // QUERY_BLOCK) * QUERY_BLOCK)
-        queries, keys = slice(start, stop), slice(first, last)
-        mask = partial(visible_mask, segments_BT, window, causal=causal, queries=queries, keys=keys)
-        blocks.append(one(q_BTHh[:, queries], k_BTKh[:, keys], v_BTKh[:, keys], mask))
+        reach = start if window is None else window - 1
+        near = max(0, start - reach) // QUERY_BLOCK * QUERY_BLOCK  # cuDNN wants even lengths
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, first: int, start: int = start, stop: int = stop) -> Any:
+            mask = partial(visible_mask, ends_BT, positions_BT, window, slice(start, stop), slice(first, stop))
+            return one(q, k[:, first:stop], v[:, first:stop], mask)
+
+        arrays = q_BTHh[:, start:stop], k_BTKh, v_BTKh
+        if near == 0:
+            blocks.append(attend(*arrays, first=0))
+        else:
+            far = visible_mask(ends_BT, positions_BT, window, slice(start, stop), slice(0, near)).any()
+            blocks.append(lax.cond(far, partial(attend, first=0), partial(attend, first=near), *arrays))
     return jnp.concatenate(blocks, axis=1)
 
 
@@ -167,7 +229,7 @@ def attention(
     q_BTHh: Float[Array, "B T H h"],
     k_BUKh: Float[Array, "B U K h"],
     v_BUKh: Float[Array, "B U K h"],
-    mask_BTU: Bool[Array, "B T U"],
+    mask_BTU: Bool[Array, "B #T U"],
 ) -> Float[Array, "B T H h"]:
     """softmax(q kᵀ / √h) v over the tokens the mask allows; query head i uses kv head i // (H/K).
 

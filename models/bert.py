@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models.attention import Attend, make_attend
+from scope_jax.models.attention import Attend, attend_both_ways
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import count, cut, number
 from scope_jax.models.hf import HfTensor
@@ -170,18 +170,18 @@ def _layer(cfg: BertConfig, w: Params, x_BTD: jax.Array, attend: Attend) -> jax.
 
 
 def hidden(
-    cfg: BertConfig, params: Params, ids_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"], compute_dtype: Any
+    cfg: BertConfig, params: Params, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], compute_dtype: Any
 ) -> Float[Array, "B T D"]:
-    """Last hidden states in compute_dtype, one text per row starting at position 0.
+    """Last hidden states in compute_dtype, one text per row: its first lengths_B tokens (at least one).
 
-    Every token attends to all tokens of its row with the same segment id: 1 for the text, 0 for padding, whose outputs
-    are meaningless. All tokens have type 0, as in single texts.
+    Every token attends to all tokens of the text; outputs of padding are meaningless. All tokens have type 0, as in
+    single texts.
     """
     embed = params["embed"]
     positions_TD = embed["positions_TD"][cfg.first_position :][: ids_BT.shape[1]]
     x_BTD = embed["table_VD"][ids_BT] + positions_TD + embed["types_D"][0]
     x_BTD = layer_norm(x_BTD.astype(compute_dtype), embed["norm_scale_D"], embed["norm_bias_D"], cfg.norm_eps)
-    attend = make_attend("reference", segments_BT, causal=False)
+    attend = attend_both_ways(lengths_B)
 
     def layer(x_BTD: jax.Array, w: Params) -> tuple[jax.Array, None]:
         return _layer(cfg, jax.tree.map(lambda x: x.astype(compute_dtype), w), x_BTD, attend), None

@@ -4,7 +4,7 @@ A row of T tokens is cut into 2C chunks of equal length, of which device c of C 
 a causal mask early tokens have few keys and late ones many; with one of each, all devices have the same work. All
 other layers see a device's tokens as any others: positions travel with them.
 
-    attends = make_attends("ulysses", backend, segments_BT, windows, axis)    # inside shard_map, this device's tokens
+    attends = make_attends("ulysses", backend, ends_BT, positions_BT, windows, axis)  # in shard_map, its own tokens
     o_BTHh = attends[window](q_BTHh, k_BTKh, v_BTKh)
 
 ulysses  (Jacobs et al. 2023) all-to-alls give each device all tokens of some heads, and any attention backend runs on
@@ -27,11 +27,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models.attention import MASKED, Attend, make_attend
+from scope_jax.models.attention import MASKED, Attend, live_blocks, make_attend, visible
 
 How = Literal["auto", "ulysses", "ring"]
 QUERIES = 512  # of a block of the ring: its scores are [B, H, 512, chunk]
 
+Row = tuple[jax.Array, jax.Array]  # ends and positions of the tokens of whole rows, [B, U]
 State = tuple[jax.Array, jax.Array, jax.Array]  # Σ w v, largest score, Σ w; each with the two chunks in front
 
 
@@ -84,20 +85,23 @@ def in_device_order(x_BT: jax.Array, devices: int) -> jax.Array:
 def make_attends(
     how: Literal["ulysses", "ring"],
     backend: str,
-    segments_BT: Int[Array, "B T"],
+    ends_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
     windows: Iterable[int | None],
     axis: str,
 ) -> dict[int | None, Attend]:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh for each window, over causal packed rows whose tokens are divided over
-    `axis` in `token_order`; as `attention.make_attend` for whole rows.
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh for each window, over rows whose tokens are divided over `axis` in
+    `token_order`; as `attention.make_attend` for whole rows. Ends are places in the whole row.
 
     Called inside shard_map with this device's tokens and heads. backend: of ulysses, one of `attention.BACKENDS`.
     """
     devices = lax.axis_size(axis)
-    whole_BU = in_row_order(lax.all_gather(segments_BT, axis, axis=1, tiled=True), devices)
+    both_BT2 = jnp.stack([ends_BT, positions_BT], axis=-1)
+    whole_BU2 = in_row_order(lax.all_gather(both_BT2, axis, axis=1, tiled=True), devices)
+    whole = whole_BU2[..., 0], whole_BU2[..., 1]
     if how == "ulysses":
-        return {window: partial(_ulysses, make_attend(backend, whole_BU, window), axis) for window in windows}
-    return {window: partial(_ring_over, whole_BU, window, axis) for window in windows}
+        return {window: partial(_ulysses, make_attend(backend, *whole, window), axis) for window in windows}
+    return {window: partial(_ring_over, whole, window, axis) for window in windows}
 
 
 def _ulysses(
@@ -115,26 +119,26 @@ def _ulysses(
 
 # ---------------------------------------------------------------------------------------------------------------- ring
 def _ring_over(
-    segments_BU: jax.Array, window: int | None, axis: str, q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array
+    row: Row, window: int | None, axis: str, q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array
 ) -> jax.Array:
     """`ring` with heads in front: queries as [2 chunks, B, K, H/K, t, h], keys and values as [2, B, K, t, h]."""
     rows, length, kv_heads, head_dim = k_BTKh.shape
     group = q_BTHh.shape[2] // kv_heads
     q = q_BTHh.reshape(rows, 2, length // 2, kv_heads, group, head_dim).transpose(1, 0, 3, 4, 2, 5)
     k, v = (x.reshape(rows, 2, length // 2, kv_heads, head_dim).transpose(1, 0, 3, 2, 4) for x in (k_BTKh, v_BTKh))
-    o: Any = _ring(q, k, v, segments_BU, window, axis)
+    o: Any = _ring(q, k, v, row, window, axis)
     return o.transpose(1, 0, 4, 2, 3, 5).reshape(q_BTHh.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _ring(q: jax.Array, k: jax.Array, v: jax.Array, segments_BU: jax.Array, window: int | None, axis: str) -> jax.Array:
-    return _ring_forward(q, k, v, segments_BU, window, axis)[0]
+def _ring(q: jax.Array, k: jax.Array, v: jax.Array, row: Row, window: int | None, axis: str) -> jax.Array:
+    return _ring_forward(q, k, v, row, window, axis)[0]
 
 
 def _ring_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments_BU: jax.Array, window: int | None, axis: str
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    place = _Place(segments_BU, window, axis, k.shape[3])
+    q: jax.Array, k: jax.Array, v: jax.Array, row: Row, window: int | None, axis: str
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    place = _Place(row, window, axis, k.shape[3])
 
     def add(state: State, queries: Any, keys: Any, source: Any, kv: jax.Array) -> State:
         """The state after the queries of one chunk have seen the keys of one chunk of `source`."""
@@ -156,13 +160,13 @@ def _ring_forward(
 
     (out, top, total), _ = lax.fori_loop(1, place.devices, visit, (state, kv))
     out = (out / total[..., None]).astype(q.dtype)
-    return out, (q, k, v, segments_BU, out, top + jnp.log(total))
+    return out, (q, k, v, row, out, top + jnp.log(total))
 
 
-def _ring_backward(window: int | None, axis: str, saved: tuple[jax.Array, ...], ct: jax.Array) -> tuple[Any, ...]:
+def _ring_backward(window: int | None, axis: str, saved: tuple[Any, ...], ct: jax.Array) -> tuple[Any, ...]:
     """Keys and values travel once more, and their gradients with them, which thereby come home after C steps."""
-    q, k, v, segments_BU, out, normaliser = saved
-    place = _Place(segments_BU, window, axis, k.shape[3])
+    q, k, v, row, out, normaliser = saved
+    place = _Place(row, window, axis, k.shape[3])
     mean = jnp.sum(ct.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
 
     def add(grads: tuple[jax.Array, jax.Array], queries: Any, keys: Any, source: Any, kv: jax.Array) -> Any:
@@ -194,29 +198,31 @@ _ring.defvjp(_ring_forward, _ring_backward)
 class _Place:
     """A device's place in the ring: which chunks it has, and which products of chunks are visible."""
 
-    def __init__(self, segments_BU: jax.Array, window: int | None, axis: str, chunk: int) -> None:
-        self.segments_BU, self.window, self.axis, self.chunk = segments_BU, window, axis, chunk
+    def __init__(self, row: Row, window: int | None, axis: str, chunk: int) -> None:
+        self.row, self.window, self.axis, self.chunk = row, window, axis, chunk
         self.devices, self.me = lax.axis_size(axis), lax.axis_index(axis)
+        self.live_IJ = None if window is None else live_blocks(*row, window, chunk, chunk).any(0)
 
     def passed_on(self, x: jax.Array) -> jax.Array:
         """x of the device before this one."""
         return lax.ppermute(x, self.axis, [(c, (c + 1) % self.devices) for c in range(self.devices)])
 
-    def start(self, piece: Any, device: Any) -> Any:
-        """First token of the early (0) or late (1) chunk of a device."""
-        return jnp.where(piece == 0, device, 2 * self.devices - 1 - device) * self.chunk
+    def number(self, piece: Any, device: Any) -> Any:
+        """Number, in the row, of the early (0) or late (1) chunk of a device."""
+        return jnp.where(piece == 0, device, 2 * self.devices - 1 - device)
 
     def bias(self, queries: Any, keys: Any, source: Any) -> Callable[[Any, int], jax.Array]:
         """bias(first, count): 0 where a query of this device's chunk may see a key of the source's chunk, else MASKED,
         for `count` queries from `first` on: [B, count, t]."""
-        start, first_key = self.start(queries, self.me), self.start(keys, source)
-        key_segments = lax.dynamic_slice_in_dim(self.segments_BU, first_key, self.chunk, axis=1)
+        start, first_key = (self.number(*of) * self.chunk for of in ((queries, self.me), (keys, source)))
+        _, positions_BU = self.row
+        end_Bu, position_Bu = (lax.dynamic_slice_in_dim(x, first_key, self.chunk, axis=1) for x in self.row)
 
         def of(first: Any, count: int) -> jax.Array:
-            behind = (start + first + jnp.arange(count))[:, None] - (first_key + jnp.arange(self.chunk))[None, :]
-            seen = behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
-            segments = lax.dynamic_slice_in_dim(self.segments_BU, start + first, count, axis=1)
-            return jnp.where(seen & (segments[:, :, None] == key_segments[:, None, :]), 0.0, MASKED)
+            t, u = start + first + jnp.arange(count), first_key + jnp.arange(self.chunk)
+            position_Bt = lax.dynamic_slice_in_dim(positions_BU, start + first, count, axis=1)
+            positions = position_Bt[:, :, None], position_Bu[:, None]
+            return jnp.where(visible(t[:, None], u, end_Bu[:, None], self.window, *positions), 0.0, MASKED)
 
         return of
 
@@ -234,11 +240,11 @@ class _Place:
             both = [(1, 0), (behind, behind)]
         for queries, keys in both:
             one = partial(add, queries=queries, keys=keys, source=source, kv=kv)
-            if self.window is None:
+            if self.live_IJ is None:
                 carry = one(carry)
-            else:  # chunks that are wholly behind the window
-                gap = self.start(queries, self.me) - self.start(keys, source) - (self.chunk - 1)
-                carry = lax.cond(gap < self.window, one, lambda same: same, carry)
+            else:
+                live = self.live_IJ[self.number(queries, self.me), self.number(keys, source)]
+                carry = lax.cond(live, one, lambda same: same, carry)
         return carry
 
 

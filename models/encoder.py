@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models import bert, claims, sentence_files, transformer, weights
+from scope_jax.models.attention import ends_of
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.config import from_hf as decoder_config
@@ -270,9 +271,8 @@ def embed(
 
     Tokens after them affect rounding only.
     """
-    segments_BT = (jnp.arange(ids_BT.shape[1]) < lengths_B[:, None]).astype(jnp.int32)
     if isinstance(cfg.model, BertConfig):
-        hidden_BTD = bert.hidden(cfg.model, params, ids_BT, segments_BT, compute_dtype)
+        hidden_BTD = bert.hidden(cfg.model, params, ids_BT, lengths_B, compute_dtype)
     else:
         positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
         hidden_BTD = transformer.hidden(
@@ -280,7 +280,7 @@ def embed(
             params,
             ids_BT,
             positions_BT,
-            segments_BT,
+            ends_of(lengths_B, ids_BT.shape[1]),
             shards=LOCAL,
             remat="none",
             compute_dtype=compute_dtype,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from scope_jax.models.config import ModelConfig
 
 
@@ -20,10 +23,15 @@ def pairs(length: int, window: int | None) -> int:
     return reach * (reach + 1) // 2 + (length - reach) * reach
 
 
+def pair_flops(model: ModelConfig, seen: Callable[[int | None], int]) -> float:
+    """Forward FLOPs in all layers: q kᵀ and p v, each 2 FLOPs per pair, head and head dimension. seen: pairs of a query
+    and a key that it sees, in a layer with this window."""
+    return 4.0 * sum(map(seen, model.layer_windows)) * model.num_heads * model.head_dim
+
+
 def attention_flops(model: ModelConfig, length: int) -> float:
-    """Forward FLOPs of one row in all layers: q kᵀ and p v, each 2 FLOPs per pair, head and head dimension."""
-    seen = sum(pairs(length, window) for window in model.layer_windows)
-    return 4.0 * seen * model.num_heads * model.head_dim
+    """The same of one row of a text."""
+    return pair_flops(model, partial(pairs, length))
 
 
 def forward_flops(model: ModelConfig, rows: int, length: int, trained: int) -> float:

@@ -155,15 +155,20 @@ def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -
 
 
 def learner_attention(backend: str, dtype: str, window: int | None, sizes: Heads = Heads()) -> float:
-    """Two packed rows of 512 tokens, one of three episodes with padding behind them; result and three gradients."""
-    segments_BT = jnp.asarray(np.stack([np.ones(512), np.repeat([1, 2, 3, 0], [200, 130, 100, 82])]), jnp.int32)
+    """Two rows of 512 tokens, of one text, and of a prompt of 200 with answers of 130 and 100 with padding behind them;
+    result and three gradients."""
+    ends_BT = np.stack([np.full(512, 512), np.repeat([430, 330, 430], [200, 130, 182])])
+    ends_BT[1, 430:] = np.arange(431, 513)
+    positions_BT = np.stack([np.arange(512), np.concatenate([np.arange(330), 200 + np.arange(182)])])
+    real_BT11 = (np.arange(512) < np.array([512, 430])[:, None])[..., None, None]
     kv, query = (2, 512, sizes.kv, sizes.dim), (2, 512, sizes.query, sizes.dim)
     q_BTHh, k_BTKh, v_BTKh, ct_BTHh = _rounded(dtype, query, kv, kv, query)
-    ct_BTHh = jnp.where((segments_BT > 0)[..., None, None], ct_BTHh, 0)  # nobody reads what padding attends to
+    ct_BTHh = jnp.where(real_BT11, ct_BTHh, 0)  # nobody reads what padding attends to
 
     def attend(backend: str, q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:
-        out, gradients = jax.vjp(attention.make_attend(backend, segments_BT, window), q, k, v)
-        return jnp.where((segments_BT > 0)[..., None, None], out, 0), gradients(ct)
+        numbers = jnp.asarray(ends_BT), jnp.asarray(positions_BT)
+        out, gradients = jax.vjp(attention.make_attend(backend, *numbers, window), q, k, v)
+        return jnp.where(real_BT11, out, 0), gradients(ct)
 
     ours = jax.jit(partial(attend, backend))(q_BTHh, k_BTKh, v_BTKh, ct_BTHh)
     return apart(ours, _exactly(partial(attend, "reference"), q_BTHh, k_BTKh, v_BTKh, ct_BTHh))

@@ -290,7 +290,7 @@ def hidden(
     params: Params,
     ids_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
-    segments_BT: Int[Array, "B T"],
+    ends_BT: Int[Array, "B T"],
     *,
     shards: Shards,
     remat: Remat,
@@ -298,15 +298,15 @@ def hidden(
     attention: str = "reference",
     context_attention: context.How = "auto",
 ) -> Float[Array, "B T D"]:
-    """Hidden states after the final norm, in compute_dtype, for packed rows.
+    """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
-    A token attends to the earlier tokens in its row with the same segment id; segment 0 is padding, whose outputs are
-    meaningless. Padding is marked by segments alone: a real token may have the pad id. Each layer's weights are cast
-    and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for the backward
-    pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also the
-    results of its dense products, "none" everything; all but the last gather the weights again. attention: a backend
-    of `models.attention`. Layers with different windows are scanned according to `layer_stages`; a tuple of layers
-    (`unstack_layers`) is unrolled.
+    positions_BT: of each token in its text. ends_BT: the place in the row behind the last token that continues it; a
+    token attends to the earlier ones that it continues, padding to itself (`models.attention`). Each layer's weights
+    are cast and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for the
+    backward pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also
+    the results of its dense products, "none" everything; all but the last gather the weights again. attention: a
+    backend of `models.attention`. Layers with different windows are scanned according to `layer_stages`; a tuple of
+    layers (`unstack_layers`) is unrolled.
 
     With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
@@ -320,10 +320,10 @@ def hidden(
     layer_specs = _layer_specs(cfg, params["layers"] if stacked else params["layers"][0])
     windows = dict.fromkeys(cfg.layer_windows)
     if shards.context is None:
-        attends = {window: make_attend(attention, segments_BT, window) for window in windows}
+        attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
     else:
         how = context.resolve(context_attention, cfg.num_kv_heads // shards.size, lax.axis_size(shards.context))
-        attends = context.make_attends(how, attention, segments_BT, windows, shards.context)
+        attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
 
     def layer(window: int | None, x_BTD: jax.Array, w_local: Params) -> jax.Array:
         w = {name: gathered(shards, x, layer_specs[name], compute_dtype) for name, x in w_local.items()}

@@ -5,6 +5,8 @@
     group       4 prompts, 16 samples of 128 tokens each
     update      reference log-probs of 16 rows of 64 + 128 tokens, then loss, gradients, clipping and AdamW
     update_old  the same after scoring the old log-probs
+    shared_512  `update` of 8 answers of 64 tokens to one prompt of 512
+    shared_2048 `update` of 8 answers of 128 tokens to one prompt of 2,048
     step        4 prompts, 4 samples of 128 tokens each, a reward, then the update
 
 Imports numpy only: peers read this file in environments that have neither our packages' dependencies nor each other's.
@@ -33,14 +35,16 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 1_000_000.0,  # Qwen3's; Tunix 0.1.7 has no other
     "tie_word_embeddings": True,
     "attention_bias": False,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 4096,
 }
 VOCABULARY: int = CONFIG["vocab_size"]
 PROMPT, ANSWER = 64, 128  # tokens
 ROWS = 16  # rows of a batch: of `generate` and its like, of an update, and our slots (64 in `group`)
 SAMPLES = 4  # completions of a prompt in `step`
 GENERATION = ("fixed", "ragged", "group")
-TRAINING = ("update", "update_old", "step")
+SHARED = {"shared_512": (512, 64), "shared_2048": (2048, 128)}  # tokens of the prompt, and of each answer
+SHARING = 8  # answers to the prompt
+TRAINING = ("update", "update_old", *SHARED, "step")
 CASES = GENERATION + TRAINING
 MATMUL = 1536  # rows and columns of the matrices whose product is the measure of the machine
 MATMUL_FLOPS = 2.0 * MATMUL**3
@@ -84,9 +88,19 @@ def generation(case: str) -> Generation:
     return Generation(prompts_PT, samples, tuple(lengths.tolist()), rows)
 
 
-def rows(count: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids [B, 192], advantages [B]) of an update."""
+def lengths(case: str) -> tuple[int, int]:
+    """Tokens of a prompt, and of an answer."""
+    return SHARED.get(case, (PROMPT, ANSWER))
+
+
+def rows(case: str = "update", count: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    """(token ids [B, prompt + answer], advantages [B]) of an update; of the cases in SHARED 8 rows of one prompt."""
     rng = np.random.default_rng(0)
+    if case in SHARED:
+        prompt, answer = SHARED[case]
+        prompt_BT = np.repeat(rng.integers(0, VOCABULARY, (1, prompt)), SHARING, axis=0)
+        ids_BT = np.concatenate([prompt_BT, rng.integers(0, VOCABULARY, (SHARING, answer))], axis=1)
+        return ids_BT.astype(np.int32), rng.normal(size=SHARING)
     ids, advantages = [], []
     for _ in range(count):
         ids.append(rng.integers(0, VOCABULARY, PROMPT + ANSWER).astype(np.int32))
@@ -101,6 +115,8 @@ def reward(ids: Sequence[int]) -> float:
 
 def tokens(case: str) -> int:
     """Sampled or trained tokens of a case."""
+    if case in SHARED:
+        return SHARING * SHARED[case][1]
     return ROWS * ANSWER if case in TRAINING else generation(case).tokens
 
 
@@ -120,11 +136,17 @@ def useful_flops(case: str) -> float:
     """What the case's algorithm needs, whoever runs it.
 
     Sampling: one forward pass per sampled token, without attention and prefill. An update: one forward pass for each
-    scoring, three for the gradient, with the causal half of attention and logits of the trained positions.
+    scoring, three for the gradient, with the causal half of attention and logits of the trained positions; a prompt
+    is computed once.
     """
     sampling = sum(forward_flops(tokens(case), tokens(case), 0, 0.0))
     if case in GENERATION:
         return sampling
+    if case in SHARED:
+        prompt, answer = SHARED[case]
+        alone = forward_flops(prompt, 0, prompt, 0.5)[0]
+        both = forward_flops(prompt + answer, answer, prompt + answer, 0.5)
+        return 4 * (alone + SHARING * (sum(both) - alone))
     passes = {"update": 4, "update_old": 5, "step": 4}[case]
     update = passes * sum(forward_flops(ROWS * (PROMPT + ANSWER), ROWS * ANSWER, PROMPT + ANSWER, 0.5))
     return update + (sampling if case == "step" else 0.0)

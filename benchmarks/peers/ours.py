@@ -43,10 +43,20 @@ OPTIMIZER = OptimizerSection(
     weight_decay=cases.WEIGHT_DECAY,
     max_grad_norm=cases.MAX_GRAD_NORM,
 )
-# All rows at once, each of the one length that occurs; logits of 512 positions at a time.
-SECTION = LearnerSection(
-    buckets=(cases.PROMPT + cases.ANSWER,), packing=False, micro_batch_rows=0, remat="full", logprob_chunk=512
-)
+
+
+def section(case: str) -> LearnerSection:
+    """All rows at once, each of the one length that occurs or, of a prompt with its answers, of all of them; logits of
+    512 positions at a time."""
+    prompt, answer = cases.lengths(case)
+    wide = (prompt + cases.SHARING * answer,) if case in cases.SHARED else ()
+    return LearnerSection(
+        buckets=(prompt + answer, *wide),
+        packing=case in cases.SHARED,
+        micro_batch_rows=0,
+        remat="full",
+        logprob_chunk=512,
+    )
 
 
 def one_device() -> Mesh:
@@ -96,14 +106,14 @@ def generate(case: str, params: Any) -> Work:
     return lambda: sum(len(completion.ids_T) for completion in rollouts.run(asked))
 
 
-def learner_for(section: LearnerSection = SECTION) -> Learner:
+def learner_for(section: LearnerSection) -> Learner:
     return Learner(MODEL, one_device(), OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
 
 
-def episodes(count: int = cases.ROWS) -> list[Episode]:
+def episodes(case: str = "update", count: int = cases.ROWS) -> list[Episode]:
     """The rows of an update, with the behaviour log-probs of a nearly uniform model."""
-    ids_BT, advantages_B = cases.rows(count)
-    sampled_T = np.arange(ids_BT.shape[1]) >= cases.PROMPT
+    ids_BT, advantages_B = cases.rows(case, count)
+    sampled_T = np.arange(ids_BT.shape[1]) >= cases.lengths(case)[0]
     logprobs_T = np.where(sampled_T, -8.3, 0).astype(np.float32)
     return [
         Episode("solver", "actor", str(row // 4), (Datum(ids_T, sampled_T, logprobs_T),), 0.0, advantage=float(number))
@@ -111,9 +121,9 @@ def episodes(count: int = cases.ROWS) -> list[Episode]:
     ]
 
 
-def update(params: Any, old: bool) -> Work:
+def update(params: Any, case: str) -> Work:
     """Packing, reference (and old) log-probs, and the optimiser step, metrics on the host."""
-    learner, rows = learner_for(), episodes()
+    learner, rows, old = learner_for(section(case)), episodes(case), case == "update_old"
     state = learner.init_state(params)
 
     def run() -> int:
@@ -144,7 +154,7 @@ def rated(completions: Sequence[Completion], samples: int) -> list[Episode]:
 
 def step(params: Any) -> Work:
     """What the training loop does in a step: rollouts, rewards, advantages, update, publishing."""
-    rollouts, learner = rollouts_for("step", params), learner_for()
+    rollouts, learner = rollouts_for("step", params), learner_for(section("step"))
     asked, samples = requests("step"), cases.generation("step").samples
     state, number = learner.init_state(params), 0
 
@@ -184,7 +194,7 @@ class Participant:
         return {name: version(name) for name in ("scope-jax", "jax", "jaxlib", "numpy")}
 
     def logprob(self) -> float:
-        learner = learner_for()
+        learner = learner_for(section("update"))
         (batch,) = learner.pack(episodes(), CARD)
         scores = learner.score(learner.init_state(self._params), batch, policy=False)
         assert scores.ref_MN is not None
@@ -195,10 +205,10 @@ class Participant:
             return matmul()
         if case in cases.GENERATION:
             return generate(case, self._params)
-        if case in ("update", "update_old"):
-            return update(self._params, old=case == "update_old")
         if case == "step":
             return step(self._params)
+        if case in cases.TRAINING:
+            return update(self._params, case)
         raise Cannot(f"there is no case {case}")
 
 

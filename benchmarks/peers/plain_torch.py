@@ -60,11 +60,11 @@ def generate(case: str, model: Any, variant: str) -> Work:
     return run
 
 
-def answer_logprobs(model: Any, ids_BT: Any) -> Any:
-    """Log-probs [B, 128] of the tokens after the prompt; logits of their positions only."""
-    count = ids_BT.shape[1] - cases.PROMPT
+def answer_logprobs(model: Any, ids_BT: Any, prompt: int = cases.PROMPT) -> Any:
+    """Log-probs of the tokens after the prompt, [B, 128] after one of 64; logits of their positions only."""
+    count = ids_BT.shape[1] - prompt
     logits = model(ids_BT, use_cache=False, logits_to_keep=count + 1).logits[:, :-1]
-    targets = ids_BT[:, cases.PROMPT :]
+    targets = ids_BT[:, prompt:]
     nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     return -nll.view(targets.shape)
 
@@ -78,12 +78,13 @@ class Trainer:
             policy.parameters(), cases.LEARNING_RATE, weight_decay=cases.WEIGHT_DECAY, fused=True
         )
 
-    def update(self, ids_BT: Any, advantage_B1: Any, old: bool) -> int:
-        """One GRPO step; old: score the old log-probs instead of taking those of the step itself."""
+    def update(self, ids_BT: Any, advantage_B1: Any, old: bool, prompt: int = cases.PROMPT) -> int:
+        """One GRPO step. prompt: tokens before the answers; old: score the old log-probs instead of taking those of
+        the step itself."""
         with torch.no_grad():
-            ref = answer_logprobs(self.reference, ids_BT)
-            before = answer_logprobs(self.policy, ids_BT) if old else None
-        logp = answer_logprobs(self.policy, ids_BT)
+            ref = answer_logprobs(self.reference, ids_BT, prompt)
+            before = answer_logprobs(self.policy, ids_BT, prompt) if old else None
+        logp = answer_logprobs(self.policy, ids_BT, prompt)
         ratio = torch.exp(logp - (logp.detach() if before is None else before))
         clipped = torch.clamp(ratio, 1 - cases.CLIP_LOW, 1 + cases.CLIP_HIGH)
         policy = torch.maximum(-advantage_B1 * ratio, -advantage_B1 * clipped)
@@ -137,6 +138,6 @@ class Participant:
                 return trainer.update(ids, group_advantages(ids, plan.samples), old=False)
 
             return step
-        ids_BT, advantages_B = cases.rows()
+        ids_BT, advantages_B = cases.rows(case)
         ids, advantage = torch.from_numpy(ids_BT).long(), torch.tensor(advantages_B, dtype=torch.float32)[:, None]
-        return lambda: trainer.update(ids, advantage, old=case == "update_old")
+        return lambda: trainer.update(ids, advantage, old=case == "update_old", prompt=cases.lengths(case)[0])

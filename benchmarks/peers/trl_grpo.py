@@ -72,17 +72,17 @@ class Gate(TrainerCallback):
 class Given:
     """A `rollout_func` that samples nothing: the completions of the update, the same at every step."""
 
-    def __init__(self, old: bool) -> None:
-        self._old = old
-        self._ids_BT = cases.rows()[0]
+    def __init__(self, case: str) -> None:
+        self._old, self._prompt = case == "update_old", cases.lengths(case)[0]
+        self._ids_BT = cases.rows(case)[0]
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         if self._old:
             old_logprobs(trainer, trainer.model)
         ids = self._ids_BT.tolist()
         return {
-            "prompt_ids": [row[: cases.PROMPT] for row in ids],
-            "completion_ids": [row[cases.PROMPT :] for row in ids],
+            "prompt_ids": [row[: self._prompt] for row in ids],
+            "completion_ids": [row[self._prompt :] for row in ids],
             "logprobs": None,
         }
 
@@ -115,13 +115,12 @@ class Participant:
         if case in cases.GENERATION:
             return self._generate(case)
         gate = Gate()
-        given = None if case == "step" else Given(old=case == "update_old")
-        trainer = self._trainer(given, gate)
+        trainer = self._trainer(None if case == "step" else Given(case), gate, case=case)
         gate.start(trainer)
 
         def run() -> int:
             gate.step()
-            return int(trainer._metrics["train"]["completions/mean_length"][-1] * cases.ROWS)
+            return int(trainer._metrics["train"]["completions/mean_length"][-1] * len(cases.rows(case)[0]))
 
         return run
 
@@ -136,7 +135,7 @@ class Participant:
 
         return run
 
-    def _trainer(self, rollout: Given | None, *callbacks: TrainerCallback) -> Any:
+    def _trainer(self, rollout: Given | None, *callbacks: TrainerCallback, case: str = "step") -> Any:
         """A trainer of the model, at the settings that are fastest on CPUs: no recomputation, no mixed precision."""
         plan = cases.generation("step")
         config = GRPOConfig(
@@ -145,9 +144,9 @@ class Participant:
             bf16=False,
             gradient_checkpointing=False,
             model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-            per_device_train_batch_size=cases.ROWS,
-            num_generations=plan.samples,
-            max_completion_length=cases.ANSWER,
+            per_device_train_batch_size=len(cases.rows(case)[0]),
+            num_generations=cases.SHARING if case in cases.SHARED else plan.samples,
+            max_completion_length=cases.lengths(case)[1],
             temperature=1.0,
             top_p=1.0,
             top_k=0,

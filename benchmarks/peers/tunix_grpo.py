@@ -27,7 +27,6 @@ from tunix.rl.rollout.base_rollout import RolloutConfig  # pyright: ignore[repor
 from benchmarks.peers import cases
 from benchmarks.peers.worker import Work
 
-LENGTH = cases.PROMPT + cases.ANSWER
 NO_ID = -1  # Tunix takes ids equal to the end or padding id for them; none is
 
 
@@ -103,7 +102,7 @@ class Participant:
             return self._generate(case)
         if case == "step":
             return self._step()
-        return self._update(old=case == "update_old")
+        return self._update(case)
 
     def _model(self) -> Any:
         """Tunix's Qwen3 with the folder's weights, by its own loader."""
@@ -125,7 +124,9 @@ class Participant:
     def _generate(self, case: str) -> Work:
         """Batches of `rows` in the given order, each until its longest completion ends."""
         plan, model, codec = cases.generation(case), self._model(), Codec()
-        config = CacheConfig(LENGTH, model.config.num_layers, model.config.num_kv_heads, model.config.head_dim)
+        config = CacheConfig(
+            cases.PROMPT + cases.ANSWER, model.config.num_layers, model.config.num_kv_heads, model.config.head_dim
+        )
         sampler = Sampler(model, codec, config)
         batches = [([codec.decode(ids) for ids in prompts], longest) for prompts, longest in plan.batches()]
 
@@ -147,7 +148,7 @@ class Participant:
 
         return run
 
-    def _cluster(self) -> Any:
+    def _cluster(self, case: str = "step") -> Any:
         """Actor, reference and rollouts on one device; the actor's weights are the sampler's: nothing to publish."""
         role = rl_cluster.Role
         optimizer = optax.chain(
@@ -166,9 +167,9 @@ class Participant:
                     actor_optimizer=optimizer, eval_every_n_steps=1_000_000, max_steps=1_000_000
                 ),
                 rollout_config=RolloutConfig(
-                    max_tokens_to_generate=cases.ANSWER,
-                    max_prompt_length=cases.PROMPT,
-                    kv_cache_size=LENGTH,
+                    max_tokens_to_generate=cases.lengths(case)[1],
+                    max_prompt_length=cases.lengths(case)[0],
+                    kv_cache_size=sum(cases.lengths(case)),
                     temperature=1.0,
                     top_p=1.0,
                     top_k=None,
@@ -181,16 +182,16 @@ class Participant:
         config = GRPOConfig(num_generations=cases.SAMPLES, num_iterations=1, beta=cases.KL_COEF, epsilon=cases.CLIP_LOW)
         return GRPOLearner(rl_cluster=cluster, algo_config=config, reward_fns=rewards)
 
-    def _reference(self, cluster: Any, ids_BT: Any) -> Any:
-        prompt_ids, completion_ids = ids_BT[:, : cases.PROMPT], ids_BT[:, cases.PROMPT :]
+    def _reference(self, cluster: Any, ids_BT: Any, prompt: int = cases.PROMPT) -> Any:
+        prompt_ids, completion_ids = ids_BT[:, :prompt], ids_BT[:, prompt:]
         return cluster.get_ref_per_token_logps(prompt_ids, completion_ids, pad_id=NO_ID, eos_id=NO_ID)
 
-    def _update(self, old: bool) -> Work:
+    def _update(self, case: str) -> Work:
         """The learner's parts of a step on given completions: reference (and old) log-probs, the actor's update."""
-        cluster = self._cluster()
+        cluster, old, prompt = self._cluster(case), case == "update_old", cases.lengths(case)[0]
         self._learner(cluster)  # gives the actor its loss
-        ids_BT, advantages_B = (jnp.asarray(array) for array in cases.rows())
-        prompt_ids, completion_ids = ids_BT[:, : cases.PROMPT], ids_BT[:, cases.PROMPT :]
+        ids_BT, advantages_B = (jnp.asarray(array) for array in cases.rows(case))
+        prompt_ids, completion_ids = ids_BT[:, :prompt], ids_BT[:, prompt:]
 
         def run() -> int:
             example = TrainExample(
@@ -199,7 +200,7 @@ class Participant:
                 completion_ids=completion_ids,
                 completion_mask=jnp.ones(completion_ids.shape, bool),
                 advantages=advantages_B,
-                ref_per_token_logps=self._reference(cluster, ids_BT),
+                ref_per_token_logps=self._reference(cluster, ids_BT, prompt),
                 old_per_token_logps=cluster.get_old_per_token_logps(prompt_ids, completion_ids) if old else None,
             )
             cluster.update_actor([example], None)

@@ -205,8 +205,11 @@ class LearnerSection(Section):
     """Allowed row lengths; the largest must fit the longest episode."""
     packing: bool = True
     """Pack several episodes into one row."""
+    share_prefixes: Literal["auto", "never"] = "auto"
+    """Compute once what episodes begin with, such as a group's prompt: `auto` (if it saves 5 % of the FLOPs), `never`
+    (docs/models.md#what-a-token-sees)."""
     micro_batch_rows: Whole = 8
-    """Rows per forward and backward pass, over the whole mesh; 0: all at once."""
+    """Most rows per forward and backward pass, over the whole mesh; 0: all at once."""
     remat: Literal["full", "qkv", "dots", "none"] = "full"
     """What is kept of a layer for the backward pass: `full` its input, `qkv` also queries, keys and values, `dots` also
     the results of its dense products (not of experts), `none` everything; the rest is computed again."""

@@ -15,9 +15,9 @@ refers to the rows of its own shard. With a context axis the tokens of a row are
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,10 +27,12 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner.advantages import sampled_tokens
+from scope_jax.learner.prefixes import Node, Piece, Work, alone, cheapest, rows_of
 from scope_jax.learner.splitting import has_term, trainable
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.context import token_order
 
+ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots
 FEW_MICRO_BATCHES = 16  # their places cost memory only
 FEW_SEQUENCES = 256
 FEW_SLOTS = 4096  # up to here padding costs less than compiling another program
@@ -42,9 +44,9 @@ class Batch(struct.PyTreeNode):
 
     ids_MBT: Leaf
     positions_MBT: Leaf
-    """From 0 in each segment."""
-    segments_MBT: Leaf
-    """1, 2, … for the datums of a row, 0 for padding."""
+    """Of the token in its datum, 0 in padding."""
+    ends_MBT: Leaf
+    """The place in the row behind the last token that continues this one (`models.attention`); of padding the next."""
     index_MN: Leaf
     """Flat index (row · T + t within the device's rows of this micro-batch, T being its tokens of a row) of the hidden
     state that predicts the target."""
@@ -69,6 +71,10 @@ class Batch(struct.PyTreeNode):
     """Factor of the slot's terms in the loss."""
     micro_batches: Leaf
     """How many of the M are real."""
+    row_tokens: Leaf
+    """Tokens in the rows, without padding."""
+    shared_tokens: Leaf
+    """How many more there would be if every datum were in the rows whole."""
     padding_tokens: Leaf
     """Sampled tokens of the episodes without a row that count in the loss's divisor."""
     padding_sequences: Leaf
@@ -86,27 +92,6 @@ class Batch(struct.PyTreeNode):
     def empty(self) -> bool:
         """Whether no episode has a row: the gradient of its step is 0."""
         return self.ids_MBT is None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One datum with the loss inputs of its episode."""
-
-    datum: Datum
-    advantage: float | np.ndarray  # of the sampled tokens
-    teacher: float | np.ndarray  # log-probs of the sampled tokens
-    sequence: int  # number of the episode in the batch
-    length: int  # sampled tokens of the whole episode
-    opens: bool  # the episode's first datum with sampled tokens
-    source: int  # number of the datum's first sampled token in the step
-    temperature: float
-    weight: float
-
-
-class _Row(NamedTuple):
-    members: list[Piece]
-    used: int
-    sampled: int
 
 
 def round_up(count: int) -> int:
@@ -171,24 +156,10 @@ def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossC
     return pieces
 
 
-def _fill_rows(pieces: Sequence[Piece], width: int, packing: bool) -> list[_Row]:
-    """First-fit decreasing: longest first, each into the first row with space. Without packing, one datum per row."""
-    rows: list[_Row] = []
-    for piece in sorted(pieces, key=lambda s: -len(s.datum.ids_T)):
-        size, sampled = len(piece.datum.ids_T), int(np.count_nonzero(piece.datum.sampled_T))
-        place = next((i for i, row in enumerate(rows) if packing and row.used + size <= width), None)
-        if place is None:
-            rows.append(_Row([piece], size, sampled))
-        else:
-            row = rows[place]
-            rows[place] = _Row([*row.members, piece], row.used + size, row.sampled + sampled)
-    return rows
-
-
-def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
+def _deal(rows: Sequence[Node], bins: int, capacity: int) -> list[list[Node]]:
     """Distributes rows over bins of `capacity` rows: the row with the most trained tokens first, each to the bin with
     the fewest trained tokens, which keeps N small."""
-    dealt: list[list[_Row]] = [[] for _ in range(bins)]
+    dealt: list[list[Node]] = [[] for _ in range(bins)]
     heap = [(0, number) for number in range(bins)]
     for row in sorted(rows, key=lambda r: -r.sampled):
         sampled, number = heapq.heappop(heap)
@@ -203,20 +174,16 @@ def slots_for(most: int, chunk: int) -> int:
     return _power_of_four(max(most, 16)) if most <= FEW_SLOTS else round_up(-(-most // chunk)) * chunk
 
 
-def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) -> None:
+def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[Node]) -> None:
     """One shard's share of one micro-batch into the arrays [bins, rows, T] and [bins, N]."""
     slot = 0
     width = arrays["ids"].shape[-1]
     for number, row in enumerate(rows):
-        start = 0
-        for segment, piece in enumerate(row.members, start=1):
-            datum, end = piece.datum, start + len(piece.datum.ids_T)
-            arrays["ids"][place, number, start:end] = datum.ids_T
-            arrays["positions"][place, number, start:end] = np.arange(end - start)
-            arrays["segments"][place, number, start:end] = segment
+        for piece, place_T in _laid_out(row, {name: arrays[name][place, number] for name in ROWS}):
+            datum = piece.datum
             (sampled,) = np.nonzero(datum.sampled_T)
             window = slice(slot, slot + len(sampled))
-            arrays["index"][place, window] = number * width + start + sampled - 1
+            arrays["index"][place, window] = number * width + place_T[sampled - 1]
             arrays["targets"][place, window] = datum.ids_T[sampled]
             arrays["source"][place, window] = piece.source + np.arange(len(sampled))
             arrays["mask"][place, window] = True
@@ -229,31 +196,65 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) 
                 arrays["teacher"][place, window] = piece.teacher
             arrays["temperature"][place, window] = piece.temperature
             arrays["weight"][place, window] = piece.weight
-            start, slot = end, window.stop
+            slot = window.stop
+
+
+def _laid_out(row: Node, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Piece, np.ndarray]]:
+    """Writes a row into arrays [T]; its datums in that order, each with the places of its tokens."""
+    start, above = 0, {row: np.zeros(0, np.int64)}
+    for node in row.nodes():
+        stop = start + len(node.ids)
+        arrays["ids"][start:stop] = node.ids
+        arrays["positions"][start:stop] = node.start + np.arange(len(node.ids))
+        arrays["ends"][start:stop] = start + node.size
+        place_T = np.concatenate([above.pop(node), np.arange(start, stop)])
+        above |= dict.fromkeys(node.children, place_T)
+        yield from ((piece, place_T) for piece in node.pieces)
+        start = stop
 
 
 def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -> dict[str, np.ndarray]:
-    arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ("ids", "positions", "segments")}
+    arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ROWS}
     arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
     floats = ("length", "advantage", "behaviour", "weight", *(("teacher",) if taught else ()))
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in floats}
     arrays["temperature"] = np.ones((bins, slots), np.float32)  # 1 in empty slots: logits are divided by it there, too
+    arrays["ends"][:] = np.arange(1, width + 1)
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
 
 def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
-    """Rows of a micro-batch on each shard; 0 if all rows are in one micro-batch."""
+    """Most rows of a micro-batch on each shard; 0 if all rows are in one micro-batch."""
     return -(-section.micro_batch_rows // row_shards)
 
 
+def micro_batches(section: LearnerSection, row_shards: int, rows: int) -> tuple[int, int]:
+    """(micro-batches, rows of each on each shard) for a number of rows: as few micro-batches as `rows_per_shard`
+    allows, of that many rows, or of a quarter, a sixteenth … of them if that is enough."""
+    size = rows_per_shard(section, row_shards)
+    if not size:
+        return 1, round_up(-(-rows // row_shards))
+    count = -(-rows // (size * row_shards))
+    while size > 1 and count * -(-size // 4) * row_shards >= rows:
+        size = -(-size // 4)
+    return count, size
+
+
 def _batch(
-    arrays: Mapping[str, Leaf], micro_batches: Leaf, padding: tuple[Leaf, Leaf], idle: tuple[Leaf, Leaf], sequences: int
+    arrays: Mapping[str, Leaf],
+    micro_batches: Leaf,
+    row_tokens: Leaf,
+    shared_tokens: Leaf,
+    padding: tuple[Leaf, Leaf],
+    idle: tuple[Leaf, Leaf],
+    sequences: int,
 ) -> Batch:
-    rows = ("ids", "positions", "segments")
     return Batch(
-        **{f"{name}_{'MBT' if name in rows else 'MN'}": array for name, array in arrays.items()},
+        **{f"{name}_{'MBT' if name in ROWS else 'MN'}": array for name, array in arrays.items()},
         micro_batches=micro_batches,
+        row_tokens=row_tokens,
+        shared_tokens=shared_tokens,
         padding_tokens=padding[0],
         padding_sequences=padding[1],
         idle_tokens=idle[0],
@@ -279,14 +280,14 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
     device_N = np.where(arrays["mask"], device_N, -1)
     most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
     made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays)
-    for name in ("ids", "positions", "segments"):
+    for name in ROWS:
         made[name] = arrays[name][..., order]
     arrays = arrays | {"index": (row_N * own + local_N).astype(np.int32)}
     slots = made["mask"].shape[1] // context
     for place in range(bins):
         for device in range(context):
             (mine,) = np.nonzero(device_N[place] == device)
-            for name in made.keys() - {"ids", "positions", "segments"}:
+            for name in made.keys() - set(ROWS):
                 made[name][place, device * slots : device * slots + len(mine)] = arrays[name][place, mine]
     return made
 
@@ -312,7 +313,7 @@ def abstract(
     }
     real, count = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
     sequences = _power_of_four(max(micro_batches * share * row_shards, FEW_SEQUENCES))
-    return _batch(arrays, real, (count, count), (count, count), sequences)
+    return _batch(arrays, real, count, count, (count, count), (count, count), sequences)
 
 
 def pack(
@@ -322,13 +323,15 @@ def pack(
     tempered: bool = True,
     context: int = 1,
     card: LossCard | None = None,
+    work: Work | None = None,
 ) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
     logprob_chunk. row_shards: number of devices the rows are divided over. tempered: log-probs are at the episodes'
     sampling temperatures, else at 1 (as for temperature 0, greedy sampling). context: devices that the tokens of a row
-    are divided over. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
+    are divided over. work: decides whether what datums begin with is shared (`prefixes.cheapest`); None, or without
+    packing: it is not. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
     Episodes without sampled tokens are left out; padding is counted but has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, if the first token
@@ -341,13 +344,24 @@ def pack(
     idle = [episode for episode in trained if card is not None and not has_term(episode, card)]
     absent = _counts([*idle, *(episode for episode in episodes if episode.padding)]), _counts(idle)
     if not chosen:
-        return _batch(dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), *absent, FEW_SEQUENCES)
+        return _batch(
+            dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), np.float32(0), np.float32(0), *absent, FEW_SEQUENCES
+        )
     pieces = _pieces(chosen, max(section.buckets), tempered, card)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
-    width = min(bucket for bucket in section.buckets if bucket >= longest)
-    rows = _fill_rows(pieces, width, section.packing)
-    share = rows_per_shard(section, row_shards) or round_up(-(-len(rows) // row_shards))
-    real = -(-len(rows) // (share * row_shards))
+    buckets = [bucket for bucket in section.buckets if bucket >= longest]
+    if work is not None and section.packing:
+
+        def places(rows: int) -> int:
+            return math.prod(micro_batches(section, row_shards, rows)) * row_shards
+
+        rows, width = cheapest(pieces, buckets, places, work)
+    else:
+        width = min(buckets)
+        rows = rows_of(alone(pieces), width) if section.packing else sorted(alone(pieces), key=lambda row: -row.size)
+    row_tokens = sum(row.size for row in rows)
+    shared_tokens = sum(len(piece.datum.ids_T) for piece in pieces) - row_tokens
+    real, share = micro_batches(section, row_shards, len(rows))
     dealt = _deal(rows, real * row_shards, share)
     slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
@@ -364,7 +378,8 @@ def pack(
         return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
 
     laid = {name: laid_out(name) for name in arrays}
-    return _batch(laid, np.int32(real), *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)))
+    tokens = np.float32(row_tokens), np.float32(shared_tokens)
+    return _batch(laid, np.int32(real), *tokens, *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)))
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:

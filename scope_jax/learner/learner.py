@@ -40,11 +40,11 @@ from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram, placed
 
 # Metrics that are summed over mini-batches; those ending in _max take the maximum.
-ADDED = ("tokens", "sequences", "idle_sequences", "skipped")
+ADDED = ("tokens", "sequences", "idle_sequences", "shared_tokens", "skipped")
 # The names of what `Learner.update` measures: of every loss; some; DPO's.
 METRICS = (
     *("loss", "tokens", "sequences", "idle_sequences", "grad_norm", "param_rms", "learning_rate", "skipped"),
-    *("surprisal", "entropy"),
+    *("surprisal", "entropy", "row_padding", "slot_padding", "shared_tokens"),
     *("policy_loss", "clip_fraction", "dual_clip_fraction", "ratio_mean", "ratio_max"),
     *("mismatch_mean", "mismatch_max", "mismatch_bias", "mismatch_kl"),
     *("rollout_weight_mean", "rollout_cap_fraction", "rollout_masked_fraction"),
@@ -147,8 +147,8 @@ class Learner:
                     "call advantages.assign before packing."
                 )
         parts = splitting.mini_batches(episodes, card.mini_batches)
-        shards = (self.row_shards, card.tempered, self.context, card)
-        return [self.place(batching.pack(part, self.section, *shards)) for part in parts]
+        rows = (self.row_shards, card.tempered, self.context, card, self.jitted.work)
+        return [self.place(batching.pack(part, self.section, *rows)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
         """Moves a packed batch to the devices, with rows divided over data × fsdp and their tokens over context; of
@@ -218,10 +218,12 @@ class Learner:
         mismatch_bias (the same, signed), mismatch_kl (KL of the behaviour from the learner), and with a rollout_cap or
         rollout_mask rollout_weight_mean, rollout_cap_fraction and rollout_masked_fraction; over the same tokens
         ratio_max and mismatch_max; tokens, sequences, idle_sequences (those of them without a term), grad_norm (before
-        clipping), param_rms (of the updated weights), learning_rate, skipped. A supervised card has loss and the
-        metrics from tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin
-        and implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state
-        lacks; DivergedError if training has diverged (`check_sound`).
+        clipping), param_rms (of the updated weights), learning_rate, skipped; row_padding and slot_padding (shares of
+        the computed rows and of their slots that are empty) and shared_tokens (of what several datums begin with:
+        tokens that were not computed again), left out without rows. A supervised card has loss and the metrics from
+        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and
+        implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state lacks;
+        DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")

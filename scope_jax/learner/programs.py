@@ -23,8 +23,10 @@ from scope_jax.learner import losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
+from scope_jax.learner.prefixes import Work
 from scope_jax.learner.state import TrainState, advance, global_norm
 from scope_jax.models import attention, context, transformer
+from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
 from scope_jax.sharding.mesh import ROWS, TOKENS
 
@@ -63,6 +65,8 @@ class LearnerPrograms:
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
         kv_heads = model.num_kv_heads // tensor
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
+        sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
+        self.work = Work(model, sparse) if section.share_prefixes == "auto" else None
         for bucket in section.buckets:
             context.token_order(bucket, divided)
             if self.shards.sequence and bucket // divided % tensor:
@@ -85,14 +89,14 @@ class LearnerPrograms:
             params,
             micro.ids_MBT,
             micro.positions_MBT,
-            micro.segments_MBT,
+            micro.ends_MBT,
             shards=self.shards,
             remat=remat,
             compute_dtype=self.layout.compute_dtype,
             attention=self.attention,
             context_attention=self.context_attention,
         )
-        hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
+        hidden_ND = rows_of(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), micro.index_MN)
         table_VD = transformer.output_table(self.model, params, self.shards, self.layout.compute_dtype)
         return token_logprobs_and_entropy(
             hidden_ND,
@@ -220,7 +224,7 @@ class LearnerPrograms:
             metrics |= {name: self.shards.sum_rows(value) / computed for name, value in per_token.items()}
             metrics |= {name: self._largest(value) for name, value in maxima.items()}
             metrics |= self._trained(batch, **counts) | self._moved(state, norm, rate, taken)
-            return state, metrics
+            return state, metrics | self._padding(batch, computed)
 
         state_specs = self.layout.state_specs(reference=False)
         base_specs = None if base is None else self.layout.reference_specs
@@ -237,6 +241,17 @@ class LearnerPrograms:
         """What is trained: the given tokens and sequences in rows, and those without a term."""
         idle = batch.idle_sequences
         return {"tokens": tokens + batch.idle_tokens, "sequences": sequences + idle, "idle_sequences": idle}
+
+    def _padding(self, batch: Batch, trained: Any) -> dict[str, jax.Array]:
+        """Shares of the computed rows' tokens, and of their slots, that are padding; and the tokens not computed again.
+        trained: slots that are none."""
+        sizes = (math.prod(x.shape[1:]) for x in (batch.ids_MBT, batch.mask_MN))  # of this device, in a micro-batch
+        tokens, slots = (self.shards.sum_rows(batch.micro_batches * jnp.float32(size)) for size in sizes)
+        return {
+            "row_padding": 1.0 - batch.row_tokens / tokens,
+            "slot_padding": 1.0 - trained / slots,
+            "shared_tokens": batch.shared_tokens,
+        }
 
     def _moved(self, state: TrainState, norm: Any, rate: Any, taken: Any) -> dict[str, jax.Array]:
         """Metrics of an optimiser step."""

@@ -117,10 +117,10 @@ def _copying(params, model) -> float:
     rng = np.random.default_rng(0)
     half_BT = rng.integers(300, model.vocab_size, (16, 24))
     ids_BT = jnp.asarray(np.concatenate([half_BT, half_BT], axis=1), jnp.int32)
-    ones_BT = jnp.ones_like(ids_BT)
+    ends_BT = jnp.full_like(ids_BT, 48)
     positions_BT = jnp.broadcast_to(jnp.arange(48), ids_BT.shape)
     hidden_BTD = transformer.hidden(
-        model, params, ids_BT, positions_BT, ones_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
+        model, params, ids_BT, positions_BT, ends_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
     )
     guess_BT = jnp.argmax(hidden_BTD @ params["embed"]["table_VD"].T, axis=-1)
     return float(jnp.mean(guess_BT[:, 26:-1] == ids_BT[:, 27:]))

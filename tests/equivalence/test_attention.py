@@ -1,4 +1,4 @@
-"""Windows and packed segments against transformers' own mask functions, values against torch's attention."""
+"""Windows, packed rows and common prompts against transformers' mask functions, values against torch's attention."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +7,12 @@ import torch
 from transformers import masking_utils
 
 from scope_jax.models.attention import make_attend, visible_mask
+from tests.rows import ends
 
 T, HEADS, KV_HEADS, HEAD_DIM = 40, 4, 2, 8
 SEGMENTS_BT = np.asarray([[1] * 25 + [2] * 15, [3] * 33 + [0] * 7], np.int32)
+ENDS_BT = jnp.asarray(ends(SEGMENTS_BT))
+POSITIONS_BT = jnp.asarray([[*range(25), *range(15)], [*range(33), *range(7)]])
 
 
 def their_mask(window):
@@ -23,7 +26,7 @@ def their_mask(window):
 
 @pytest.mark.parametrize("window", [None, 1, 7, 40])
 def test_a_window_is_transformers_sliding_window(window):
-    ours = np.asarray(visible_mask(jnp.asarray(SEGMENTS_BT), window))
+    ours = np.asarray(visible_mask(ENDS_BT, POSITIONS_BT, window))
     np.testing.assert_array_equal(ours, their_mask(window).numpy())
 
 
@@ -32,7 +35,7 @@ def test_a_window_is_transformers_sliding_window(window):
 def test_values_are_torchs(backend, window):
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, T, n, HEAD_DIM)).astype(np.float32) for n in (HEADS, KV_HEADS, KV_HEADS))
-    ours = make_attend(backend, jnp.asarray(SEGMENTS_BT), window)(*map(jnp.asarray, (q, k, v)))
+    ours = make_attend(backend, ENDS_BT, POSITIONS_BT, window)(*map(jnp.asarray, (q, k, v)))
     theirs = torch.nn.functional.scaled_dot_product_attention(
         *(torch.from_numpy(x).transpose(1, 2) for x in (q, k, v)),
         attn_mask=their_mask(window)[:, None],

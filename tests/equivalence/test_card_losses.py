@@ -186,7 +186,7 @@ def plain(params, ids_RT):
     rows, length = ids_RT.shape
     positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
     options = {"shards": LOCAL, "remat": "none", "compute_dtype": jnp.float32}
-    hidden_RTD = transformer.hidden(MODEL, params, ids_RT, positions, jnp.ones_like(ids_RT), **options)
+    hidden_RTD = transformer.hidden(MODEL, params, ids_RT, positions, jnp.full_like(ids_RT, length), **options)
     logp_RTV = jax.nn.log_softmax(hidden_RTD[:, :-1] @ params["embed"]["table_VD"].T)
     return jnp.take_along_axis(logp_RTV, ids_RT[:, 1:, None], -1)[..., 0]
 

@@ -30,6 +30,7 @@ from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import path_name
+from tests.rows import ends
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -140,14 +141,14 @@ def ids_BT():
 
 
 @partial(jax.jit, static_argnums=0)
-def packed_hidden(cfg, params, ids_BT, positions_BT, segments_BT):
-    arrays = (ids_BT, positions_BT, segments_BT)
+def packed_hidden(cfg, params, ids_BT, positions_BT, ends_BT):
+    arrays = (ids_BT, positions_BT, ends_BT)
     return transformer.hidden(cfg, params, *arrays, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
 
 
 def our_hidden(cfg, params, ids_BT):
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-    return packed_hidden(cfg, params, ids_BT, positions_BT, jnp.ones_like(ids_BT))
+    return packed_hidden(cfg, params, ids_BT, positions_BT, jnp.full_like(ids_BT, ids_BT.shape[1]))
 
 
 def our_logits(cfg, params, ids_BT):
@@ -156,7 +157,7 @@ def our_logits(cfg, params, ids_BT):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def one_layer(cfg, window, w, x_BTD, positions_BT):
-    attend = make_attend("reference", jnp.ones_like(positions_BT), window)
+    attend = make_attend("reference", jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT, window)
     return transformer.block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attend, LOCAL)
 
 
@@ -261,9 +262,9 @@ def test_packed_rows_equal_transformers_rows(pair, ids_BT):
     model, cfg, params, _ = pair
     lengths, padding = [5, 30, 33], 4
     row = np.concatenate([ids_BT[i, :n] for i, n in enumerate(lengths)] + [np.zeros(padding, int)])
-    segments = np.repeat([1, 2, 3, 0], [*lengths, padding])
+    behind = ends(np.repeat([1, 2, 3, 0], [*lengths, padding]))
     positions = np.concatenate([np.arange(n) for n in [*lengths, padding]])
-    arrays = (jnp.asarray(np.tile(x, (ROWS, 1)), jnp.int32) for x in (row, positions, segments))
+    arrays = (jnp.asarray(np.tile(x, (ROWS, 1)), jnp.int32) for x in (row, positions, behind))
     hidden = packed_hidden(cfg, params, *arrays)
     logits = np.asarray(hidden @ transformer.output_table(cfg, params).T)[0]
     start = 0

@@ -142,6 +142,35 @@ def test_credits_and_a_teacher_equal_torch(models, episodes):
     assert abs(loss.item() - plain.item()) > 0.01 and metrics["teacher_k3"] > 0
 
 
+def test_groups_whose_prompts_are_computed_once_equal_torch(models):
+    """Torch computes every answer with its own copy of the prompt."""
+    policy, reference, cfg, params, ref_params = models
+    rng, made = np.random.default_rng(2), []
+    for group in range(2):
+        prompt = rng.integers(0, 96, 14)
+        for count in (5, 8, 2, 6):
+            ids = np.concatenate([prompt, rng.integers(0, 96, count)]).astype(np.int32)
+            sampled = np.arange(len(ids)) >= len(prompt)
+            with torch.no_grad():
+                own = torch_logprobs(policy, Datum(ids, sampled, np.zeros(len(ids), np.float32)))
+            behaviour = np.zeros(len(ids), np.float32)
+            behaviour[sampled] = own.float().numpy() + rng.normal(size=count) * 0.2
+            datum = Datum(ids, sampled, behaviour)
+            made.append(Episode("solver", "actor", str(group), (datum,), 0.0, advantage=float(rng.normal())))
+    section = LearnerSection(buckets=(48,), micro_batch_rows=2, logprob_chunk=16)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    learner = Learner(cfg, mesh, OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+    state = learner.init_state(params).replace(ref_params=ref_params)
+    tempered = [replace(episode, temperature=TEMPERATURE) for episode in made]
+    _, metrics = learner.update(state, learner.pack(tempered, CARD), CARD)
+    assert metrics["shared_tokens"] == 6 * 14
+    policy.zero_grad()
+    loss = torch_loss(policy, reference, made)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1e9)
+    np.testing.assert_allclose((metrics["loss"], metrics["grad_norm"]), (loss.item(), norm.item()), rtol=1e-5)
+
+
 def test_update_trajectory_equals_torch(models, episodes, tmp_path):
     policy, _, cfg, params, ref_params = models
     section = LearnerSection(buckets=(32,), micro_batch_rows=2, logprob_chunk=16)

@@ -63,7 +63,7 @@ def logits(cfg: ModelConfig, params: dict, ids_BT: jax.Array) -> jax.Array:
         params,
         ids_BT,
         positions_BT,
-        jnp.ones_like(ids_BT),
+        jnp.full_like(ids_BT, ids_BT.shape[1]),
         shards=LOCAL,
         remat="none",
         compute_dtype=jnp.float32,

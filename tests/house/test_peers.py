@@ -36,6 +36,10 @@ def test_plans_have_the_lengths_that_are_documented():
     step = cases.generation("step")
     assert step.tokens == cases.tokens("step") == cases.tokens("update") == 2048
     assert np.array_equal(step.batches()[0][0][:4], np.repeat(step.prompts_PT[:1], 4, axis=0))
+    for case, (prompt, answer) in cases.SHARED.items():
+        ids_BT, advantages_B = cases.rows(case)
+        assert ids_BT.shape == (8, prompt + answer) and len(advantages_B) == 8
+        assert (ids_BT[:, :prompt] == ids_BT[0, :prompt]).all() and len({*ids_BT[:, prompt].tolist()}) > 4
 
 
 def test_flops_by_hand():
@@ -48,6 +52,11 @@ def test_flops_by_hand():
     assert cases.useful_flops("update") == 4 * forward
     assert cases.useful_flops("update_old") == 5 * forward
     assert cases.useful_flops("step") == 4 * forward + 2048 * 8_388_608
+    # 8 answers of 64 to a prompt of 512: half of 512² pairs once, half of 576² − 512² for each answer
+    pairs = 512**2 // 2 + 8 * (576**2 - 512**2) // 2
+    assert cases.tokens("shared_512") == 512
+    shared = 1024 * 6_291_456 + 4 * 4 * 256 * pairs + 512 * 2_097_152
+    assert cases.useful_flops("shared_512") == pytest.approx(4 * shared, rel=1e-12)
 
 
 def test_a_reward_and_the_codec():

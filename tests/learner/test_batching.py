@@ -23,8 +23,8 @@ def test_two_short_datums_share_a_row(make):
     second = episode_of(datum_of([9, 10, 11], [0, 1, 0], [0, -3, 0]), advantage=-4.0)
     first, second = replace(first, temperature=0.5), replace(second, temperature=0.0, weight=0.25)
     batch = batching.pack([first, second], SECTION, 1)
-    assert batch.ids_MBT[0].tolist() == [[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]
-    assert batch.segments_MBT[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
+    assert batch.ids_MBT[0].tolist() == [[5, 6, 7, 8, 9, 10, 11, 0]]  # one row is enough
+    assert batch.ends_MBT[0].tolist() == [[4, 4, 4, 4, 7, 7, 7, 8]]
     assert batch.positions_MBT[0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
     assert batch.mask_MN[0].tolist() == [True] * 3 + [False] * 13
     assert batch.index_MN[0, :3].tolist() == [1, 2, 4]
@@ -87,8 +87,9 @@ def test_an_episode_counts_once_however_its_datums_are_distributed(make, packing
 
 def test_without_packing_each_datum_has_its_row(make):
     batch = batching.pack(make[2](5, 5), with_(packing=False, micro_batch_rows=0), 1)
-    assert batch.segments_MBT.shape == (1, 5, 32)
-    assert set(batch.segments_MBT.max(axis=2).ravel().tolist()) == {1}
+    assert batch.ends_MBT.shape == (1, 5, 32)
+    assert (np.diff(batch.positions_MBT, axis=2) == 1).sum() == batch.row_tokens - 5
+    assert (batch.positions_MBT == np.arange(32))[batch.positions_MBT > 0].all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,18 +114,18 @@ def test_every_token_is_in_the_batch_once(lengths, packing, micro, shards, seed)
     episodes = [episode_of(datum, group=str(i), advantage=float(i)) for i, datum in enumerate(datums)]
     batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards)
     assert batch.ids_MBT.shape[1] % shards == 0 and batch.index_MN.shape[1] % shards == 0
-    assert (batch.segments_MBT > 0).sum() == sum(lengths)
+    assert batch.row_tokens == sum(lengths)
     behaviour = batching.unpack(batch, batch.behaviour_MN)
     np.testing.assert_array_equal(behaviour, np.concatenate([d.logprobs_T[d.sampled_T] for d in datums]))
     assert batch.mask_MN[int(batch.micro_batches) :].sum() == 0
     rows, slots = batch.ids_MBT.shape[1] // shards, batch.index_MN.shape[1] // shards
     for m, s in np.ndindex(batch.index_MN.shape[0], shards):
         ids = batch.ids_MBT[m, s * rows : (s + 1) * rows].ravel()
-        segments = batch.segments_MBT[m, s * rows : (s + 1) * rows].ravel()
+        ends = batch.ends_MBT[m, s * rows : (s + 1) * rows].ravel()
         window = slice(s * slots, (s + 1) * slots)
         places = batch.index_MN[m, window][batch.mask_MN[m, window]]
         assert (ids[places + 1] == batch.targets_MN[m, window][batch.mask_MN[m, window]]).all()
-        assert (segments[places] == segments[places + 1]).all() and (segments[places] > 0).all()
+        assert (ends[places] == ends[places + 1]).all() and (places % batch.ids_MBT.shape[2] + 1 < ends[places]).all()
         assert len(set(places.tolist())) == len(places)
 
 
@@ -133,7 +134,7 @@ def test_token_ids_do_not_affect_packing(make):
     datum_of, episode_of, _ = make
     sampled = [0, 1, 0, 1, 1]
     zeros, others = (batching.pack([episode_of(datum_of(ids, sampled))], SECTION, 1) for ids in ([0] * 5, [3] * 5))
-    for name in ("positions_MBT", "segments_MBT", "index_MN", "mask_MN", "first_MN", "length_MN"):
+    for name in ("positions_MBT", "ends_MBT", "index_MN", "mask_MN", "first_MN", "length_MN"):
         np.testing.assert_array_equal(vars(zeros)[name], vars(others)[name])
 
 

@@ -63,8 +63,8 @@ def update(learner, state, episodes, card):
 
 
 def rows_of(batch) -> int:
-    """Datums that go through the model."""
-    return 0 if batch.empty else int((np.asarray(batch.segments_MBT).max(-1)).sum())
+    """Episodes that go through the model."""
+    return 0 if batch.empty else int(np.asarray(batch.first_MN).sum())
 
 
 def assert_equal(ours, other) -> None:

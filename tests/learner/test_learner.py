@@ -298,7 +298,7 @@ def test_a_real_token_equal_to_the_pad_id_counts(learner, state, make, pad):
     @jax.jit
     @partial(jax.value_and_grad, has_aux=True)
     def plain(params):
-        rows = ids_T[None], jnp.arange(5)[None], jnp.ones((1, 5), jnp.int32)
+        rows = ids_T[None], jnp.arange(5)[None], jnp.full((1, 5), 5)
         hidden = transformer.hidden(learner.model, params, *rows, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
         logp = jax.nn.log_softmax(hidden[0] @ params["embed"]["table_VD"].T)[jnp.array([1, 2, 3]), ids_T[2:]]
         return -logp.mean(), logp

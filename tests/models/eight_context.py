@@ -19,9 +19,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from scope_jax.models import context
 from scope_jax.models.attention import make_attend
+from tests.rows import laid_out
 
 LENGTH = 64
-SEGMENTS = ((1,) * 25 + (2,) * 6 + (3,) * 30 + (0,) * 3, (4,) * 64)
+GROUPS = [(18, [(9, []), (4, [(5, []), (6, [])]), (2, [])]), (5, [(7, []), (3, [])])]
+ROWS = [laid_out(texts, LENGTH) for texts in ([(25, []), (6, []), (30, [])], [(LENGTH, [])], GROUPS)]
 CASES: dict[str, Any] = {  # how, devices, kv heads, window
     "ulysses": ("ulysses", 4, 4, None),
     "ulysses_window": ("ulysses", 2, 2, 9),
@@ -33,24 +35,25 @@ CASES: dict[str, Any] = {  # how, devices, kv heads, window
 
 def differences(how: Any, devices: int, kv_heads: int, window: int | None) -> list[float]:
     rng = np.random.default_rng(0)
-    shapes = [(2, LENGTH, heads, 8) for heads in (8, kv_heads, kv_heads, 8)]
+    shapes = [(len(ROWS), LENGTH, heads, 8) for heads in (8, kv_heads, kv_heads, 8)]
     *arrays, ct = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
-    segments = jnp.asarray(SEGMENTS, jnp.int32)
+    behind, positions = (jnp.stack(arrays) for arrays in zip(*ROWS, strict=True))
     order = context.token_order(LENGTH, devices)
     spec = PartitionSpec(None, "context")
 
-    def local(segments, ct, *arrays):
-        attend = context.make_attends(how, "reference", segments, [window], "context")[window]
+    def local(behind, positions, ct, *arrays):
+        attend = context.make_attends(how, "reference", behind, positions, [window], "context")[window]
         out, pull = jax.vjp(attend, *arrays)
         return out, *pull(ct)
 
     mesh = Mesh(np.array(jax.devices()[:devices]), ("context",))
-    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 5, out_specs=spec, check_vma=False))
-    ours = [np.asarray(x)[:, np.argsort(order)] for x in run(segments[:, order], *(x[:, order] for x in (ct, *arrays)))]
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 6, out_specs=spec, check_vma=False))
+    moved = [x[:, order] for x in (behind, positions, ct, *arrays)]
+    ours = [np.asarray(x)[:, np.argsort(order)] for x in run(*moved)]
 
     @jax.jit
     def dense(*arrays):
-        out, pull = jax.vjp(make_attend("dot_product", segments, window), *arrays)
+        out, pull = jax.vjp(make_attend("dot_product", behind, positions, window), *arrays)
         return out, *pull(ct)
 
     return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, dense(*arrays), strict=True)]

@@ -1,11 +1,10 @@
-"""Attention backends: each equals the reference; windows, packed segments, encoders; the programs for TPUs and GPUs."""
+"""Attention backends: each equals the reference; windows, packed rows, common prompts; programs for accelerators."""
 
 import math
 import os
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,10 +14,28 @@ import numpy as np
 import pytest
 
 from scope_jax.models import splash
-from scope_jax.models.attention import Attend, make_attend, resolve, visible_mask
+from scope_jax.models.attention import (
+    Attend,
+    attend_both_ways,
+    attention,
+    live_blocks,
+    make_attend,
+    resolve,
+    visible_mask,
+)
+from tests.rows import laid_out
 
 ROOT = Path(__file__).parents[2]
-SEGMENTS = ((1,) * 70 + (2,) * 50 + (3,) * 60 + (0,) * 20, (7,) * 200)  # T = 200: not a multiple of any block
+# T = 200: not a multiple of any block. Two groups with a common prompt, one of them with answers that fork again, and
+# padding; a text alone; texts one after another.
+GROUPS = [(60, [(20, []), (9, [(15, []), (1, []), (6, [])]), (12, [])]), (1, [(30, []), (17, [])])]
+ROWS = [laid_out(texts, 200) for texts in (GROUPS, [(200, [])], [(70, []), (50, []), (60, [])])]
+
+
+def stacked(rows) -> tuple[jax.Array, jax.Array]:
+    """(ends, positions), [B, T] each."""
+    ends, positions = (jnp.stack(arrays) for arrays in zip(*rows, strict=True))
+    return ends, positions
 
 
 def heads(rng, rows, length, num_heads, num_kv, head_dim):
@@ -26,16 +43,19 @@ def heads(rng, rows, length, num_heads, num_kv, head_dim):
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-def make(backend, segments_BT, window, causal) -> Attend:
-    if backend == "splash":  # the kernel itself in Pallas' interpreter
-        return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal, interpret=True)
-    return make_attend(backend, segments_BT, window, causal=causal)
+def make(backend, rows, window) -> Attend:
+    if backend == "splash":  # the kernels themselves in Pallas' interpreter
+        return splash.make_attend(*stacked(rows), window, interpret=True)
+    return make_attend(backend, *stacked(rows), window)
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def value_and_gradients(backend, segments_BT, window, causal, q, k, v, cotangent):
-    out, pull = jax.vjp(make(backend, segments_BT, window, causal), q, k, v)
-    return out, *pull(cotangent)
+def value_and_gradients(backend, rows, window, *arrays):
+    @jax.jit
+    def both(q, k, v, cotangent):
+        out, pull = jax.vjp(make(backend, rows, window), q, k, v)
+        return out, *pull(cotangent)
+
+    return both(*arrays)
 
 
 def assert_equal_but_for_rounding(ours, theirs):
@@ -50,65 +70,93 @@ def test_three_tokens_by_hand(backend):
     ln = math.log
     q, k, v = (jnp.array(x, jnp.float32).reshape(1, 3, 1, 1) for x in ([1, 1, 2], [0, ln(2), ln(3)], [1, 3, 5]))
 
-    def seen(segments, window, causal):
-        return jax.jit(make(backend, jnp.array([segments]), window, causal))(q, k, v)[0, :, 0, 0]
+    def seen(texts, window):
+        return jax.jit(make(backend, [laid_out(texts, 3)], window))(q, k, v)[0, :, 0, 0]
 
     # Token 0 sees itself: 1. Token 1: weights 1 and 2 of 3: (1 + 2·3) / 3 = 7/3.
     # Token 2: weights e^0, e^(2 ln 2), e^(2 ln 3) = 1, 4, 9 of 14: (1 + 12 + 45) / 14 = 58/14.
-    np.testing.assert_allclose(seen([1, 1, 1], None, True), [1, 7 / 3, 58 / 14], atol=1e-6)
+    np.testing.assert_allclose(seen([(3, [])], None), [1, 7 / 3, 58 / 14], atol=1e-6)
     # A window of 2: token 2 sees tokens 1 and 2 only, weights 4 and 9 of 13.
-    np.testing.assert_allclose(seen([1, 1, 1], 2, True), [1, 7 / 3, 57 / 13], atol=1e-6)
-    # Token 2 in a separate segment sees only itself.
-    np.testing.assert_allclose(seen([1, 1, 2], None, True), [1, 7 / 3, 5], atol=1e-6)
-    # An encoder: token 0 sees all three, weights 1, 2, 3 of 6: (1 + 6 + 15) / 6.
-    np.testing.assert_allclose(seen([1, 1, 1], None, False), [22 / 6, 22 / 6, 58 / 14], atol=1e-6)
+    np.testing.assert_allclose(seen([(3, [])], 2), [1, 7 / 3, 57 / 13], atol=1e-6)
+    # Token 2 in a separate text sees only itself.
+    np.testing.assert_allclose(seen([(2, []), (1, [])], None), [1, 7 / 3, 5], atol=1e-6)
+    # Tokens 1 and 2 both continue token 0, so token 2 sees 0 and itself, weights 1 and 9 of 10; with a window of 2,
+    # too, since it is the second token of its text.
+    for window in (None, 2):
+        np.testing.assert_allclose(seen([(1, [(1, []), (1, [])])], window), [1, 7 / 3, 46 / 10], atol=1e-6)
 
 
-def test_mask_matches_its_definition():
-    segments_BT = jnp.asarray(SEGMENTS, jnp.int32)[:1]
-    for window, causal in ((None, True), (5, True), (None, False), (5, False)):
-        mask = np.asarray(visible_mask(segments_BT, window, causal=causal))[0]
-        for t, u in np.random.default_rng(0).integers(0, 200, (500, 2)).tolist() + [[t, t] for t in range(200)]:
-            same = SEGMENTS[0][t] == SEGMENTS[0][u]
-            near = window is None or (t - window < u < t + window)
-            assert mask[t, u] == (same and near and (u <= t or not causal)), (t, u, window, causal)
+def test_encoders_see_the_whole_text():
+    ln = math.log
+    q, k, v = (jnp.array(x, jnp.float32).reshape(1, 3, 1, 1) for x in ([1, 1, 2], [0, ln(2), ln(3)], [1, 3, 5]))
+    # Token 0 sees all three, weights 1, 2, 3 of 6: (1 + 6 + 15) / 6; in a text of two tokens weights 1, 2 of 3.
+    np.testing.assert_allclose(attend_both_ways(jnp.array([3]))(q, k, v)[0, :2, 0, 0], [22 / 6, 22 / 6], atol=1e-6)
+    np.testing.assert_allclose(attend_both_ways(jnp.array([2]))(q, k, v)[0, :2, 0, 0], [7 / 3, 7 / 3], atol=1e-6)
+    arrays = heads(np.random.default_rng(0), 2, 300, 4, 2, 16)[:3]
+    lengths_B = jnp.array([300, 170])
+    blocks = attend_both_ways(lengths_B)(arrays[0], arrays[1], arrays[2])
+    mask_BTT = jnp.broadcast_to(jnp.arange(300) < lengths_B[:, None, None], (2, 300, 300))
+    for row, length in enumerate((300, 170)):
+        whole = attention(arrays[0], arrays[1], arrays[2], mask_BTT)[row, :length]
+        np.testing.assert_allclose(blocks[row, :length], whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 17])
+def test_mask_and_live_blocks_match_their_definition(window):
+    """Along the texts themselves: a token sees those that it continues."""
+    masks = np.asarray(visible_mask(*stacked(ROWS), window))
+    for (behind, positions), mask in zip(ROWS, masks, strict=True):
+        for t in range(200):
+            path = [u for u in range(t + 1) if behind[u] > t]
+            assert positions[path].tolist() == list(range(len(path)))  # the text of token t from its first token on
+            seen = path if window is None else path[-window:]
+            assert np.flatnonzero(mask[t]).tolist() == seen
+    live = live_blocks(*stacked(ROWS), window, 40, 10)
+    np.testing.assert_array_equal(live, masks.reshape(len(ROWS), 5, 40, 20, 10).any((2, 4)))
 
 
 @pytest.mark.parametrize("backend", ["dot_product", "splash"])
 @pytest.mark.parametrize(
-    ("window", "causal", "num_heads", "num_kv", "head_dim"),
-    [
-        (None, True, 4, 2, 16),
-        (17, True, 4, 1, 12),
-        (1, True, 2, 2, 8),
-        (17, False, 4, 4, 16),
-    ],
+    ("window", "num_heads", "num_kv", "head_dim"), [(None, 4, 2, 16), (17, 4, 1, 12), (1, 2, 2, 8)]
 )
-def test_backends_equal_the_reference(backend, window, causal, num_heads, num_kv, head_dim):
-    arrays = heads(np.random.default_rng(0), 2, 200, num_heads, num_kv, head_dim)
-    segments_BT = jnp.asarray(SEGMENTS, jnp.int32)
-    ours = value_and_gradients(backend, segments_BT, window, causal, *arrays)
-    theirs = value_and_gradients("reference", segments_BT, window, causal, *arrays)
-    assert_equal_but_for_rounding(ours, theirs)
+def test_backends_equal_the_reference(backend, window, num_heads, num_kv, head_dim):
+    arrays = heads(np.random.default_rng(0), len(ROWS), 200, num_heads, num_kv, head_dim)
+    ours = value_and_gradients(backend, ROWS, window, *arrays)
+    assert_equal_but_for_rounding(ours, value_and_gradients("reference", ROWS, window, *arrays))
 
 
-def test_splash_with_several_blocks_equals_the_reference():
-    # T = 600 is two blocks of 384, one of which is outside of the window of later tokens.
+@pytest.mark.parametrize("window", [None, 100])
+def test_splash_with_several_blocks_equals_the_reference(window):
+    # T = 600 is two blocks of 384; T = 1,500 is three of 512. Of the groups some blocks see others that are not near.
     assert splash.blocks_of(600) == (384, 768)
-    arrays = heads(np.random.default_rng(1), 1, 600, 2, 1, 8)
-    segments_BT = jnp.asarray([[1] * 250 + [2] * 330 + [0] * 20], jnp.int32)
-    ours = value_and_gradients("splash", segments_BT, 100, True, *arrays)
-    assert_equal_but_for_rounding(ours, value_and_gradients("reference", segments_BT, 100, True, *arrays))
+    assert splash.blocks_of(1500) == (512, 1536)
+    group = [(400, [(300, []), (200, [(90, []), (110, [])]), (130, [])]), (100, [])]
+    for texts, width in (([(250, []), (330, [])], 600), (group, 1500)):
+        arrays = heads(np.random.default_rng(1), 1, width, 2, 1, 8)
+        rows = [laid_out(texts, width)]
+        ours = value_and_gradients("splash", rows, window, *arrays)
+        assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", rows, window, *arrays))
+
+
+def test_splash_computes_no_block_that_nobody_sees():
+    """Keys and values that nobody of a block of queries sees may be infinite: a score of them would be NaN."""
+    rows = [laid_out([(512, [(512, []), (512, [])])], 1536)]
+    q, k, v, _ = heads(np.random.default_rng(2), 1, 1536, 1, 1, 8)
+    spoiled = (x.at[:, 512:1024].set(jnp.inf) for x in (k, v))
+    out, wanted = (make("splash", rows, None)(q, *arrays)[:, 1024:] for arrays in ((k, v), spoiled))
+    np.testing.assert_array_equal(out, wanted)
 
 
 def test_a_long_row_is_computed_in_larger_blocks():
-    # T = 2,100 is more than 16 blocks of 128: the reference takes 256 queries at a time.
+    # T = 2,100 is more than 16 blocks of 128: the reference takes 256 queries at a time. With the window the first
+    # row needs the nearest keys only; answers of the second see the end of their prompt, far back in the row.
+    alone = laid_out([(900, []), (1100, [])], 2100)
+    group = laid_out([(600, [(500, []), (480, []), (430, [])])], 2100)
     arrays = heads(np.random.default_rng(3), 1, 2100, 1, 1, 4)
-    segments_BT = jnp.asarray([[1] * 900 + [2] * 1100 + [0] * 100], jnp.int32)
-    for window in (None, 300):
-        ours = value_and_gradients("reference", segments_BT, window, True, *arrays)
-        assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", segments_BT, window, True, *arrays))
-    program = str(jax.make_jaxpr(make("reference", segments_BT, None, True))(*arrays[:3]))
+    for row, window in ((alone, None), (alone, 300), (group, None), (group, 300)):
+        ours = value_and_gradients("reference", [row], window, *arrays)
+        assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", [row], window, *arrays))
+    program = str(jax.make_jaxpr(make("reference", [alone], None))(*arrays[:3]))
     assert "256,2048]" in program and "2100,2100" not in program
 
 
@@ -122,10 +170,10 @@ def test_blocks_are_multiples_of_the_lanes_and_waste_less_than_one_lane_each():
 
 def test_bfloat16_stays_bfloat16_and_near_the_reference():
     arrays = [x.astype(jnp.bfloat16) for x in heads(np.random.default_rng(2), 1, 130, 4, 2, 16)]
-    segments_BT = jnp.ones((1, 130), jnp.int32)
-    exact = make("reference", segments_BT, None, True)(*(x.astype(jnp.float32) for x in arrays[:3]))
+    rows = [laid_out([(130, [])], 130)]
+    exact = make("reference", rows, None)(*(x.astype(jnp.float32) for x in arrays[:3]))
     for backend in ("reference", "dot_product", "splash"):
-        out = jax.jit(make(backend, segments_BT, None, True))(*arrays[:3])
+        out = jax.jit(make(backend, rows, None))(*arrays[:3])
         assert out.dtype == jnp.bfloat16
         np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=0.03)  # 8 bits of mantissa, values up to 4
 
@@ -145,9 +193,9 @@ def test_unsupported_backends_give_one_clear_error():
     with pytest.raises(ValueError, match="'flash'; it must be"):
         resolve("flash", "cpu", jnp.float32)
     with pytest.raises(ValueError, match="window is 0"):
-        make_attend("reference", jnp.ones((1, 2), jnp.int32), 0)
+        make_attend("reference", *stacked(ROWS), 0)
     with pytest.raises(ValueError, match="'flash' is not one of"):
-        make_attend("flash", jnp.ones((1, 2), jnp.int32))
+        make_attend("flash", *stacked(ROWS))
 
 
 def test_gpu_programs_call_cudnn_kernels(monkeypatch):
@@ -155,21 +203,24 @@ def test_gpu_programs_call_cudnn_kernels(monkeypatch):
     # JAX looks for an installed cuDNN during tracing; its version does not affect the program.
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91002)
 
-    def program(q, k, v, segments_BT, cotangent):
-        return jax.vjp(make_attend("cudnn", segments_BT, 100), q, k, v)[1](cotangent)
+    def program(q, k, v, ends_BT, positions_BT, cotangent):
+        return jax.vjp(make_attend("cudnn", ends_BT, positions_BT, 100), q, k, v)[1](cotangent)
 
     q, kv = (jax.ShapeDtypeStruct((2, 512, n, 128), jnp.bfloat16) for n in (8, 2))
-    segments_BT = jax.ShapeDtypeStruct((2, 512), jnp.int32)
-    text = jax.jit(program).trace(q, kv, kv, segments_BT, q).lower(lowering_platforms=("cuda",)).as_text()
+    numbers = jax.ShapeDtypeStruct((2, 512), jnp.int32)
+    text = jax.jit(program).trace(q, kv, kv, numbers, numbers, q).lower(lowering_platforms=("cuda",)).as_text()
     calls = [line for line in text.splitlines() if "custom_call @" in line]
     names = Counter(line.split("@")[1].split("(")[0] for line in calls)
-    # Four blocks of 128 queries, nothing computed twice.
-    assert names == {"__cudnn$fmhaScaleBiasSoftmax": 4, "__cudnn$fmhaScaleBiasSoftmaxBackward": 4}
+    # Four blocks of 128 queries, nothing computed twice. The window of 100 needs one block of keys more; the last two
+    # have a second program, which runs where a row has what they see further back.
+    assert names == {"__cudnn$fmhaScaleBiasSoftmax": 6, "__cudnn$fmhaScaleBiasSoftmaxBackward": 6}
+    found = []
     for line in calls:
         operands = line[line.rindex(" : (") :].split(" -> ")[0]
-        reached = 128 if "tensor<2x128x2x128xbf16>" in operands else 256  # the window of 100 needs one block more
+        (reached,) = (n for n in (128, 256, 384, 512) if f"tensor<2x1x128x{n}xbf16>" in operands)  # one mask for all
         assert operands.count(f"tensor<2x{reached}x2x128xbf16>") == 2  # keys and values, 2 heads
-        assert f"tensor<2x1x128x{reached}xbf16>" in operands  # the mask, one for all heads
+        found.append(reached)
+    assert sorted(found) == [128, 128, *[256] * 6, 384, 384, 512, 512]
     assert "512x512" not in text  # neither scores nor a mask of the whole row
 
 

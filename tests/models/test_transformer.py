@@ -1,4 +1,4 @@
-"""The forward pass: masks from segments and never from ids, packing, gradients, remat, attention by hand."""
+"""The forward pass: masks from ends and never from ids, packing, gradients, remat, attention by hand."""
 
 import math
 from dataclasses import replace
@@ -18,33 +18,36 @@ from scope_jax.models.transformer import Remat
 from scope_jax.plan.hlo import Program
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import abstract_params, init_params
+from tests.rows import ends
 
 PAD_ID = 0
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("remat", "dtype"))
-def forward(cfg, params, ids_BT, positions_BT, segments_BT, remat: Remat = "none", dtype=jnp.float32):
-    arrays = (ids_BT, positions_BT, segments_BT)
+def forward(cfg, params, ids_BT, positions_BT, ends_BT, remat: Remat = "none", dtype=jnp.float32):
+    arrays = (ids_BT, positions_BT, ends_BT)
     return transformer.hidden(cfg, params, *arrays, shards=LOCAL, remat=remat, compute_dtype=dtype)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="remat")
-def gradients(cfg, params, ids_BT, positions_BT, segments_BT, weight_BT, remat="none"):
+def gradients(cfg, params, ids_BT, positions_BT, ends_BT, weight_BT, remat="none"):
     """Gradients of Σ weight · hidden² over tokens and features."""
 
     def loss(p):
-        hidden_BTD = forward(cfg, p, ids_BT, positions_BT, segments_BT, remat=remat)
+        hidden_BTD = forward(cfg, p, ids_BT, positions_BT, ends_BT, remat=remat)
         return jnp.sum(jnp.square(hidden_BTD) * weight_BT[..., None] * jnp.arange(cfg.width))
 
     return jax.grad(loss)(params)
 
 
 def run(cfg, params, ids_BT, positions_BT, segments_BT, **options):
-    return forward(cfg, params, *(np.asarray(x, np.int32) for x in (ids_BT, positions_BT, segments_BT)), **options)
+    return forward(
+        cfg, params, *(np.asarray(x, np.int32) for x in (ids_BT, positions_BT, ends(segments_BT))), **options
+    )
 
 
 def grad(cfg, params, ids_BT, positions_BT, segments_BT, weight_BT, **options):
-    arrays = (np.asarray(x, np.int32) for x in (ids_BT, positions_BT, segments_BT))
+    arrays = (np.asarray(x, np.int32) for x in (ids_BT, positions_BT, ends(segments_BT)))
     return gradients(cfg, params, *arrays, np.asarray(weight_BT, np.float32), **options)
 
 
@@ -53,7 +56,7 @@ def test_attention_by_hand():
     q_BTHh = jnp.array([[[[math.sqrt(2.0), 0.0]], [[math.sqrt(2.0), 0.0]]]])
     k_BTKh = jnp.array([[[[math.log(3.0), 0.0]], [[0.0, 1.0]]]])
     v_BTKh = jnp.array([[[[4.0, 0.0]], [[0.0, 8.0]]]])
-    out = attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(jnp.array([[1, 1]])))
+    out = attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(jnp.array([[2, 2]])))
     np.testing.assert_allclose(out[0, :, 0], [[4.0, 0.0], [3.0, 2.0]], rtol=1e-6)
     apart = attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(jnp.array([[1, 2]])))
     np.testing.assert_allclose(apart[0, :, 0], [[4.0, 0.0], [0.0, 8.0]], rtol=1e-6)
@@ -99,7 +102,7 @@ def test_packed_rows_equal_rows_alone(tiny, params):
 
 
 def test_a_real_pad_token_keeps_position_attention_and_gradient(tiny, params):
-    """The row [5, PAD, PAD, 9] has four real tokens: masks come from segments, so PAD is attended to and trained."""
+    """The row [5, PAD, PAD, 9] has four real tokens: masks come from ends, so PAD is attended to and trained."""
     positions, real = [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]]
     row = [[5, PAD_ID, PAD_ID, 9, PAD_ID]]
     out = run(tiny, params, row, positions, real)
@@ -133,7 +136,7 @@ def test_remat_changes_no_gradient(tiny, params):
 
 def test_remat_computes_again_what_it_does_not_keep(tiny, params):
     """FLOPs of the compiled gradient; down's product is never computed again, as no other needs its result."""
-    rows = [jnp.asarray(rows) for rows in ([[3] * 64], [list(range(64))], [[1] * 64])]
+    rows = [jnp.asarray(rows) for rows in ([[3] * 64], [list(range(64))], [[64] * 64])]
 
     def loss(params, remat):
         return transformer.hidden(tiny, params, *rows, shards=LOCAL, remat=remat, compute_dtype=jnp.float32).sum()
@@ -165,7 +168,7 @@ def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
 
     @jax.jit
     def looped(p):
-        mask = visible_mask(jnp.ones((1, 5), jnp.int32))
+        mask = visible_mask(jnp.full((1, 5), 5))
         x = transformer.embed(tiny, p, ids, LOCAL)
         for w in p["layers"]:
             x = transformer.block(tiny, tiny.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
@@ -188,7 +191,7 @@ def test_wide_norms_change_no_bit(tiny, changes):
     @jax.jit
     def one(w):
         x = jnp.linspace(-1, 1, 5 * cfg.width).reshape(1, 5, -1).astype(jnp.bfloat16)
-        mask = visible_mask(jnp.ones((1, 5), jnp.int32))
+        mask = visible_mask(jnp.full((1, 5), 5))
         positions = jnp.arange(5)[None]
         return transformer.block(cfg, cfg.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
 
@@ -214,7 +217,7 @@ def test_the_gradient_of_a_frequent_token_is_summed_in_float32(tiny):
     """2,048 tokens with one id: a sum in bfloat16 stops once it is 256 times what is added, here at a third."""
     params = init_params(transformer.declare(tiny), jax.random.key(0))
     tokens = jnp.arange(2048)[None]
-    arrays = (jnp.full_like(tokens, 3), tokens, jnp.ones_like(tokens))
+    arrays = (jnp.full_like(tokens, 3), tokens, jnp.full_like(tokens, 2048))
 
     def gradient(dtype):
         def loss(p):

@@ -77,7 +77,7 @@ def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_para
         make_params(cfg),
         jnp.asarray(ids),
         jnp.broadcast_to(jnp.arange(200), ids.shape),
-        jnp.ones_like(ids),
+        jnp.full(ids.shape, 200),
         shards=LOCAL,
         remat="none",
         compute_dtype=jnp.float32,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.models import transformer
+from scope_jax.models.attention import ends_of
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.rollouts.dense import DenseEngine
@@ -154,15 +155,15 @@ def _trainer(params: Any, completion: Completion, temperature: float, cfg: Model
     full = np.concatenate([prompt, completion.ids_T])
     ids = np.zeros((1, length), np.int32)
     ids[0, : len(full)] = full
-    segments = (np.arange(length) < len(full))[None].astype(np.int32)
-    logp_TV = _score(cfg, params, ids, segments, temperature)
+    logp_TV = _score(cfg, params, ids, np.array([len(full)]), temperature)
     return np.asarray(logp_TV)[len(prompt) - 1 : len(full) - 1]
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(cfg, params, ids_BT, segments_BT, temperature):
+def _score(cfg, params, ids_BT, lengths_B, temperature):
     positions = jnp.arange(ids_BT.shape[1])[None]
+    ends_BT = ends_of(lengths_B, ids_BT.shape[1])
     x = transformer.hidden(
-        cfg, params, ids_BT, positions, segments_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
+        cfg, params, ids_BT, positions, ends_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
     )
     return jax.nn.log_softmax(x[0] @ transformer.output_table(cfg, params).T / temperature)

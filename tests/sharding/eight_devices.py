@@ -32,6 +32,7 @@ from scope_jax.sharding.mesh import AXES, FSDP, ROWS, MeshConfig, make_mesh
 from scope_jax.sharding.reshard import reshard
 from scope_jax.sharding.rules import DECODE, TRAIN
 from scope_jax.sharding.spec import init_params, param_shardings, partition_specs
+from tests.rows import ends
 
 CFG = ModelConfig(
     architecture="qwen3",
@@ -77,7 +78,7 @@ def make_batch() -> dict[str, jax.Array]:
     ids_BT = rng.integers(0, CFG.vocab_size, (8, 12))
     weight_BTD = rng.normal(size=(8, 12, CFG.width)) * (segments_BT > 0)[..., None]
     weight_BTV = rng.normal(size=(8, 12, CFG.vocab_size)) * (segments_BT > 0)[..., None]
-    arrays = {"ids": ids_BT, "positions": positions_BT, "segments": segments_BT, "w_D": weight_BTD, "w_V": weight_BTV}
+    arrays = {"ids": ids_BT, "positions": positions_BT, "ends": ends(segments_BT), "w_D": weight_BTD, "w_V": weight_BTV}
     return {name: jnp.asarray(x, jnp.float32 if x.dtype == float else jnp.int32) for name, x in arrays.items()}
 
 
@@ -87,7 +88,7 @@ def forward(cfg, params, batch, shards, remat):
         params,
         batch["ids"],
         batch["positions"],
-        batch["segments"],
+        batch["ends"],
         shards=shards,
         remat=remat,
         compute_dtype=jnp.float32,
@@ -106,7 +107,7 @@ def local_loss(params, batch, cfg, shards, remat):
     top = shards.pmax(logits.max(-1))
     log_z = jnp.log(shards.psum(jnp.exp(logits - top[..., None]).sum(-1))) + top
     picked = shards.psum((w_BTV * logits).sum(-1))
-    loss = jnp.sum(jnp.where(batch["segments"] > 0, log_z * picked, 0)) + jnp.sum(hidden_BTD * batch["w_D"])
+    loss = jnp.sum(log_z * picked) + jnp.sum(hidden_BTD * batch["w_D"])
     return loss, hidden_BTD
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from scope_jax.learner.types import Datum
 from scope_jax.models import transformer
+from scope_jax.models.attention import ends_of
 from scope_jax.models.config import ModelConfig
 from scope_jax.sharding.collectives import LOCAL
 
@@ -22,9 +23,9 @@ LENGTH, ROWS = 512, 8  # one compiled shape for all
 def _likeliest(model: ModelConfig, params: Any, ids_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
     """The most likely next token at every position, [B, T]."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-    segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
+    ends_BT = ends_of(lengths_B, ids_BT.shape[1])
     hidden_BTD = transformer.hidden(
-        model, params, ids_BT, positions_BT, segments_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
+        model, params, ids_BT, positions_BT, ends_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
     )
     return jnp.argmax(hidden_BTD @ params["embed"]["table_VD"].T, axis=-1)
 
