@@ -29,7 +29,8 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from scope_jax.errors import UserError, writing
 from scope_jax.models import claims, redundant, streaming, tensorfile
-from scope_jax.models.config import ModelConfig, from_hf, to_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf, to_hf
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from scope_jax.models.redundant import Redundant

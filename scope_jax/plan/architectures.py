@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf
 from scope_jax.models.fields import read_object
 from scope_jax.models.weights import checked_config, load_config
 from scope_jax.run import fetching

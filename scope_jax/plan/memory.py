@@ -26,7 +26,8 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.learner.learner import Learner
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Dense, Layer, ModelConfig
+from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.sharding.distributed import PIECES
@@ -222,13 +223,14 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     tensor = mesh.shape["tensor"]
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
-    inside = _inside(model, tokens, tensor, size)
-    kept = 2.0 * (model.num_layers if section.remat == "none" else 1) * inside
+    inside = [_inside(model, layer, tokens, tensor, size) for layer in model.layers]
+    kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
     if section.remat in ("qkv", "dots"):
-        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-        dots = section.remat == "dots" and not model.num_experts
-        more = 2 * model.width + 2 * _ffn(model, tensor) // 3 if dots else 0
-        kept += model.num_layers * tokens * (qkv + more) * size
+        for layer in model.layers:
+            projected = mixer_of(layer).projected(layer.mixer) // tensor
+            dots = section.remat == "dots" and isinstance(layer.feed, Dense)
+            more = 2 * model.width + 2 * (feed_of(layer).values(layer.feed) // tensor) // 3 if dots else 0
+            kept += tokens * (projected + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
     gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
@@ -241,15 +243,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     }
 
 
-def _ffn(model: ModelConfig, tensor: int) -> int:
-    """Values of a token in a feed-forward layer: gate, up and their product."""
-    return 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
-
-
-def _inside(model: ModelConfig, tokens: int, tensor: int, size: int) -> int:
+def _inside(model: ModelConfig, layer: Layer, tokens: int, tensor: int, size: int) -> int:
     """Bytes of one layer's intermediate values: norms and residuals, heads, the feed-forward layer."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-    return tokens * (4 * model.width + heads + _ffn(model, tensor)) * size
+    parts = mixer_of(layer).values(layer.mixer) // tensor + feed_of(layer).values(layer.feed) // tensor
+    return tokens * (4 * model.width + parts) * size
 
 
 def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
@@ -259,7 +256,9 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
     layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
     return {
-        "activations": float(_inside(model, teacher.program.bucket, tensor, size)),
+        "activations": float(
+            max(_inside(model, layer, teacher.program.bucket, tensor, size) for layer in model.layers)
+        ),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
         "logits": 2.0 * chunk * model.table_rows / tensor * 4,
     }

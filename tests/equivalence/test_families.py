@@ -156,17 +156,18 @@ def our_logits(cfg, params, ids_BT):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def one_layer(cfg, window, w, x_BTD, positions_BT):
-    attend = make_attend("reference", jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT, window)
-    return transformer.block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attend, LOCAL)
+def one_layer(cfg, layer, w, x_BTD, positions_BT):
+    numbers = jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT
+    attend = make_attend("reference", *numbers, layer.mixer.window)
+    return transformer.block(cfg, layer, w, x_BTD, positions_BT, attend, LOCAL)
 
 
 def our_layers(cfg, params, ids_BT):
     """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
-    for w, window in zip(transformer.unstack_layers(params)["layers"], cfg.layer_windows, strict=True):
-        states.append(one_layer(cfg, window, w, states[-1], positions_BT))
+    for w, layer in zip(transformer.unstack_layers(params)["layers"], cfg.layers, strict=True):
+        states.append(one_layer(cfg, layer, w, states[-1], positions_BT))
     return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
 
 
@@ -184,7 +185,7 @@ def assert_no_tie_between_experts(cfg, router_logits) -> None:
     assert len(router_logits) == cfg.num_layers
     for logits in router_logits:
         probs = logits.softmax(-1).sort(descending=True).values
-        gap = probs[:, cfg.experts_per_token - 1] - probs[:, cfg.experts_per_token]
+        gap = probs[:, cfg.layers[0].feed.picked - 1] - probs[:, cfg.layers[0].feed.picked]
         assert gap.min() > 1e-5
 
 
@@ -208,10 +209,10 @@ def test_rotary_frequencies(pair):
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
     nested = cfg.architecture == "olmo3"
-    for window in dict.fromkeys(cfg.layer_windows):
-        rope, prefix = cfg.layer_rope(window), ("sliding" if window else "full") + "_attention_" if nested else ""
+    for mixer in {layer.mixer for layer in cfg.layers}:
+        rope, prefix = mixer.rope, ("sliding" if mixer.window else "full") + "_attention_" if nested else ""
         theirs = getattr(rotary, f"{prefix}inv_freq").numpy()
-        np.testing.assert_allclose(frequencies(rope, cfg.head_dim), theirs, rtol=2.4e-7)
+        np.testing.assert_allclose(frequencies(rope, mixer.head_dim), theirs, rtol=2.4e-7)
         assert rope.attention_factor == getattr(rotary, f"{prefix}attention_scaling")
 
 

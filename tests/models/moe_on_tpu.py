@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.moe import moe_layer
 from scope_jax.sharding.collectives import LOCAL
 

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import load_file, save_file
 
 from scope_jax.models import streaming, tensorfile, weights
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes, hf_tensor
 from scope_jax.models.transformer import declare
 from scope_jax.sharding import distributed

@@ -15,7 +15,7 @@ from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import flops
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
