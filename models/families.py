@@ -22,16 +22,16 @@ from scope_jax.models.rope import Rope
 class Family:
     """Properties that a Hugging Face class fixes and its config.json does not state.
 
-    bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v. windows:
-    which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on), "pattern"
-    (layer_types, or three of four), "all". ropes: "windows": sliding layers keep unscaled rotary positions.
+    bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v; "none".
+    windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
+    "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows": sliding layers keep unscaled rotary positions.
     """
 
     hf: str
     qk_norm: QkNorm = "none"
     norms: Literal["pre", "post"] = "pre"
-    bias: Literal["config", "qkv"] = "config"
-    windows: Literal["none", "types", "pattern", "all"] = "none"
+    bias: Literal["config", "qkv", "none"] = "config"
+    windows: Literal["none", "types", "pattern", "all", "stated"] = "none"
     ropes: Literal["one", "windows"] = "one"
     experts: bool = False
 
@@ -42,6 +42,7 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", "head", windows="types"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", windows="all", experts=True),
     "olmo3": Family("Olmo3ForCausalLM", "width", "post", windows="pattern", ropes="windows"),
+    "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
 }
 
 
@@ -125,9 +126,9 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     """The sliding window of each layer."""
     if family.windows == "none":
         return (None,) * num_layers
-    switched_off = family.windows != "pattern" and not flag(config, "use_sliding_window", False)
+    switched_off = family.windows in ("types", "all") and not flag(config, "use_sliding_window", False)
     window = None if switched_off or config["sliding_window"] is None else count(config, "sliding_window")
-    if family.windows == "all":
+    if family.windows in ("all", "stated"):
         return (window,) * num_layers
     types = None if config.get("layer_types") is None else texts(config, "layer_types")
     if types is None and family.windows == "types":
@@ -248,8 +249,8 @@ def _rope_to_hf(rope: Rope) -> dict[str, Any]:
 def _windows_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
     windows = [window for window in cfg.windows if window is not None]
     written: dict[str, Any] = {"use_sliding_window": bool(windows)} if family.windows in ("types", "all") else {}
-    if windows:
-        written["sliding_window"] = windows[0]
+    if windows or family.windows == "stated":
+        written["sliding_window"] = windows[0] if windows else None
     if family.windows == "pattern" or (windows and family.windows == "types"):
         written["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in cfg.windows]
     if windows and family.windows == "types":

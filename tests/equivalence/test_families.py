@@ -89,9 +89,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
     ),
+    "mistral": ("Mistral", {"head_dim": 12}),
+    "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
 }
 # Each family has a case in the quick suite; these compile as long and cover little that their family's does not.
-SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed")
+SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed", "mistral_full")
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
