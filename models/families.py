@@ -24,7 +24,9 @@ class Family:
 
     bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v; "none".
     windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
-    "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows": sliding layers keep unscaled rotary positions.
+    "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows":
+    sliding layers keep unscaled rotary positions; "listed": no_rope_layers says which layers have any, or all but every
+    no_rope_layer_interval-th. What a config.json leaves out is in `models.defaults`.
     """
 
     hf: str
@@ -32,7 +34,7 @@ class Family:
     norms: Literal["pre", "post"] = "pre"
     bias: Literal["config", "qkv", "none"] = "config"
     windows: Literal["none", "types", "pattern", "all", "stated"] = "none"
-    ropes: Literal["one", "windows"] = "one"
+    ropes: Literal["one", "windows", "listed"] = "one"
     experts: bool = False
 
 
@@ -42,6 +44,7 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", "head", windows="types"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", windows="all", experts=True),
     "olmo3": Family("Olmo3ForCausalLM", "width", "post", windows="pattern", ropes="windows"),
+    "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed"),
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
 }
 
@@ -131,7 +134,12 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if family.windows in ("all", "stated"):
         return (window,) * num_layers
     types = None if config.get("layer_types") is None else texts(config, "layer_types")
-    if types is None and family.windows == "types":
+    if types is None and family.ropes == "listed":
+        used = window is not None
+        types = [
+            "sliding_attention" if used and not turns else "full_attention" for turns in _turned(config, num_layers)
+        ]
+    elif types is None and family.windows == "types":
         first = num_layers if window is None else count(config, "max_window_layers", least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     elif types is None:
@@ -145,6 +153,20 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if "sliding_attention" in types and window is None:
         raise UserError("config.json: 'layer_types' has sliding layers, but 'sliding_window' is not set or not used.")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _turned(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have rotary positions."""
+    listed = config.get("no_rope_layers")  # 1 where a layer has them
+    if listed is None:
+        interval = count(config, "no_rope_layer_interval")
+        return [number % interval != 0 for number in range(1, num_layers + 1)]
+    if not isinstance(listed, list) or len(listed) != num_layers or any(one not in (0, 1) for one in listed):
+        raise UserError(
+            f"config.json: field 'no_rope_layers' must have a 0 or a 1 for each of the {num_layers} layers, not "
+            f"{shown(listed)}."
+        )
+    return [bool(one) for one in listed]
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
@@ -198,10 +220,12 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     feed, kv_heads = _feed(config, family), count(config, "num_key_value_heads", num_heads)
     head_dim = count(config, "head_dim", width // num_heads)
 
-    def layer(window: int | None) -> Layer:
+    turned = _turned(config, num_layers) if family.ropes == "listed" else [True] * num_layers
+
+    def layer(window: int | None, turns: bool) -> Layer:
         mixer = Attention(
             *(num_heads, kv_heads, head_dim),
-            rope if window is None else sliding_rope,
+            (rope if window is None else sliding_rope) if turns else None,
             window,
             family.qk_norm,
             qkv_bias=bias or family.bias == "qkv",
@@ -213,7 +237,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         architecture,
         vocab_size=count(config, "vocab_size"),
         width=width,
-        layers=tuple(map(layer, _windows(config, family, num_layers))),
+        layers=tuple(map(layer, _windows(config, family, num_layers), turned)),
         norm_eps=number(config, "rms_norm_eps"),
         tie_embeddings=flag(config, "tie_word_embeddings", False),
         max_positions=_positions(config, rope),
@@ -271,6 +295,8 @@ def _ropes_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
         }
         parameters = by_type
     written = {"rope_theta": full.theta, "rope_parameters": parameters}
+    if family.ropes == "listed":
+        written["no_rope_layers"] = [int(layer.mixer.rope is not None) for layer in cfg.layers]
     return written if full.kind == "default" else written | {"rope_scaling": scaling}  # read by transformers up to 4
 
 

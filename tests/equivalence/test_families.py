@@ -89,11 +89,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "sliding_window": None}),
+    "smollm3_window": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True}),
     "mistral": ("Mistral", {"head_dim": 12}),
     "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
 }
 # Each family has a case in the quick suite; these compile as long and cover little that their family's does not.
-SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed", "mistral_full")
+SLOW = (
+    "llama_linear_biased",
+    "qwen2",
+    "qwen3_tied",
+    "qwen3_window",
+    "qwen3_moe_unnormed",
+    "mistral_full",
+    "smollm3_window",
+)
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -212,6 +222,8 @@ def test_rotary_frequencies(pair):
     rotary = model.model.rotary_emb
     nested = cfg.architecture == "olmo3"
     for mixer in {layer.mixer for layer in cfg.layers}:
+        if mixer.rope is None:
+            continue
         rope, prefix = mixer.rope, ("sliding" if mixer.window else "full") + "_attention_" if nested else ""
         theirs = getattr(rotary, f"{prefix}inv_freq").numpy()
         np.testing.assert_allclose(frequencies(rope, mixer.head_dim), theirs, rtol=2.4e-7)

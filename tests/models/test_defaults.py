@@ -22,6 +22,7 @@ CLASSES = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "olmo3": transformers.Olmo3Config,
+    "smollm3": transformers.SmolLM3Config,
     "mistral": transformers.MistralConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
