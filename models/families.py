@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import Attention, Dense, Experts, Feed, Layer, ModelConfig, QkNorm
+from scope_jax.models.config import Attention, Dense, Experts, Feed, Layer, ModelConfig, QkNorm, QueryScaling
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
 from scope_jax.models.rope import Rope
@@ -26,7 +26,8 @@ class Family:
     windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
     "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows":
     sliding layers keep unscaled rotary positions; "listed": no_rope_layers says which layers have any, or all but every
-    no_rope_layer_interval-th. What a config.json leaves out is in `models.defaults`.
+    no_rope_layer_interval-th. query_scaling: rope_parameters has llama_4_scaling_beta. What a config.json leaves out is
+    in `models.defaults`.
     """
 
     hf: str
@@ -36,6 +37,7 @@ class Family:
     windows: Literal["none", "types", "pattern", "all", "stated"] = "none"
     ropes: Literal["one", "windows", "listed"] = "one"
     experts: bool = False
+    query_scaling: bool = False
 
 
 FAMILIES = {
@@ -45,6 +47,7 @@ FAMILIES = {
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", windows="all", experts=True),
     "olmo3": Family("Olmo3ForCausalLM", "width", "post", windows="pattern", ropes="windows"),
     "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed"),
+    "ministral3": Family("Ministral3ForCausalLM", bias="none", windows="stated", query_scaling=True),
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
 }
 
@@ -230,6 +233,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             family.qk_norm,
             qkv_bias=bias or family.bias == "qkv",
             output_bias=bias,
+            query_scaling=_query_scaling(config) if family.query_scaling else None,
         )
         return Layer(mixer, feed, family.norms)
 
@@ -242,6 +246,12 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         tie_embeddings=flag(config, "tie_word_embeddings", False),
         max_positions=_positions(config, rope),
     )
+
+
+def _query_scaling(config: Mapping[str, Any]) -> QueryScaling:
+    parameters = table(config, "rope_scaling") or table(config, "rope_parameters")
+    beta = number(parameters, "llama_4_scaling_beta")
+    return QueryScaling(beta, count(parameters, "original_max_position_embeddings"))
 
 
 def _feed(config: Mapping[str, Any], family: Family) -> Feed:
@@ -286,7 +296,10 @@ def _ropes_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
     ropes = {layer.mixer.window is None: layer.mixer.rope for layer in cfg.layers if layer.mixer.rope is not None}
     full = ropes.get(True) or ropes.get(False) or Rope(10000.0)
     sliding = ropes.get(False) or full
-    scaling = _rope_to_hf(full)
+    scaling, queries = _rope_to_hf(full), cfg.layers[0].mixer.query_scaling
+    if queries is not None:
+        scaling["original_max_position_embeddings"] = queries.original_positions
+        scaling["llama_4_scaling_beta"] = queries.beta
     parameters: dict[str, Any] = scaling | {"rope_theta": full.theta}
     if family.ropes == "windows":
         by_type = {

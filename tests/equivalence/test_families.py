@@ -40,6 +40,16 @@ PROMPTS = (3, 9, 17, 24, 32, 40)
 WINDOW = 8  # rows and generated texts are much longer
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# Queries grow at positions 16, 32, …, so that every row has some of both.
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -91,6 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "sliding_window": None}),
     "smollm3_window": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True}),
+    "ministral3": ("Ministral3", {"head_dim": 12, "sliding_window": None, "rope_parameters": MINISTRAL}),
     "mistral": ("Mistral", {"head_dim": 12}),
     "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
 }
