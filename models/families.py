@@ -52,6 +52,25 @@ FAMILIES = {
 }
 
 
+# Classes with other modalities beside a decoder: how the names of the decoder's tensors begin in their files.
+WRAPPERS = {"Mistral3ForConditionalGeneration": "language_model."}
+
+
+def wrapper(config: Mapping[str, Any]) -> str | None:
+    """The class in WRAPPERS that a config.json names, None if it is of a decoder alone."""
+    return next((name for name in texts(config, "architectures") if name in WRAPPERS), None)
+
+
+def _of_decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the decoder, which is text_config where there are other modalities."""
+    if wrapper(config) is None:
+        return config
+    text = table(config, "text_config")
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))
+    quantised = config.get("quantization_config")
+    return {**text, "architectures": [], "tie_word_embeddings": tied, "quantization_config": quantised}
+
+
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A Rope from one set of parameters; missing ones come from config.json."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -201,7 +220,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
         return str(config["model_type"])
     architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
     if architecture is None:
-        known = ", ".join(family.hf for family in FAMILIES.values())
+        known = ", ".join((*(family.hf for family in FAMILIES.values()), *WRAPPERS))
         raise UserError(f"config.json: field 'architectures' is {shown(names)}; supported are {known}.")
     return architecture
 
@@ -212,6 +231,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     What it leaves out has the defaults of its class (`models.defaults`), and model_type names the class where
     architectures does not. Raises ValueError naming the field that is missing or not supported.
     """
+    config = _of_decoder(config)
     architecture = _architecture(config)
     _refuse(config)
     family, stated = FAMILIES[architecture], config
@@ -325,6 +345,12 @@ def _feed_to_hf(feed: Feed) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def in_wrapper(cfg: ModelConfig, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A wrapper's config.json with this decoder."""
+    text = {**table(config, "text_config"), **to_hf(cfg)}
+    return {**config, "text_config": text, "tie_word_embeddings": cfg.tie_embeddings}
 
 
 def to_hf(cfg: ModelConfig) -> dict[str, Any]:

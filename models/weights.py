@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,7 +30,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from scope_jax.errors import UserError, writing
 from scope_jax.models import claims, redundant, streaming, tensorfile
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import from_hf, to_hf
+from scope_jax.models.families import WRAPPERS, from_hf, in_wrapper, to_hf, wrapper
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from scope_jax.models.redundant import Redundant
@@ -44,6 +44,7 @@ from scope_jax.sharding.spec import Param, param_shardings, path_name
 
 ORBAX = "weights"  # folder of the tree in our own layout
 CHUNK_BYTES = 64 * 2**20  # chunk size of arrays in an orbax folder, the smallest amount that can be read
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of other modalities
 # Files of a model folder besides the weights; they are copied unchanged.
 COMPANIONS = (
     "tokenizer*",
@@ -54,6 +55,7 @@ COMPANIONS = (
     "chat_template*",
     "spiece.model",
     "generation_config.json",
+    *PROCESSORS,
 )
 # What an export writes besides them.
 WRITTEN = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json", ORBAX, SEAL)
@@ -83,6 +85,13 @@ def load_config(folder: str | Path) -> ModelConfig:
         raise WeightsError(f"{folder}: {error}") from None
 
 
+def opened(folder: Path, stack: ExitStack) -> Checkpoint:
+    """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
+    foreign."""
+    name = wrapper(read_object(folder / "config.json"))
+    return Checkpoint(folder, stack, "" if name is None else WRAPPERS[name])
+
+
 def checked_config(folder: str | Path) -> ModelConfig:
     """`load_config`, compared with the folder's weights if it has any: what is built from the result has their size.
 
@@ -93,7 +102,7 @@ def checked_config(folder: str | Path) -> ModelConfig:
         _compare_orbax(folder, cfg)
     elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
         with ExitStack() as stack:
-            claims.compare(folder, Checkpoint(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+            claims.compare(folder, opened(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
     return cfg
 
 
@@ -166,7 +175,7 @@ def stored_dtypes(folder: str | Path) -> set[str]:
             raise WeightsError(f"{folder / 'config.json'} does not state the dtype of the weights; convert them again.")
         return {dtype}
     with ExitStack() as stack:
-        checkpoint = Checkpoint(folder, stack)
+        checkpoint = opened(folder, stack)
         cfg = checked_config(folder)
         shapes = hf_shapes(cfg)
         redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
@@ -189,7 +198,7 @@ def load_tree(
     shardings = _shardings(tree, mesh, rules)
     done = 0
     with ExitStack() as stack:
-        checkpoint = Checkpoint(Path(folder), stack)
+        checkpoint = opened(Path(folder), stack)
         claims.compare(Path(folder), checkpoint.shapes, tree, tensor_of)
         shapes = tree_shapes(tree, tensor_of)
         redundant.open_checked(checkpoint, shapes, extra)
@@ -338,9 +347,13 @@ def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tok
         ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
         contents |= {f"{name}_token_id": id for name, id in ids.items()}
     elif tokenizer is not None:
-        for file in sorted({path for pattern in COMPANIONS for path in tokenizer.glob(pattern) if path.is_file()}):
-            shutil.copyfile(file, new / file.name)
+        _copy(tokenizer, new, COMPANIONS)
     (new / "config.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy(folder: Path, new: Path, patterns: Iterable[str]) -> None:
+    for file in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        shutil.copyfile(file, new / file.name)
 
 
 def save_hf(
@@ -350,13 +363,16 @@ def save_hf(
     dtype: Any,
     tokenizer: Tokenizer | Path | None,
     report: Report = quiet,
+    base: Path | None = None,
 ) -> None:
     """Writes a folder that transformers' AutoModelForCausalLM (and AutoTokenizer, if a tokenizer is given) loads.
 
     params: as declared by declare(cfg), layers stacked; written in `dtype`. If they are sharded over the devices of
     several processes, all of them must call this, and process 0 writes. tokenizer: its files, its chat template and
     generation_config.json are written too; if it is a folder, they are copied from there. The new folder appears
-    complete or not at all. Raises FileExistsError if `folder` exists and is not a model folder.
+    complete or not at all. base: the model folder from which the weights come; if it has other modalities beside the
+    decoder, so has the new one: their tensors as they are, and the base's config.json with this decoder. Raises
+    FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
     sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
@@ -374,11 +390,40 @@ def save_hf(
         done += 1
         report(done, len(shapes))
 
-    writer = jax.process_index() == 0
-    with whole_folder(Path(folder)) as new:
-        tensorfile.write(new if writer else None, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
+    writer, config = jax.process_index() == 0, to_hf(cfg)
+    with ExitStack() as stack:
+        foreign = None
+        if base is not None and not is_orbax(base) and wrapper(read_object(base / "config.json")) is not None:
+            foreign, config = opened(base, stack), in_wrapper(cfg, read_object(base / "config.json"))
+        new = stack.enter_context(whole_folder(Path(folder)))
+        _write(new if writer else None, shapes, np.dtype(dtype), blocks, foreign, config)
         if writer:
-            _companions(new, to_hf(cfg), dtype, tokenizer)
+            _companions(new, config, dtype, tokenizer)
+            if foreign is not None and base is not None:
+                _copy(base, new, PROCESSORS)
+
+
+def _write(
+    new: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: np.dtype,
+    blocks: tensorfile.Blocks,
+    foreign: Checkpoint | None,
+    config: Mapping[str, Any],
+) -> None:
+    """Writes the tensors of a decoder, under the names of the wrapper that config names, beside the foreign ones."""
+    name = wrapper(config)
+    prefix = "" if name is None or foreign is None else WRAPPERS[name]
+    others = {} if foreign is None else {name: foreign.shape(name) for name in sorted(foreign.foreign)}
+
+    def rows(name: str) -> Any:
+        if foreign is not None and name in others:
+            return streaming.file_blocks(foreign, name, others[name], foreign.dtype(name))
+        return blocks(name.removeprefix(prefix))
+
+    whole = {prefix + name: shape for name, shape in shapes.items()} | others
+    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in whole}
+    tensorfile.write(new, whole, dtypes, rows, tensorfile.MAX_SHARD_BYTES)
 
 
 def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
@@ -391,7 +436,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
     done = 0
     with ExitStack() as stack:
-        checkpoint = Checkpoint(source, stack)
+        checkpoint = opened(source, stack)
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 
@@ -403,8 +448,9 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
-                tensorfile.write(new, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
-                _companions(new, read_object(source / "config.json"), dtype, source)
+                config = read_object(source / "config.json")
+                _write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
+                _companions(new, config, dtype, source)
 
 
 def save_orbax(
