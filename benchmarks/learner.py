@@ -50,8 +50,8 @@ def flops(case: str, batch: Batch, remat: str) -> tuple[float, float]:
     return executed, cases.useful_flops(case)
 
 
-def our_step(case: str, rows: int, section: LearnerSection) -> tuple[Callable[[], Any], Batch]:
-    """A function that runs one step, and the batch it runs on."""
+def our_step(case: str, rows: int, section: LearnerSection) -> tuple[Callable[[], Any], Batch, LearnerSection]:
+    """A function that runs one step, the batch it runs on, and the section with numbers."""
     learner = ours.learner_for(section)
     (batch,) = learner.pack(ours.episodes(case, rows), ours.CARD)
     state = learner.init_state(ours.random_params())
@@ -62,7 +62,7 @@ def our_step(case: str, rows: int, section: LearnerSection) -> tuple[Callable[[]
         state, metrics = learner.step(state, batch, scores, ours.CARD)
         jax.block_until_ready((state, metrics))
 
-    return run, batch
+    return run, batch, learner.section
 
 
 def torch_step(case: str, rows: int, threads: int) -> Callable[[], Any]:
@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     threads = os.cpu_count() or 1
     changes = {"micro_batch_rows": args.micro, "remat": args.remat, "logprob_chunk": args.chunk}
     section = ours.section(args.case).model_copy(update=changes)
-    mine, batch = our_step(args.case, args.rows, section)
+    mine, batch, section = our_step(args.case, args.rows, section)
     runs: dict[str, Callable[[], Any]] = {"matmul": ours.matmul(), "ours": mine}
     if args.case in cases.SHARED:
         runs["apart"] = our_step(args.case, args.rows, section.model_copy(update={"share_prefixes": "never"}))[0]
@@ -105,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.repetitions):
         for name, run in runs.items():
             times[name].append(seconds(run))
-    executed, useful = flops(args.case, batch, args.remat)
+    executed, useful = flops(args.case, batch, section.remat)
     median = {name: statistics.median(values) for name, values in times.items()}
     peak = 10 * cases.MATMUL_FLOPS / min(times["matmul"])
     step = min(times["ours"])
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "rows": batch.ids_MBT.shape[1] * int(batch.micro_batches),
         "tokens": tokens,
         "computed_tokens": int(batch.row_tokens),
-        "settings": {"micro_batch_rows": args.micro, "remat": args.remat, "logprob_chunk": args.chunk},
+        "settings": {name: getattr(section, name) for name in ("micro_batch_rows", "remat", "logprob_chunk")},
         "matmul_peak_gflops": round(peak / 1e9, 1),
         "step_seconds_median": round(median["ours"], 4),
         "step_seconds_best": round(step, 4),
@@ -143,11 +143,16 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, default="update_old")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--rows", type=int, default=16, help="of update_old: episodes of 64 + 128 tokens in a step")
-    parser.add_argument("--micro", type=int, default=0, help="micro_batch_rows; 0: all rows at once")
+    parser.add_argument(
+        "--micro",
+        type=lambda text: text if text == "auto" else int(text),
+        default=0,
+        help="micro_batch_rows; 0: all rows at once; auto: as many as fit the cache",
+    )
     parser.add_argument(
         "--chunk", type=int, default=512, help="logprob_chunk; a card's default is 128, the baseline has 512"
     )
-    parser.add_argument("--remat", choices=("full", "none"), default="full")
+    parser.add_argument("--remat", choices=("auto", "full", "none"), default="full")
     parser.add_argument("--no-torch", action="store_true")
     print(json.dumps(measure(parser.parse_args())))
 

@@ -70,7 +70,7 @@ def packed(
     section: LearnerSection, model: ModelConfig, made: Sequence[Episode], shards: int, sparse: bool
 ) -> tuple[float, float, int, int]:
     """(FLOPs apart, FLOPs shared, tokens apart, tokens shared)."""
-    pieces = batching._pieces(made, max(section.buckets), True, None)
+    pieces = batching.pieces_of(made, max(section.buckets), True, None)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     buckets, work = [bucket for bucket in section.buckets if bucket >= longest], Work(model, sparse)
 

@@ -27,7 +27,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models.attention import MASKED, Attend, live_blocks, make_attend, visible
+from scope_jax.models.attention import Attend, make_attend
+from scope_jax.models.masks import MASKED, live_blocks, visible
 
 How = Literal["auto", "ulysses", "ring"]
 QUERIES = 512  # of a block of the ring: its scores are [B, H, 512, chunk]

@@ -24,13 +24,13 @@ from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models import bert, claims, sentence_files, transformer, weights
-from scope_jax.models.attention import ends_of
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.families import from_hf as decoder_config
 from scope_jax.models.fields import WeightsError, read_object, shown, texts
 from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
+from scope_jax.models.masks import ends_of
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
 from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
 from scope_jax.models.tensorfile import Checkpoint

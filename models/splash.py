@@ -2,7 +2,7 @@
 not see each other are neither read nor computed.
 
 A block of queries sees few blocks of keys: those of its own texts, and of the beginning that they share with others.
-Lists of them, made from `attention.live_blocks` on the device, tell the kernels what to fetch; within a block the mask
+Lists of them, made from `masks.live_blocks` on the device, tell the kernels what to fetch; within a block the mask
 comes from the ends of its keys. The softmax is computed block by block, as in FlashAttention-2 (Dao 2023). Memory grows
 with T, not T²: Qwen3-8B's heads at T = 10,240 need 0.18 GiB of temporaries for forward and backward pass, versus 18.9
 with materialised score matrices. The backward pass has two kernels: one kernel would have to keep a partial dq for
@@ -12,6 +12,7 @@ every block of keys.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.attention import MASKED, Attend, live_blocks, visible
+from scope_jax.models.masks import MASKED, live_blocks, visible
 from scope_jax.sharding.chips import LANES
 
 BLOCK = 512  # queries and keys of one tile; 1,024 is no faster, 2,048 exceeds the vector memory of v5e and v5p
@@ -70,8 +71,8 @@ def blocks_of(length: int) -> tuple[int, int]:
 
 def make_attend(
     ends_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"] | None, window: int | None, interpret: bool = False
-) -> Attend:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh, softmax(q kᵀ / √h) v over the tokens that `attention.visible` allows;
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh, softmax(q kᵀ / √h) v over the tokens that `masks.visible` allows;
     query head i uses kv head i // (H/K).
 
     Works for any T: rows are padded to whole blocks. Keys and values are not repeated for the heads that share them.

@@ -184,7 +184,7 @@ def hidden(
     """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
     positions_BT: of each token in its text. ends_BT: the place in the row behind the last token that continues it; a
-    token attends to the earlier ones that it continues, padding to itself (`models.attention`). Each layer's weights
+    token attends to the earlier ones that it continues, padding to itself (`models.masks`). Each layer's weights
     are cast and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for the
     backward pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also
     the results of its dense products, "none" everything; all but the last gather the weights again. attention: a

@@ -183,8 +183,34 @@ def _float(digits: str) -> float:
     return number
 
 
-# raises ValueError for duplicate keys, NaN, and numbers too large for a float
-STRICT_JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
+DEEPEST = 500  # levels of lists and objects: Python versions differ in how many they read
+
+
+class _Strict(json.JSONDecoder):
+    def decode(self, s: str, *where: Any) -> Any:
+        value = super().decode(s, *where)
+        if s.count("[") + s.count("{") > DEEPEST and _deeper(value, DEEPEST):
+            raise RecursionError("nested too deeply")
+        return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether a value has more levels of lists and objects."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not layer:
+            return False
+    return True
+
+
+# raises ValueError for duplicate keys, NaN, and numbers too large for a float, RecursionError for too many levels
+STRICT_JSON = _Strict(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
 
 
 def _object(line: bytes, where: str) -> Row:

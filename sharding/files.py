@@ -43,7 +43,13 @@ def inside(folder: Path, name: object, source: object) -> Path:
         above = (folder / str(name)).parent
         try:
             leaves = above != folder and not above.resolve().is_relative_to(folder.resolve())
-        except (OSError, RuntimeError):  # links that lead to each other
+            above.stat()
+        except FileNotFoundError:
+            pass
+        except (
+            OSError,
+            RuntimeError,
+        ):  # links that lead to each other, of which resolve says nothing since Python 3.13
             leaves = True
         wrong = "it is behind a link that leaves the folder" if leaves else None
     if wrong is not None:

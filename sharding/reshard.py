@@ -36,7 +36,8 @@ def _on_other_devices(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Arra
     the parts in turn. (Between shardings with different parts JAX itself goes through the host.)"""
     if not x.sharding.is_fully_replicated:
         assert isinstance(x.sharding, NamedSharding), x.sharding
-        x = jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+        # By a program: `device_put` goes through the host here since JAX 0.12.
+        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, PartitionSpec()))(x)
     whole = [shard.data for shard in x.addressable_shards]
     places = sharding.addressable_devices_indices_map(x.shape)
     parts = [

@@ -170,7 +170,7 @@ def main(
     """Self-play post-training of language models in JAX."""
     quiet_libtpu()
     take_memory()
-    # XLA's log lines, such as its alarm about slow compilation: what fails is raised, and a run says what it does itself.
+    # XLA's log lines, such as its alarm about slow compilation: what fails is raised, and a run says what it does.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch, which is not used, is not there

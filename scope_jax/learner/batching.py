@@ -46,7 +46,7 @@ class Batch(struct.PyTreeNode):
     positions_MBT: Leaf
     """Of the token in its datum, 0 in padding."""
     ends_MBT: Leaf
-    """The place in the row behind the last token that continues this one (`models.attention`); of padding the next."""
+    """The place in the row behind the last token that continues this one (`models.masks`); of padding the next."""
     index_MN: Leaf
     """Flat index (row · T + t within the device's rows of this micro-batch, T being its tokens of a row) of the hidden
     state that predicts the target."""
@@ -121,7 +121,8 @@ def _of_sampled(values_T: np.ndarray | None, datum: Datum, name: str, episode: E
     return values
 
 
-def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
+def pieces_of(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
+    """The datums with sampled tokens; limit: most tokens of one. Errors are those of `pack`."""
     pieces, source = [], 0
     policy = card is None or card.objective == "policy"  # under "dpo" an advantage is a sign
     taught = policy and card is not None and card.teacher != "none"
@@ -226,6 +227,7 @@ def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -
 
 def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
     """Most rows of a micro-batch on each shard; 0 if all rows are in one micro-batch."""
+    assert section.micro_batch_rows != "auto"  # `fitting.fitted` gives a number
     return -(-section.micro_batch_rows // row_shards)
 
 
@@ -347,7 +349,7 @@ def pack(
         return _batch(
             dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), np.float32(0), np.float32(0), *absent, FEW_SEQUENCES
         )
-    pieces = _pieces(chosen, max(section.buckets), tempered, card)
+    pieces = pieces_of(chosen, max(section.buckets), tempered, card)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     buckets = [bucket for bucket in section.buckets if bucket >= longest]
     if work is not None and section.packing:

@@ -114,7 +114,8 @@ class Learner:
             unstacked=unstacked,
         )
         self.jitted = LearnerPrograms(self.layout, section)
-        self.model, self.mesh, self.section, self.optimizer, self.adapter = model, mesh, section, optimizer, adapter
+        self.model, self.mesh, self.optimizer, self.adapter = model, mesh, optimizer, adapter
+        self.section = self.jitted.section
         self.attention, self.context_attention = self.jitted.attention, self.jitted.context_attention
         self.shards, self.row_shards, self.context = self.jitted.shards, row_shards(mesh), mesh.shape["context"]
 
@@ -221,9 +222,9 @@ class Learner:
         clipping), param_rms (of the updated weights), learning_rate, skipped; row_padding and slot_padding (shares of
         the computed rows and of their slots that are empty) and shared_tokens (of what several datums begin with:
         tokens that were not computed again), left out without rows. A supervised card has loss and the metrics from
-        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and
-        implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state lacks;
-        DivergedError if training has diverged (`check_sound`).
+        tokens on; a DPO card also entropy, surprisal, and over pairs implicit_accuracy, implicit_margin
+        and implicit_chosen. Raises ValueError if there is no batch, or if the card needs a reference that the state
+        lacks; DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")

@@ -147,16 +147,14 @@ def _divided(node: Node, width: int, slots: int) -> list[Node]:
 def _filled(parts: Sequence[Node], width: int, slots: int) -> list[list[Node]]:
     """First-fit decreasing of the parts into bins of so many tokens and sampled tokens."""
     bins: list[list[Node]] = []
-    used: list[tuple[int, int]] = []
+    room, left = np.full(len(parts), width), np.full(len(parts), slots)  # of the bins, those not begun included
     for part in sorted(parts, key=lambda part: -part.size):
-        totals = ((size + part.size, sampled + part.sampled) for size, sampled in used)
-        fits = (place for place, (size, sampled) in enumerate(totals) if size <= width and sampled <= slots)
-        place = next(fits, len(bins))
+        place = int(np.argmax((room >= part.size) & (left >= part.sampled)))
         if place == len(bins):
             bins.append([])
-            used.append((0, 0))
         bins[place].append(part)
-        used[place] = used[place][0] + part.size, used[place][1] + part.sampled
+        room[place] -= part.size
+        left[place] -= part.sampled
     return bins
 
 

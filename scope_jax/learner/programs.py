@@ -21,6 +21,7 @@ from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner import losses
 from scope_jax.learner.batching import Batch
+from scope_jax.learner.fitting import fitted
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import Work
@@ -59,8 +60,10 @@ class LearnerPrograms:
 
     def __init__(self, layout: Layout, section: LearnerSection) -> None:
         model, mesh = layout.model, layout.mesh
+        platform = mesh.devices.flat[0].platform
+        section = fitted(section, model, platform, mesh.shape, layout.compute_dtype.itemsize)
         self.layout, self.section, self.model, self.mesh = layout, section, model, mesh
-        self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, layout.compute_dtype)
+        self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
         kv_heads = kinds.kv_heads(model) // tensor
@@ -74,7 +77,7 @@ class LearnerPrograms:
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        options = COMPILER_OPTIONS.get(mesh.devices.flat[0].platform) if mesh.size > 1 else None
+        options = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
         self.score = jax.jit(self._score, static_argnames=("policy", "reference"), compiler_options=options)
         self.step = jax.jit(self._step, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)
         self.rest = jax.jit(self._rest, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)

@@ -40,7 +40,7 @@ def budget(planner: Planner, needs: Needs) -> Change | None:
 
 def _learn_knobs(needs: Needs) -> list[Change]:
     """Settings that make the programs of an update smaller, as far as the card does not have them."""
-    section, shards = needs.cfg.learner, needs.learner.row_shards
+    section, shards = needs.learner.section, needs.learner.row_shards
     found = []
     if rows_per_shard(section, shards) > 1:
         found.append(f"learner.micro_batch_rows={shards}")

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner
-from scope_jax.models.config import Dense, Layer, ModelConfig
+from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
@@ -223,7 +224,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     tensor = mesh.shape["tensor"]
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
-    inside = [_inside(model, layer, tokens, tensor, size) for layer in model.layers]
+    inside = layer_bytes(model, tokens, tensor, size)
     kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
     if section.remat in ("qkv", "dots"):
         for layer in model.layers:
@@ -243,12 +244,6 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     }
 
 
-def _inside(model: ModelConfig, layer: Layer, tokens: int, tensor: int, size: int) -> int:
-    """Bytes of one layer's intermediate values: norms and residuals, heads, the feed-forward layer."""
-    parts = mixer_of(layer).values(layer.mixer) // tensor + feed_of(layer).values(layer.feed) // tensor
-    return tokens * (4 * model.width + parts) * size
-
-
 def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     """The same of a teacher's forward pass: one layer of one row, without gradients."""
     model, (weights,) = teacher.model, teacher.program.resident
@@ -256,9 +251,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
     layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
     return {
-        "activations": float(
-            max(_inside(model, layer, teacher.program.bucket, tensor, size) for layer in model.layers)
-        ),
+        "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
         "logits": 2.0 * chunk * model.table_rows / tensor * 4,
     }

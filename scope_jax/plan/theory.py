@@ -27,9 +27,9 @@ def step_collectives(
     again where layers are recomputed; its gradient is scattered once per axis. XLA gathers the table of a tied model
     once for both of its uses.
 
-    With a context axis, which is one of `fsdp` too, one more all-gather has the segments of whole rows. Ulysses moves
-    queries, keys, values and results of every layer, again where it is recomputed, and their gradients. A ring of C
-    devices passes keys and values on C − 1 times, again where recomputed; in the backward pass once more, together
+    With a context axis, which is one of `fsdp` too, one more all-gather has ends and positions of whole rows. Ulysses
+    moves queries, keys, values and results of every layer, again where it is recomputed, and their gradients. A ring of
+    C devices passes keys and values on C − 1 times, again where recomputed; in the backward pass once more, together
     with their gradients, which take one step more to come home.
 
     With sequence parallelism attention and feed-forward layer each gather their tokens and scatter their sums; the

@@ -38,6 +38,9 @@ PAIR = '{"question": "Who?", "answer": "Ada"}'
         ('["a"]', None),
         (f"{PAIR} {{and a brace}}", None),  # no object at the end
         ('{"a":' * 5000 + "1" + "}" * 5000, None),  # too deep
+        ('{"a":' * 501 + "1" + "}" * 501, None),
+        ('{"a":' * 3 + "[" * 600 + "]" * 600 + "}" * 3, None),
+        ('{"a": [' + "[]," * 600 + "1]}", {"a": [*[[]] * 600, 1]}),  # many, but not deep
     ],
 )
 def test_the_last_object(text: str, found: dict | None):

@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from importlib import metadata
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,6 +88,10 @@ def test_everything_that_pip_installs_is_pinned(path: Path) -> None:
     assert pips == expected
 
 
+PINNED = version("jax") == str(pins(ROOT / "requirements.txt")["jax"].specifier)[2:]
+
+
+@pytest.mark.skipif(not PINNED, reason="another JAX than that of requirements.txt is installed")
 def test_the_constraints_hold_the_tpu_compiler() -> None:
     assert {"-c requirements.txt", "-c requirements-dev.txt"} <= set(
         (ROOT / "constraints.txt").read_text().splitlines()
@@ -98,6 +103,7 @@ def test_the_constraints_hold_the_tpu_compiler() -> None:
         assert need.specifier.contains(str(known[canonicalize_name(need.name)].specifier)[2:])
 
 
+@pytest.mark.skipif(not PINNED, reason="another JAX than that of requirements.txt is installed")
 def test_the_cuda_plugin_has_the_version_of_jax() -> None:
     cuda, jax = pins(CUDA), pins(ROOT / "requirements.txt")["jax"]
     (plugin,) = [need for need in needed("cuda12") if need.name != "jaxlib"]

@@ -66,7 +66,8 @@ def update(model, sizes, episodes, share, card=CARD, adapter=None, buckets=(32, 
         state = learner.init_state(weights)
         state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
     else:
-        factors = jax.tree.map(lambda w: w + 0.02, learner.layout.init_factors(jax.random.key(0)))
+        rng, factors = np.random.default_rng(0), learner.layout.init_factors(jax.random.key(0))
+        factors = jax.tree.map(lambda w: w + 0.05 * rng.normal(size=w.shape), factors)
         state = learner.init_state(factors).replace(ref_params=weights)
     (batch,) = learner.pack(episodes, card)
     scores = [batching.unpack(batch, x) for x in jax.device_get(learner.score(state, batch)[:2])]

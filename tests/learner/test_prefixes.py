@@ -177,7 +177,7 @@ def test_sharing_is_chosen_by_the_work_it_saves():
 def test_work_by_hand(window):
     """A prompt of 10 tokens with answers of 3 and 2, in 1 row of 16: pairs of tokens that see each other."""
     model = like(TINY, layer_windows=(window, None))
-    pieces = batching._pieces(grouped(1, 10, [3, 2], alike=0), 16, True, None)
+    pieces = batching.pieces_of(grouped(1, 10, [3, 2], alike=0), 16, True, None)
     rows = prefixes.rows_of(prefixes.shared(pieces), 16)
     dense = 2 * flops.weights_per_token(model) * 16
     full = 55 + (11 + 12 + 13) + (11 + 12)  # 1 + … + 10 in the prompt
@@ -192,6 +192,12 @@ def test_work_by_hand(window):
 # ----------------------------------------------------------------------------------------------------- the same update
 CARD = LossCard(kl="k3", kl_coef=0.1, entropy_coef=0.05, old_logprobs="rollout")
 ADAPTER = Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), base_dtype=jnp.float32)
+
+
+def changed(factors):
+    """Factors of an adapter in use: b, which starts at 0, is not, and no gradient is."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda w: w + 0.05 * rng.normal(size=w.shape).astype(np.float32), factors)
 
 
 def difference(one, other) -> float:
@@ -213,14 +219,17 @@ def test_log_probs_loss_and_gradient_are_those_of_separate_rows(always, adapter,
         section = SECTION.model_copy(update={"share_prefixes": choice})
         dtypes = {"param_dtype": jnp.float32, "compute_dtype": jnp.float32}
         learner = Learner(TINY, mesh, optimizer, section, **dtypes, adapter=adapter)
-        start = jax.tree.map(lambda w: w + 0.02, learner.layout.init_factors(jax.random.key(0))) if adapter else None
-        state = learner.init_state(start or weights_of(TINY))
+        start = changed(learner.layout.init_factors(jax.random.key(0))) if adapter else weights_of(TINY)
+        state = learner.init_state(start)
         base = weights_of(TINY)
         state = state.replace(ref_params=base if adapter else jax.tree.map(lambda w: w * 1.1, base))
         (batch,) = learner.pack(episodes, CARD)
         assert (float(batch.shared_tokens) > 0) == (choice == "auto")
         scores = [batching.unpack(batch, x) for x in jax.device_get(learner.score(state, batch)[:2])]
         after, metrics = learner.update(state, [batch], CARD)
+        filled = int(batch.micro_batches) * batch.ids_MBT[0].size, int(batch.micro_batches) * batch.mask_MN.shape[1]
+        assert metrics["row_padding"] == pytest.approx(1 - float(batch.row_tokens) / filled[0], abs=1e-6)
+        assert metrics["slot_padding"] == pytest.approx(1 - metrics["tokens"] / filled[1], abs=1e-6)
         results.append((scores, after.opt_state[0].mu, metrics))
     (scores, gradient, metrics), (alone, wanted, others) = results
     assert np.abs(np.subtract(scores, alone)).max() < 1e-5  # of log-probs down to −16, whose steps are 1e-6

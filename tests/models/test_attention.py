@@ -18,11 +18,10 @@ from scope_jax.models.attention import (
     Attend,
     attend_both_ways,
     attention,
-    live_blocks,
     make_attend,
     resolve,
-    visible_mask,
 )
+from scope_jax.models.masks import live_blocks, visible_mask
 from tests.rows import laid_out
 
 ROOT = Path(__file__).parents[2]

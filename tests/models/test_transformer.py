@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from scope_jax.models import transformer
-from scope_jax.models.attention import attention, visible_mask
+from scope_jax.models.attention import attention
+from scope_jax.models.masks import visible_mask
 from scope_jax.models.rope import Rope, rotate
 from scope_jax.models.sums import with_bias
 from scope_jax.models.transformer import Remat

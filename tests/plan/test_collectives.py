@@ -29,7 +29,7 @@ def test_the_closed_form_on_values_worked_out_by_hand():
 
 
 def test_the_closed_form_of_rows_divided_over_devices():
-    """Weights are gathered along the context axis too, and the segments once."""
+    """Weights are gathered along the context axis too, and the rows' ends and positions once."""
     dense, axes = from_hf(MODEL | FAMILIES["dense"]), ("fsdp_inner", "context")
     weights = {"all-gather": 2 * 4 * 7 * 2 + 4 + 1, "reduce-scatter": 4 * 7 * 2 + 4}
     # q, k, v and the result: forward, forward again, backward

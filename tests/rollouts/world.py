@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.models import transformer
-from scope_jax.models.attention import ends_of
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.masks import ends_of
 from scope_jax.models.rope import Rope
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine

@@ -12,8 +12,8 @@ import numpy as np
 
 from scope_jax.learner.types import Datum
 from scope_jax.models import transformer
-from scope_jax.models.attention import ends_of
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.masks import ends_of
 from scope_jax.sharding.collectives import LOCAL
 
 LENGTH, ROWS = 512, 8  # one compiled shape for all
