@@ -104,7 +104,12 @@ def test_a_run_goes_on(gpu, tmp_path):
     assert [one for one in said if "does not work on this machine" in one] == said and len(said) == 2
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+NEWER = pytest.mark.skipif(
+    int(jax.__version__.split(".")[1]) >= 12, reason="this JAX lowers Triton for GPUs that are there only"
+)
+
+
+@pytest.mark.parametrize("platform", ["tpu", pytest.param("cuda", marks=NEWER)])
 def test_experts_without_kernels(platform):
     """The numbers and gradients of the loop, and no kernel in the program of a platform that has one."""
     sizes_X = jnp.array([3, 0, 13])
