@@ -21,10 +21,12 @@ from scope_jax.models import cache as kv
 from scope_jax.models import transformer
 from scope_jax.models.attention import make_attend
 from scope_jax.models.hf import hf_tensor
+from scope_jax.models.pages import Loop
 from scope_jax.models.rope import frequencies
 from scope_jax.models.weights import load_hf, save_hf
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
@@ -315,15 +317,16 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
         assert_close(out, expected[rows, at])
 
 
-def test_greedy_text_of_the_engine(pair):
+@pytest.mark.parametrize("paged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dense", "paged"])
+def test_greedy_text_of_the_engine(pair, paged):
     """64 tokens after prompts of different lengths; alone and in a batch, bit for bit."""
     model, cfg, params, _ = pair
     engine_config = EngineConfig(
         slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
     )
-    rollouts = LocalRollouts(
-        DenseEngine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1, ahead=False
-    )
+    mesh = make_mesh(MeshConfig(1, 1, 1))
+    engine = PagedEngine(cfg, engine_config, mesh, Loop()) if paged else DenseEngine(cfg, engine_config, mesh)
+    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in PROMPTS]

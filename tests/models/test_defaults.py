@@ -110,7 +110,7 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
         theirs.num_hidden_layers,
         theirs.hidden_size,
     )
-    assert (ours.layers[0].mixer.num_heads, ours.layers[0].feed.width, ours.norm_eps) == (
+    assert (ours.num_heads, ours.ffn_width, ours.norm_eps) == (
         theirs.num_attention_heads,
         theirs.intermediate_size,
         theirs.layer_norm_eps,

@@ -39,6 +39,8 @@ STATED = {
     "Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
+    "Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "SmolLM3-3B": 3_075_098_624,
     "Olmo-3-7B-Instruct": 7_298_011_136,
 }
 
