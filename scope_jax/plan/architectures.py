@@ -1,7 +1,8 @@
 """Shapes of the models that our cards name, so that a card can be planned before its checkpoint is downloaded.
 
 The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
-deepseek-ai, mistralai, HuggingFaceTB); a test compares the number of weights they give with the one the hub states for each model.
+deepseek-ai, mistralai, HuggingFaceTB); a test compares the number of weights they give with the one the hub states for
+each model.
 """
 
 from __future__ import annotations
