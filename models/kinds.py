@@ -188,11 +188,9 @@ class Part:
     """A mixer or a feed-forward part; the functions take its description from `models.config`.
 
     weights(D, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the residual.
-    multiplied(D, part): weights that multiply a token. values(part): of a token, between its first and last product,
-    and how many of these its first products give. divided(part): sizes that a tensor group divides, by name.
-    targets: module of Hugging Face -> weight, what adapters call "all-linear". expert_targets: what they call
-    "experts". page(part): (kv heads, head dim) that attention keeps of a token, twice. pair(part): FLOPs of a query and
-    a key that it sees, forward.
+    multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and its last
+    product. divided(part): sizes that a tensor group divides, by name. targets: module of Hugging Face -> weight, what
+    adapters call "all-linear". expert_targets: what they call "experts".
     """
 
     weights: Callable[[int, Any], Weights]
@@ -207,7 +205,7 @@ class Part:
 @dataclass(frozen=True, kw_only=True)
 class Mixer(Part):
     """page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token. projected(part):
-    values of a token that its first products give. pair(part): FLOPs of a query and a key that it sees, forward."""
+    numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it sees, forward."""
 
     page: Callable[[Any], tuple[int, int]]
     projected: Callable[[Any], int]

@@ -28,23 +28,22 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from scope_jax.errors import UserError, writing
-from scope_jax.models import claims, redundant, streaming, tensorfile
+from scope_jax.models import claims, redundant, streaming, tensorfile, wrappers
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import WRAPPERS, from_hf, in_wrapper, to_hf, wrapper
+from scope_jax.models.families import from_hf, in_wrapper, to_hf, wrapper
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from scope_jax.models.redundant import Redundant
 from scope_jax.models.seal import SEAL, fault, seal
-from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params, declare
+from scope_jax.models.wrappers import opened
 from scope_jax.sharding.files import STALE, alone
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import Param, param_shardings, path_name
 
 ORBAX = "weights"  # folder of the tree in our own layout
 CHUNK_BYTES = 64 * 2**20  # chunk size of arrays in an orbax folder, the smallest amount that can be read
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of other modalities
 # Files of a model folder besides the weights; they are copied unchanged.
 COMPANIONS = (
     "tokenizer*",
@@ -55,7 +54,7 @@ COMPANIONS = (
     "chat_template*",
     "spiece.model",
     "generation_config.json",
-    *PROCESSORS,
+    *wrappers.PROCESSORS,
 )
 # What an export writes besides them.
 WRITTEN = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json", ORBAX, SEAL)
@@ -83,13 +82,6 @@ def load_config(folder: str | Path) -> ModelConfig:
         return from_hf(contents)
     except ValueError as error:
         raise WeightsError(f"{folder}: {error}") from None
-
-
-def opened(folder: Path, stack: ExitStack) -> Checkpoint:
-    """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
-    foreign."""
-    name = wrapper(read_object(folder / "config.json"))
-    return Checkpoint(folder, stack, "" if name is None else WRAPPERS[name])
 
 
 def checked_config(folder: str | Path) -> ModelConfig:
@@ -393,37 +385,14 @@ def save_hf(
     writer, config = jax.process_index() == 0, to_hf(cfg)
     with ExitStack() as stack:
         foreign = None
-        if base is not None and not is_orbax(base) and wrapper(read_object(base / "config.json")) is not None:
-            foreign, config = opened(base, stack), in_wrapper(cfg, read_object(base / "config.json"))
+        if base is not None and not is_orbax(base) and wrapper(contents := read_object(base / "config.json")):
+            foreign, config = opened(base, stack), in_wrapper(cfg, contents)
         new = stack.enter_context(whole_folder(Path(folder)))
-        _write(new if writer else None, shapes, np.dtype(dtype), blocks, foreign, config)
+        wrappers.write(new if writer else None, shapes, np.dtype(dtype), blocks, foreign, config)
         if writer:
             _companions(new, config, dtype, tokenizer)
             if foreign is not None and base is not None:
-                _copy(base, new, PROCESSORS)
-
-
-def _write(
-    new: Path | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: np.dtype,
-    blocks: tensorfile.Blocks,
-    foreign: Checkpoint | None,
-    config: Mapping[str, Any],
-) -> None:
-    """Writes the tensors of a decoder, under the names of the wrapper that config names, beside the foreign ones."""
-    name = wrapper(config)
-    prefix = "" if name is None or foreign is None else WRAPPERS[name]
-    others = {} if foreign is None else {name: foreign.shape(name) for name in sorted(foreign.foreign)}
-
-    def rows(name: str) -> Any:
-        if foreign is not None and name in others:
-            return streaming.file_blocks(foreign, name, others[name], foreign.dtype(name))
-        return blocks(name.removeprefix(prefix))
-
-    whole = {prefix + name: shape for name, shape in shapes.items()} | others
-    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in whole}
-    tensorfile.write(new, whole, dtypes, rows, tensorfile.MAX_SHARD_BYTES)
+                _copy(base, new, wrappers.PROCESSORS)
 
 
 def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
@@ -449,7 +418,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
                 config = read_object(source / "config.json")
-                _write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
+                wrappers.write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
                 _companions(new, config, dtype, source)
 
 
