@@ -28,8 +28,10 @@ os.environ |= ABSENT
 
 import jax.numpy as jnp
 
-from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf
 from scope_jax.models.kernels import attention_over_pages
+from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.models.pages import PAGE
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
@@ -92,11 +94,11 @@ def engine_on(
     if not on.compiles:
         raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda13]' (no GPU is needed).")
     devices = list(on.devices)
-    tensor = math.gcd(len(devices), model.num_kv_heads) if tensor is None else tensor
+    tensor = math.gcd(len(devices), kv_heads(model)) if tensor is None else tensor
     config = EngineConfig(
         *(requests, length, (length,), 1, 16, jnp.bfloat16), prefill_tokens=1024, pages=pages, cascade=cascade
     )
-    how = attention_over_pages(on.platform, model.head_dim)
+    how = attention_over_pages(on.platform, head_dim(model))
     return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
 

@@ -17,13 +17,14 @@ from jax import lax
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import FEEDS, MIXERS
 from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
 from scope_jax.models.transformer import Params, declare
 from scope_jax.sharding.spec import Param, normal
 
-ATTENTION = {"q_proj": "q_D_Hh", "k_proj": "k_D_Kh", "v_proj": "v_D_Kh", "o_proj": "o_Hh_D"}
-FFN = {"gate_proj": "gate_DF", "up_proj": "up_DF", "down_proj": "down_FD"}
-EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")
+# Of all kinds of layers: module of Hugging Face -> weight; and the matrices of experts.
+LINEAR = {module: name for part in (*MIXERS.values(), *FEEDS.values()) for module, name in part.targets.items()}
+EXPERTS = tuple(name for part in FEEDS.values() for name in part.expert_targets)
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,24 @@ def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises ValueError for targets that the model does not have.
     """
-    dense = ATTENTION if cfg.num_experts else ATTENTION | FFN
+    weights = declare(cfg)["layers"]
+    dense = {module: name for module, name in LINEAR.items() if name in weights}
+    experts = [name for name in EXPERTS if name in weights]
     chosen: set[str] = set()
     for target in targets:
         if target == "all-linear":
             chosen |= set(dense.values())
-        elif target == "experts" and cfg.num_experts:
-            chosen |= set(EXPERTS)
+        elif target == "experts" and experts:
+            chosen |= set(experts)
         elif target in dense:
             chosen.add(dense[target])
         else:
-            known = ", ".join((*dense, "all-linear", *(["experts"] if cfg.num_experts else [])))
+            known = ", ".join((*dense, "all-linear", *(["experts"] if experts else [])))
             raise UserError(
                 f"model.adapter.targets names {target!r}, but the model ({cfg.architecture}) has only {known}; choose "
                 "among these."
             )
-    return tuple(name for name in declare(cfg)["layers"] if name in chosen)
+    return tuple(name for name in weights if name in chosen)
 
 
 def declare_factors(cfg: ModelConfig, adapter: Adapter) -> Params:

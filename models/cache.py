@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 
 from scope_jax.models.attention import storable
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import mixer_of
 from scope_jax.models.moe import block_matmul
 from scope_jax.models.transformer import Params, block, embed, final_norm
 from scope_jax.models.writes import apart
@@ -66,12 +67,13 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache
     if capacity % BLOCK:
         raise ValueError(f"A cache of {capacity} columns is not a multiple of {BLOCK}; use {round_up(capacity)}.")
     ends = widths(capacity)
-    fronts = [(slots, cfg.num_kv_heads, (end - start) // BLOCK) for start, end in zip((0, *ends), ends, strict=False)]
+    blocks = [(end - start) // BLOCK for start, end in zip((0, *ends), ends, strict=False)]
 
-    def empty(*block: int) -> tuple[jax.Array, ...]:
-        return tuple(jnp.zeros((*front, *block), dtype) for front in fronts)
+    def empty(heads: int, *block: int) -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros((slots, heads, count, *block), dtype) for count in blocks)
 
-    return tuple(LayerCache(empty(cfg.head_dim, BLOCK), empty(BLOCK, cfg.head_dim)) for _ in range(cfg.num_layers))
+    pages = (mixer_of(layer).page(layer.mixer) for layer in cfg.layers)
+    return tuple(LayerCache(empty(heads, dim, BLOCK), empty(heads, BLOCK, dim)) for heads, dim in pages)
 
 
 def columns_of(cache: Cache) -> int:
@@ -156,16 +158,16 @@ def step(
     rows_S = jnp.arange(ids_S.shape[0])
     behind_SC = lengths_S[:, None] - jnp.arange(columns_of(cache))
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
-    layers: list[LayerCache] = []
-    for w, window, layer in zip(params["layers"], cfg.layer_windows, cache, strict=True):
-        seen_SC = _seen(behind_SC, window)
+    caches: list[LayerCache] = []
+    for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
+        seen_SC = _seen(behind_SC, layer.mixer.window)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer=layer, seen_SC=seen_SC) -> jax.Array:
-            layers.append(_written(layer, rows_S, lengths_S, k[:, 0], v[:, 0]))
-            return _attend_one(q[:, 0], layers[-1], seen_SC)[:, None]
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, seen_SC=seen_SC) -> jax.Array:
+            caches.append(_written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
+            return _attend_one(q[:, 0], caches[-1], seen_SC)[:, None]
 
-        x_S1D = block(cfg, cfg.layer_rope(window), w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
-    return final_norm(cfg, params, x_S1D)[:, 0], tuple(layers)
+        x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
+    return final_norm(cfg, params, x_S1D)[:, 0], tuple(caches)
 
 
 def _seen(behind: jax.Array, window: int | None) -> jax.Array:
@@ -231,16 +233,17 @@ def append(
     earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
-    layers: list[LayerCache] = []
-    for w, window, layer in zip(params["layers"], cfg.layer_windows, cache, strict=True):
+    caches: list[LayerCache] = []
+    for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
+        window = layer.mixer.window
         first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer=layer, first=first, window=window) -> jax.Array:
-            layers.append(_written(layer, rows_S1, write_ST, k, v))
-            return _attend_many(q, layers[-1], positions_ST, first, blocks, window)
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, first=first, window=window) -> jax.Array:
+            caches.append(_written(held, rows_S1, write_ST, k, v))
+            return _attend_many(q, caches[-1], positions_ST, first, blocks, window)
 
-        x_STD = block(cfg, cfg.layer_rope(window), w, x_STD, positions_ST, attend, LOCAL, block_matmul)
-    return tuple(layers)
+        x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul)
+    return tuple(caches)
 
 
 def _attend_many(

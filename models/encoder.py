@@ -26,7 +26,7 @@ from scope_jax.errors import UserError
 from scope_jax.models import bert, claims, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.config import from_hf as decoder_config
+from scope_jax.models.families import from_hf as decoder_config
 from scope_jax.models.fields import WeightsError, read_object, shown, texts
 from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor

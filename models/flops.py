@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Experts, ModelConfig
+from scope_jax.models.kinds import mixer_of, multiplied
 
 
 def weights_per_token(model: ModelConfig) -> int:
     """Weights that multiply a token in all layers: of experts only those that are picked. Without the output table."""
-    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    ffn = 3 * model.width * model.ffn_width * max(model.experts_per_token, 1)
-    router = model.width * model.num_experts
-    return model.num_layers * (model.width * (2 * heads + 2 * kv) + ffn + router)
+    return sum(multiplied(model))
 
 
 def pairs(length: int, window: int | None) -> int:
@@ -23,10 +21,9 @@ def pairs(length: int, window: int | None) -> int:
     return reach * (reach + 1) // 2 + (length - reach) * reach
 
 
-def pair_flops(model: ModelConfig, seen: Callable[[int | None], int]) -> float:
-    """Forward FLOPs in all layers: q kᵀ and p v, each 2 FLOPs per pair, head and head dimension. seen: pairs of a query
-    and a key that it sees, in a layer with this window."""
-    return 4.0 * sum(map(seen, model.layer_windows)) * model.num_heads * model.head_dim
+def pair_flops(model: ModelConfig, seen: Callable[[int | None], float]) -> float:
+    """Forward FLOPs in all layers. seen: pairs of a query and a key that it sees, in a layer with this window."""
+    return sum(mixer_of(layer).pair(layer.mixer) * seen(layer.mixer.window) for layer in model.layers)
 
 
 def attention_flops(model: ModelConfig, length: int) -> float:
@@ -57,5 +54,5 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
 def expert_flops(model: ModelConfig, tokens: float, products: int) -> float:
     """FLOPs of so many grouped products of experts, which kernels compute: 3 forward, 6 backward (3 with frozen
     weights), 2 where they are recomputed, as the gradients do not need the last one. 0 of a dense model."""
-    each = 2.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token
-    return products * each * tokens if model.num_experts else 0.0
+    feeds = [layer.feed for layer in model.layers if isinstance(layer.feed, Experts)]
+    return products * sum(2.0 * model.width * feed.width * feed.picked for feed in feeds) * tokens

@@ -31,7 +31,7 @@ def norm_and_rotate(
     eps: float,
     interpret: bool = False,
 ) -> tuple[Float[Array, "N H h"], Float[Array, "N K h"]]:
-    """`models.transformer.plain_heads`: queries and keys by head, each divided by its root mean square and multiplied
+    """`models.kinds.plain_heads`: queries and keys by head, each divided by its root mean square and multiplied
     by one of the two scales [h] (None: the model has no such norm), and rotated.
 
     head_dim is a multiple of 128. interpret: Pallas's interpreter runs the kernel, on any platform.

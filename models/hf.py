@@ -74,7 +74,7 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     if not path.startswith("layers."):
         return _TOP[path]
     name = path.removeprefix("layers.")
-    tensor = _POST_NORM[name] if cfg.norm == "post" and name in _POST_NORM else _LAYER[name]
+    tensor = _POST_NORM[name] if cfg.layers[0].norms == "post" and name in _POST_NORM else _LAYER[name]
     return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
 
 

@@ -16,15 +16,15 @@ import numpy as np
 
 from scope_jax.models import attention, moe
 from scope_jax.models.check import ROUNDING, Check, apart
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig
+from scope_jax.models.kinds import plain_heads
 from scope_jax.models.pages import PAGE, Implementation, Loop, Ragged, Where, pages_for
 from scope_jax.models.rope import Rope
-from scope_jax.models.transformer import plain_heads
 
-DENSE = ModelConfig("qwen3", 512, 2, 256, 8, 2, 128, 512, Rope(1e6), 1e-6, False, "head", False, False, 1024)
-EXPERTS = replace(
-    DENSE, architecture="qwen3_moe", ffn_width=128, num_experts=16, experts_per_token=4, norm_topk_prob=True
-)
+HEADS = Attention(8, 2, 128, Rope(1e6), qk_norm="head")
+DENSE = ModelConfig("qwen3", 512, 256, (Layer(HEADS, Dense(512)),) * 2, 1e-6, False, 1024)
+PICKS = Experts(128, 16, 4, normalised=True)
+EXPERTS = replace(DENSE, architecture="qwen3_moe", layers=(Layer(HEADS, PICKS),) * 2)
 XLA = "XLA in float32"
 # How the names of the checks of each kernel begin.
 PAGES, ROTATION, LEARNER, PRODUCTS, FEW = (
@@ -46,8 +46,9 @@ class Heads(NamedTuple):
 
 def heads_of(model: ModelConfig) -> Heads:
     """Two kv heads, or one, with the model's queries and dimension."""
-    kv = min(2, model.num_kv_heads)
-    return Heads(kv * model.num_heads // model.num_kv_heads, kv, model.head_dim)
+    mixer = model.layers[0].mixer
+    kv = min(2, mixer.num_kv_heads)
+    return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
 
 
 def attention_over_pages(platform: str, head_dim: int) -> Implementation:
@@ -141,14 +142,14 @@ def page_attention(how: Implementation, dtype: str, queries: int, window: int | 
 
 def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -> float:
     """Queries and keys of 70 rows, at positions up to 2,000."""
-    cfg = ModelConfig("qwen3", 512, 1, 256, *sizes, 256, Rope(1e6), 1e-6, True, "head", False, False, 4096)
+    mixer = Attention(*sizes, Rope(1e6), qk_norm="head")
     positions_B1 = jnp.asarray(np.random.default_rng(0).integers(0, 2000, (70, 1)), jnp.int32)
     q_B1n, k_B1n, of_q, of_k = _rounded(
         dtype, (70, 1, sizes.query * sizes.dim), (70, 1, sizes.kv * sizes.dim), (sizes.dim,), (sizes.dim,)
     )
 
     def heads(compute: Any, q_B1n: jax.Array, k_B1n: jax.Array, of_q: jax.Array, of_k: jax.Array) -> Any:
-        return compute(cfg, cfg.rope, (of_q, of_k), q_B1n, k_B1n, positions_B1)
+        return compute(mixer, 1e-6, (of_q, of_k), q_B1n, k_B1n, positions_B1)
 
     ours = jax.jit(partial(heads, how.heads))(q_B1n, k_B1n, of_q, of_k)
     return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
@@ -200,25 +201,25 @@ def few_tokens(dtype: str) -> float:
     from scope_jax.models.moe_tpu import few_tokens as kernel
     from scope_jax.models.moe_tpu import route_few
 
-    cfg = EXPERTS
-    shape = (cfg.num_experts, cfg.width, cfg.ffn_width)
+    width, feed = DENSE.width, PICKS
+    shape = (feed.count, width, feed.width)
     x_ND, router_DX, gate_XDF, up_XDF, down_XFD = _rounded(
-        dtype, (70, cfg.width), (cfg.width, cfg.num_experts), shape, shape, (shape[0], shape[2], shape[1])
+        dtype, (70, width), (width, feed.count), shape, shape, (shape[0], shape[2], shape[1])
     )
     gate_XDF, up_XDF, down_XFD = gate_XDF / 16, up_XDF / 16, down_XFD / 16
 
     def ours(
         x_ND: jax.Array, router_DX: jax.Array, gate_XDF: jax.Array, up_XDF: jax.Array, down_XFD: jax.Array
     ) -> jax.Array:
-        picks = (jnp.int32(0), cfg.num_experts, cfg.experts_per_token, cfg.norm_topk_prob)
+        picks = (jnp.int32(0), feed.count, feed.picked, feed.normalised)
         return kernel(x_ND, route_few(x_ND, router_DX, *picks), gate_XDF, up_XDF, down_XFD)
 
     def plain(x_ND: jax.Array, gate_XDF: jax.Array, up_XDF: jax.Array, down_XFD: jax.Array) -> jax.Array:
         hidden_XNF = jax.nn.silu(jnp.einsum("ND,XDF->XNF", x_ND, gate_XDF)) * jnp.einsum("ND,XDF->XNF", x_ND, up_XDF)
         return jnp.einsum("NX,XNF,XFD->ND", share_NX, hidden_XNF, down_XFD)
 
-    weights_Nk, picked_Nk = jax.jit(partial(moe.route, cfg, gradient=False))(x_ND, router_DX)
-    share_NX = jnp.zeros((70, cfg.num_experts)).at[np.arange(70)[:, None], picked_Nk].set(weights_Nk)
+    weights_Nk, picked_Nk = jax.jit(partial(moe.route, feed, gradient=False))(x_ND, router_DX)
+    share_NX = jnp.zeros((70, feed.count)).at[np.arange(70)[:, None], picked_Nk].set(weights_Nk)
     return apart(
         jax.jit(ours)(x_ND, router_DX, gate_XDF, up_XDF, down_XFD), _exactly(plain, x_ND, gate_XDF, up_XDF, down_XFD)
     )

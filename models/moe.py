@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Experts
 from scope_jax.models.lowrank import LowRank
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
@@ -34,21 +34,21 @@ SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 
 def route(
-    cfg: ModelConfig, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"], gradient: bool = True
+    feed: Experts, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"], gradient: bool = True
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
-    Softmax over all experts in float32, then the k largest, divided by their sum if norm_topk_prob (Qwen3-MoE).
+    Softmax over all experts in float32, then the k largest, divided by their sum if normalised (Qwen3-MoE).
     gradient: the weights are differentiated; the values are the same without.
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
-    weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), cfg.experts_per_token)
+    weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), feed.picked)
     if gradient:
         # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
-        chosen_NkX = picked_Nk[..., None] == jnp.arange(cfg.num_experts)
+        chosen_NkX = picked_Nk[..., None] == jnp.arange(feed.count)
         weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
-    if cfg.norm_topk_prob:
+    if feed.normalised:
         weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
     return weights_Nk, picked_Nk
 
@@ -250,7 +250,7 @@ def megablox_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array, interpr
 
 # --------------------------------------------------------------------------------------------------------------- layer
 def moe_layer(
-    cfg: ModelConfig,
+    feed: Experts,
     w: dict[str, jax.Array],
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
@@ -259,21 +259,21 @@ def moe_layer(
     """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
 
     grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
-    grouped_matmul, with the kernels that cfg allows. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F
+    grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F
     sharded over tensor; the experts' may be LowRank. All devices of a tensor group know the routing of all tokens, but
     only their shard's part of its gradient, hence `enter_layer`. With shards.experts each device has X/devices whole
     experts instead, and there is no gradient.
     """
     if shards.experts:
-        return _over_experts(cfg, w, x_BTD, shards)
-    grouped = partial(grouped_matmul, kernels=cfg.expert_kernels) if grouped is None else grouped
-    x_BTD, weights_Nk, picked_Nk = _routed(cfg, w, x_BTD, shards)
+        return _over_experts(feed, w, x_BTD, shards)
+    grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
+    x_BTD, weights_Nk, picked_Nk = _routed(feed, w, x_BTD, shards)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
-    sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(cfg.num_experts), axis=0, dtype=jnp.int32)
+    sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(feed.count), axis=0, dtype=jnp.int32)
     rows_JD = _spread(x_ND, order_J, place_Nk)
-    row_J = order_J // (cfg.experts_per_token * x_BTD.shape[1])
+    row_J = order_J // (feed.picked * x_BTD.shape[1])
     multiply = partial(_by_experts, grouped, sizes_X, lambda gate_Br: gate_Br[row_J])
     gate_JF = multiply(rows_JD, w["gate_XDF"])
     up_JF = multiply(rows_JD, w["up_XDF"])
@@ -285,16 +285,16 @@ def moe_layer(
 
 
 def _routed(
-    cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards
+    feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(tokens of the layer x_BTD, weights_Nk and experts picked_Nk of all of them).
 
     With sequence parallelism each device routes its own tokens, with a router that counts as a weight between layers.
     """
     batch = x_BTD.shape[0]
-    routed = route(cfg, x_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"]))
+    routed = route(feed, x_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"]))
     weights_BTk, picked_BTk = (shards.enter_layer(y_Nk.reshape(batch, -1, y_Nk.shape[-1])) for y_Nk in routed)
-    k = cfg.experts_per_token
+    k = feed.picked
     return shards.enter_layer(x_BTD), weights_BTk.reshape(-1, k), picked_BTk.reshape(-1, k)
 
 
@@ -313,7 +313,7 @@ def _by_experts(
     return grouped(x_JI, w.weight, sizes_X) + w.scale * grouped(low_Jr, w.b, sizes_X)
 
 
-def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
+def _over_experts(feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
@@ -325,9 +325,9 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     def gates(gate_Br: jax.Array) -> jax.Array:
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
-    by_platform = {"default": partial(_own_sorted, cfg, w, gates)}
-    if cfg.expert_kernels and _few(x_ND, [w[name] for name in EXPERTS]):
-        by_platform["tpu"] = partial(_own_few, cfg, w)
+    by_platform = {"default": partial(_own_sorted, feed, w, gates)}
+    if feed.kernels and _few(x_ND, [w[name] for name in EXPERTS]):
+        by_platform["tpu"] = partial(_own_few, feed, w)
     out_ND = lax.platform_dependent(x_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
@@ -342,33 +342,33 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(cfg: ModelConfig, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
+def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
     """The part of the own experts, from `first` on, by two kernels for TPUs."""
     from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
     gate_XDF, up_XDF, down_XFD = (w[name] for name in EXPERTS)
-    routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), cfg.experts_per_token, cfg.norm_topk_prob)
+    routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), feed.picked, feed.normalised)
     return few_tokens(x_ND, routed, gate_XDF, up_XDF, down_XFD)
 
 
 def _own_sorted(
-    cfg: ModelConfig,
+    feed: Experts,
     w: dict[str, jax.Array],
     gates: Callable[[jax.Array], jax.Array],
     x_ND: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
     """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token."""
-    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"], gradient=False)
+    weights_Nk, picked_Nk = route(feed, x_ND, w["router_DX"], gradient=False)
     own_Nk, count = picked_Nk - first, w["gate_XDF"].shape[0]
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
     order_J = jnp.argsort(own_J, stable=True)
     place_Nk = jnp.argsort(order_J).reshape(own_Nk.shape)
     sizes_X = jnp.sum(own_J[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
-    tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
+    tile = TILES[0] if len(own_J) >= TILES[0] * feed.count else SUBLANES
     token_J = order_J // own_Nk.shape[1]
-    product = partial(_multiply, cfg.expert_kernels, tile=tile)
+    product = partial(_multiply, feed.kernels, tile=tile)
     multiply = partial(_by_experts, product, sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
     rows_JD = x_ND[token_J]
     hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])

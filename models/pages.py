@@ -25,9 +25,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.rope import Rope
-from scope_jax.models.transformer import Heads, Params, block, embed, final_norm, plain_heads
+from scope_jax.models.config import Attention, ModelConfig
+from scope_jax.models.kinds import Heads, Params, head_dim, kv_heads, plain_heads
+from scope_jax.models.transformer import block, embed, final_norm
 from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
@@ -72,7 +72,7 @@ class PageGroup(NamedTuple):
 def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
     """The model's layers in groups of one window and one size, the largest that divides the layers of every window."""
     by_window: dict[int | None, list[int]] = {}
-    for number, window in enumerate(cfg.layer_windows):
+    for number, window in enumerate(cfg.windows):
         by_window.setdefault(window, []).append(number)
     size = math.gcd(*map(len, by_window.values()))
     return tuple(
@@ -237,8 +237,8 @@ class Ragged:
 
     @staticmethod
     def heads(
-        cfg: ModelConfig,
-        rope: Rope,
+        mixer: Attention,
+        eps: float,
         scales: tuple[Array, Array] | None,
         q_BTn: Array,
         k_BTn: Array,
@@ -247,9 +247,9 @@ class Ragged:
         """`plain_heads`, while rows decode by a kernel."""
         from scope_jax.models.heads_tpu import norm_and_rotate
 
-        if q_BTn.shape[1] > 1 or cfg.head_dim % LANES:
-            return plain_heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)
-        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, cfg.head_dim, cfg.norm_eps
+        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or mixer.rope is None:
+            return plain_heads(mixer, eps, scales, q_BTn, k_BTn, positions_BT)
+        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], mixer.rope, mixer.head_dim, eps
         q_BHh, k_BKh = norm_and_rotate(*flat)
         return q_BHh[:, None], k_BKh[:, None]
 
@@ -287,7 +287,7 @@ class Ragged:
 def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) -> Pages:
     """Empty pages, with all kv heads: one array for each layer of a group."""
     layers = len(layer_groups(cfg)[0].layers)
-    return tuple(how.empty(pages, cfg.num_kv_heads, cfg.head_dim, dtype) for _ in range(layers))
+    return tuple(how.empty(pages, kv_heads(cfg), head_dim(cfg), dtype) for _ in range(layers))
 
 
 def feed(
@@ -319,9 +319,9 @@ def feed(
         seen = where.seen(number, group.window, queries)
         homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
-    for number, (w, window) in enumerate(zip(params["layers"], cfg.layer_windows, strict=True)):
+    for number, (w, layer) in enumerate(zip(params["layers"], cfg.layers, strict=True)):
 
-        def attend(q: Array, k: Array, v: Array, window=window, home=homes[number]) -> Array:
+        def attend(q: Array, k: Array, v: Array, window=layer.mixer.window, home=homes[number]) -> Array:
             place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
             column_N = (position_RQ % PAGE).reshape(-1)
@@ -329,5 +329,5 @@ def feed(
             layers[place] = how.write(layers[place], *new, page_N, column_N)
             return how.attend(layers[place], q, seen, window)
 
-        x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards, heads=how.heads)
+        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
     return final_norm(cfg, params, x_RQD), tuple(layers)

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from scope_jax.models import claims
-from scope_jax.models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
+from scope_jax.models.adapter import EXPERTS, LINEAR, Adapter, declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.fields import WeightsError, count, cut, flag, number, read_object
 from scope_jax.models.hf import HfTensor, hf_tensor
@@ -106,7 +106,7 @@ def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
     contents = load_config(folder)
     names = sorted(_shapes(folder, contents["r"]))
-    modules, known = set(), ATTENTION | FFN
+    modules, known = set(), LINEAR
     for name in names:
         factor = FACTOR.search(name)
         if factor is None or factor[1] not in known:
@@ -213,7 +213,7 @@ def save(
             raise WeightsError(f"nothing was written: {path_name(path)} holds values that are NaN or infinite.")
         for place, name in _tensor_names(cfg, path_name(path), values.shape).items():
             tensors[name] = np.ascontiguousarray(values[place].T)
-    modules = ATTENTION | FFN
+    modules = LINEAR
     chosen = set(factors["layers"])
     targets = {name for name, ours in modules.items() if ours in chosen}
     targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in chosen}

@@ -43,9 +43,11 @@ class Redundant:
 
 def of_decoder(cfg: ModelConfig, prefix: str = "model.") -> Redundant:
     """Of a decoder: the output table where config.json ties it to the embeddings, and rotary frequencies."""
-    ropes = {cfg.rope, *([] if cfg.sliding_rope is None else [cfg.sliding_rope])}
-    ropes |= {Rope(rope.theta) for rope in ropes}  # classes of transformers store them before or after scaling
-    values = tuple(frequencies(rope, cfg.head_dim) for rope in sorted(ropes, key=repr))
+    heads = {(layer.mixer.head_dim, layer.mixer.rope) for layer in cfg.layers if layer.mixer.rope is not None}
+    heads |= {
+        (dim, Rope(rope.theta)) for dim, rope in heads
+    }  # transformers' classes store them before or after scaling
+    values = tuple(frequencies(rope, dim) for dim, rope in sorted(heads, key=repr))
     copies = {HEAD: prefix + TABLE.removeprefix("model.")} if cfg.tie_embeddings else {}
     return Redundant(copies, ((FREQUENCIES, values),))
 

@@ -114,10 +114,13 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
+    prefix: how the names of the tensors in question begin in the files; they are known here without it. foreign: names
+    of the others, which can be read but are not among `names`.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
         self.folder = folder
+        self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
         self._stored: dict[str, _Stored] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -132,6 +135,10 @@ class Checkpoint:
                 self._stored[again if name in self._stored else name] = stored
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+        if prefix:
+            self.foreign = frozenset(name for name in self._stored if not name.startswith(prefix))
+            self._stored = {name.removeprefix(prefix): stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX
@@ -163,7 +170,7 @@ class Checkpoint:
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
-        return frozenset(self._stored) - set(self.repeated)
+        return frozenset(self._stored) - set(self.repeated) - self.foreign
 
     def rename(self, name: str, new: str) -> None:
         """Lets a tensor be read under another name, instead of its own."""
@@ -179,8 +186,8 @@ class Checkpoint:
         return {name: self._stored[name].shape for name in self.names}
 
     def dtype(self, name: str) -> np.dtype:
-        """A tensor's dtype in the file."""
-        return READABLE[self._stored[name].dtype]
+        """A tensor's dtype in the file. Raises WeightsError if it is none of floating-point numbers."""
+        return _dtype(name, self._stored[name], READABLE)
 
     def values(self, name: str) -> np.ndarray:
         """A whole small tensor in its own dtype. Raises WeightsError for a dtype that is none of numbers."""
@@ -236,17 +243,18 @@ class Checkpoint:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> None:
+def _write_file(path: Path, shapes: Shapes, dtypes: Mapping[str, np.dtype], blocks: Blocks) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start, end = end, end + math.prod(shape) * dtypes[name].itemsize
+        header[name] = {"dtype": CODES[dtypes[name]], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data is aligned in memory
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in shapes:
+            dtype = dtypes[name]
             for block in blocks(name):
                 rows = np.ascontiguousarray(np.asarray(block), dtype)
                 if not finite(rows):
@@ -256,7 +264,7 @@ def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> 
                 raise ValueError(f"{name}: the blocks are not the {shapes[name]} that were declared.")
         file.flush()
         os.fsync(file.fileno())
-    if stored_shapes(path) != {name: (CODES[dtype], tuple(shape)) for name, shape in shapes.items()}:
+    if stored_shapes(path) != {name: (CODES[dtypes[name]], tuple(shape)) for name, shape in shapes.items()}:
         raise WeightsError(f"{path} does not read back as it was written; is the disk full or broken?")
 
 
@@ -273,14 +281,14 @@ def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return files
 
 
-def write(folder: Path | None, shapes: Shapes, dtype: np.dtype, blocks: Blocks, limit: int) -> None:
+def write(folder: Path | None, shapes: Shapes, dtypes: Mapping[str, np.dtype], blocks: Blocks, limit: int) -> None:
     """Writes model.safetensors, or several files of at most `limit` bytes with their index, tensor after tensor.
 
     Each block is freed as soon as it is written. folder None: the blocks are only requested, in the same order (for a
     process that takes part in computing them but does not write). When this returns, each file is on disk and has been
     validated by the safetensors library.
     """
-    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
     files = _split(sizes, limit)
     where: dict[str, str] = {}
     for number, names in enumerate(files, 1):
@@ -290,7 +298,7 @@ def write(folder: Path | None, shapes: Shapes, dtype: np.dtype, blocks: Blocks, 
                 for _ in blocks(name):
                     pass
             continue
-        _write_file(folder / file, {name: shapes[name] for name in names}, dtype, blocks)
+        _write_file(folder / file, {name: shapes[name] for name in names}, dtypes, blocks)
         where.update(dict.fromkeys(names, file))
     if folder is not None and len(files) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,15 +28,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from scope_jax.errors import UserError, writing
-from scope_jax.models import claims, redundant, streaming, tensorfile
-from scope_jax.models.config import ModelConfig, from_hf, to_hf
+from scope_jax.models import claims, redundant, streaming, tensorfile, wrappers
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf, in_wrapper, to_hf, wrapper
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from scope_jax.models.redundant import Redundant
 from scope_jax.models.seal import SEAL, fault, seal
-from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params, declare
+from scope_jax.models.wrappers import opened
 from scope_jax.sharding.files import STALE, alone
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import Param, param_shardings, path_name
@@ -53,6 +54,7 @@ COMPANIONS = (
     "chat_template*",
     "spiece.model",
     "generation_config.json",
+    *wrappers.PROCESSORS,
 )
 # What an export writes besides them.
 WRITTEN = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json", ORBAX, SEAL)
@@ -92,7 +94,7 @@ def checked_config(folder: str | Path) -> ModelConfig:
         _compare_orbax(folder, cfg)
     elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
         with ExitStack() as stack:
-            claims.compare(folder, Checkpoint(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+            claims.compare(folder, opened(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
     return cfg
 
 
@@ -165,7 +167,7 @@ def stored_dtypes(folder: str | Path) -> set[str]:
             raise WeightsError(f"{folder / 'config.json'} does not state the dtype of the weights; convert them again.")
         return {dtype}
     with ExitStack() as stack:
-        checkpoint = Checkpoint(folder, stack)
+        checkpoint = opened(folder, stack)
         cfg = checked_config(folder)
         shapes = hf_shapes(cfg)
         redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
@@ -188,7 +190,7 @@ def load_tree(
     shardings = _shardings(tree, mesh, rules)
     done = 0
     with ExitStack() as stack:
-        checkpoint = Checkpoint(Path(folder), stack)
+        checkpoint = opened(Path(folder), stack)
         claims.compare(Path(folder), checkpoint.shapes, tree, tensor_of)
         shapes = tree_shapes(tree, tensor_of)
         redundant.open_checked(checkpoint, shapes, extra)
@@ -337,9 +339,13 @@ def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tok
         ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
         contents |= {f"{name}_token_id": id for name, id in ids.items()}
     elif tokenizer is not None:
-        for file in sorted({path for pattern in COMPANIONS for path in tokenizer.glob(pattern) if path.is_file()}):
-            shutil.copyfile(file, new / file.name)
+        _copy(tokenizer, new, COMPANIONS)
     (new / "config.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+
+
+def _copy(folder: Path, new: Path, patterns: Iterable[str]) -> None:
+    for file in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+        shutil.copyfile(file, new / file.name)
 
 
 def save_hf(
@@ -349,13 +355,16 @@ def save_hf(
     dtype: Any,
     tokenizer: Tokenizer | Path | None,
     report: Report = quiet,
+    base: Path | None = None,
 ) -> None:
     """Writes a folder that transformers' AutoModelForCausalLM (and AutoTokenizer, if a tokenizer is given) loads.
 
     params: as declared by declare(cfg), layers stacked; written in `dtype`. If they are sharded over the devices of
     several processes, all of them must call this, and process 0 writes. tokenizer: its files, its chat template and
     generation_config.json are written too; if it is a folder, they are copied from there. The new folder appears
-    complete or not at all. Raises FileExistsError if `folder` exists and is not a model folder.
+    complete or not at all. base: the model folder from which the weights come; if it has other modalities beside the
+    decoder, so has the new one: their tensors as they are, and the base's config.json with this decoder. Raises
+    FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
     sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
@@ -373,11 +382,17 @@ def save_hf(
         done += 1
         report(done, len(shapes))
 
-    writer = jax.process_index() == 0
-    with whole_folder(Path(folder)) as new:
-        tensorfile.write(new if writer else None, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
+    writer, config = jax.process_index() == 0, to_hf(cfg)
+    with ExitStack() as stack:
+        foreign = None
+        if base is not None and not is_orbax(base) and wrapper(contents := read_object(base / "config.json")):
+            foreign, config = opened(base, stack), in_wrapper(cfg, contents)
+        new = stack.enter_context(whole_folder(Path(folder)))
+        wrappers.write(new if writer else None, shapes, np.dtype(dtype), blocks, foreign, config)
         if writer:
-            _companions(new, to_hf(cfg), dtype, tokenizer)
+            _companions(new, config, dtype, tokenizer)
+            if foreign is not None and base is not None:
+                _copy(base, new, wrappers.PROCESSORS)
 
 
 def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
@@ -390,7 +405,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
     done = 0
     with ExitStack() as stack:
-        checkpoint = Checkpoint(source, stack)
+        checkpoint = opened(source, stack)
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 
@@ -402,8 +417,9 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
-                tensorfile.write(new, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
-                _companions(new, read_object(source / "config.json"), dtype, source)
+                config = read_object(source / "config.json")
+                wrappers.write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
+                _companions(new, config, dtype, source)
 
 
 def save_orbax(

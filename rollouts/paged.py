@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.models.pages import (
     PAGE,
     Implementation,
@@ -54,8 +55,8 @@ from scope_jax.sharding.rules import decode_rules
 
 def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
     """Bytes of one page on each of the `tensor` devices that share its heads, all layers of a group together."""
-    heads, layers = model.num_kv_heads // tensor, len(layer_groups(model)[0].layers)
-    return 2 * layers * heads * model.head_dim * PAGE * jnp.dtype(dtype).itemsize
+    heads, layers = kv_heads(model) // tensor, len(layer_groups(model)[0].layers)
+    return 2 * layers * heads * head_dim(model) * PAGE * jnp.dtype(dtype).itemsize
 
 
 Prompts = tuple[np.ndarray, ...]  # token ids

@@ -51,7 +51,7 @@ class PagedPrograms:
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
         self.lanes = config.cascade  # slots of a tile
-        if self.lanes and not (how.cascade and None in model.layer_windows):
+        if self.lanes and not (how.cascade and None in model.windows):
             reason = "every layer has a window" if how.cascade else "JAX's kernel for TPUs does not give the sums"
             raise UserError(f"rollout.cascade is {self.lanes}, but {reason}; set it to 0.")
         self._shards = Shards(

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from scope_jax.config import LearnerSection
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Layer, ModelConfig
+from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.sharding import mesh as sharding
 
 ROWS = 8  # of a micro-batch, over the whole mesh
@@ -27,7 +28,7 @@ def fitted(
     rows, remat = ROWS, "full"
     if platform == "cpu":
         tokens = max(section.buckets) // mesh["context"]
-        row = model.num_layers * layer_bytes(model, tokens, mesh["tensor"], itemsize)
+        row = sum(layer_bytes(model, tokens, mesh["tensor"], itemsize))
         if row <= CACHE:
             shards = math.prod(mesh[name] for name in sharding.ROWS)
             rows, remat = shards * min(CACHE // row, MOST_ROWS), "none"
@@ -37,12 +38,11 @@ def fitted(
     )
 
 
-def ffn_width(model: ModelConfig, tensor: int) -> int:
-    """Values of a token in a feed-forward layer on a device of a tensor group: gate, up and their product."""
-    return 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
+def layer_bytes(model: ModelConfig, tokens: int, tensor: int, itemsize: int) -> list[int]:
+    """Bytes of the intermediate values of each layer: norms and residuals, heads, the feed-forward layer."""
 
+    def of(layer: Layer) -> int:
+        parts = mixer_of(layer).values(layer.mixer) // tensor + feed_of(layer).values(layer.feed) // tensor
+        return tokens * (4 * model.width + parts) * itemsize
 
-def layer_bytes(model: ModelConfig, tokens: int, tensor: int, itemsize: int) -> int:
-    """Bytes of one layer's intermediate values: norms and residuals, heads, the feed-forward layer."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-    return tokens * (4 * model.width + heads + ffn_width(model, tensor)) * itemsize
+    return [of(layer) for layer in model.layers]

@@ -26,7 +26,7 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import Work
 from scope_jax.learner.state import TrainState, advance, global_norm
-from scope_jax.models import attention, context, transformer
+from scope_jax.models import attention, context, kinds, transformer
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
 from scope_jax.sharding.mesh import ROWS, TOKENS
@@ -66,7 +66,7 @@ class LearnerPrograms:
         self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
-        kv_heads = model.num_kv_heads // tensor
+        kv_heads = kinds.kv_heads(model) // tensor
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
         self.work = Work(model, sparse) if section.share_prefixes == "auto" else None

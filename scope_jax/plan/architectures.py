@@ -2,7 +2,8 @@
 downloaded.
 
 The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
-deepseek-ai); a test compares the number of weights they give with the one the hub states for each model.
+deepseek-ai, mistralai, HuggingFaceTB); a test compares the number of weights they give with the one the hub states for
+each model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf
 from scope_jax.models.fields import read_object
 from scope_jax.models.weights import checked_config, load_config
 from scope_jax.run import fetching
@@ -58,6 +60,26 @@ OLMO3 = COMMON | {
     "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
 }
 QWEN25_3B = QWEN25 | _shape(36, 2048, 16, 2, 11008, 151936) | {"tie_word_embeddings": True}
+MISTRAL = COMMON | {
+    "architectures": ["MistralForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 32768,
+    "head_dim": 128,
+    "sliding_window": None,
+}
+MINISTRAL3 = COMMON | {  # without its vision tower; YaRN as in the defaults of its class
+    "architectures": ["Ministral3ForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 262144,
+    "head_dim": 128,
+}
+SMOLLM3 = COMMON | {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "rope_theta": 5e6,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": True,
+}
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
 QWEN25_72B = QWEN25 | _shape(80, 8192, 64, 8, 29568, 152064)
@@ -115,6 +137,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "DeepSeek-R1-Distill-Llama-8B": LLAMA31_8B,
     "OctoThinker-8B-Hybrid-Base": LLAMA31_8B,
     "OctoThinker-3B-Hybrid-Base": LLAMA32_3B,
+    "Mistral-7B-Instruct-v0.3": MISTRAL | _shape(32, 4096, 32, 8, 14336, 32768),
+    "Ministral-3-8B-Base-2512": MINISTRAL3 | _shape(34, 4096, 32, 8, 14336, 131072),
+    "SmolLM3-3B": SMOLLM3 | _shape(36, 2048, 16, 4, 11008, 128256),
     "Olmo-3-7B-Instruct": OLMO3 | _shape(32, 4096, 32, 32, 11008, 100278),
 }
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
@@ -120,8 +121,8 @@ def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
     weights = {name: _weights(model) for name, model in models.items()}
     for name in sorted(models, key=lambda name: (-weights[name], name)):
-        keys = sum(min(length, window or length) for window in models[name].layer_windows)
-        cache = 2 * slots * keys * models[name].num_kv_heads * models[name].head_dim
+        keys = sum(min(length, window or length) for window in models[name].windows)
+        cache = 2 * slots * keys * kv_heads(models[name]) * head_dim(models[name])
         if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
             continue
         fits = [one for one in _held(on, name, models[name], slots, length) if one.bytes <= limit]
@@ -142,7 +143,7 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
         try:
             mesh = make_mesh(MeshConfig(1, -1, tensor), on.devices)
             check_mesh(model, mesh)
-            engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, model.head_dim))
+            engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model)))
         except UserError:
             continue
         state = engine.abstract_state()

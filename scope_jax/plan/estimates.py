@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Experts, ModelConfig
+from scope_jax.models.kinds import feed_of, head_dim, kv_heads, mixer_of
 from scope_jax.models.pages import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
@@ -126,21 +127,24 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     experts = device_bytes([leaf for layer in tree["layers"] for name, leaf in layer.items() if "_X" in name])
     weights = device_bytes(tree) - (0 if model.tie_embeddings else device_bytes(tree["embed"])) - experts
     if model.num_experts:  # those that a token of the slots that step together picks
-        chosen = model.experts_per_token / model.num_experts
+        chosen = _picked(model) / model.num_experts
         experts = experts * (1 - (1 - chosen) ** (slots * gathered))
     dense = 2.0 * flops.weights_per_token(model) + 2.0 * model.width * model.vocab_size
     grouped = flops.expert_flops(model, 1, 3)
-    heads = max(1.0, model.num_kv_heads / tensor) * model.head_dim
-    seen = sum(min(length, window or math.inf) + PAGE / 2 for window in model.layer_windows)  # the last page is whole
+    heads = max(1.0, kv_heads(model) / tensor) * head_dim(model)
+
+    def seen(window: int | None) -> float:
+        return min(length, window or math.inf) + PAGE / 2  # the last page is whole
+
     crossing = _crossing(mesh, ("tensor",), on)
     sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
     sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor
     work = Work(
         products=slots / tensor * (dense - grouped),
-        attention=4 * slots * seen * model.num_heads / tensor * model.head_dim,
+        attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
         weights=weights + experts,
-        cache=2 * slots * seen * heads * size,
+        cache=2 * slots * sum(map(seen, model.windows)) * heads * size,
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor,
         layers=model.num_layers,
         slots=slots * model.num_layers,
@@ -176,10 +180,16 @@ def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
     return Pace(1e3 * time, 1e3 * roofline(work, on.chip), live * shards / time, live * shards)
 
 
+def _picked(model: ModelConfig) -> int:
+    """Experts of a token, 0 of a dense model."""
+    feed = model.layers[0].feed
+    return feed.picked if isinstance(feed, Experts) else 0
+
+
 def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
     """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
-    kept = sum(min(1.0, (window or math.inf) / length) for window in model.layer_windows)
-    return 2 * kept * max(1.0, model.num_kv_heads / tensor) * model.head_dim * size
+    kept = sum(min(1.0, (window or math.inf) / length) for window in model.windows)
+    return 2 * kept * max(1.0, kv_heads(model) / tensor) * head_dim(model) * size
 
 
 # --------------------------------------------------------------------------------------------------------------- update
@@ -191,13 +201,14 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     rows, again = share / tensor / context, section.remat != "none"
     tokens = rows * length
     dense = 2.0 * flops.weights_per_token(model) - flops.expert_flops(model, 1, 3)
-    qkv = 2.0 * model.num_layers * model.width * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    qkv = 2.0 * model.width * sum(mixer_of(layer).projected(layer.mixer) for layer in model.layers)
     recomputed = {"full": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
     backward = 1 if frozen else 2
     head = 2.0 * model.width * model.vocab_size * (2 + backward)  # logits are computed again for their gradient
-    heads = (model.num_heads + model.num_kv_heads) * model.head_dim
-    picked = max(model.experts_per_token, 1)
-    values = 12 * model.width + 4 * heads + 4 * model.ffn_width * picked + 6 * model.width * (picked - 1)
+    layer, picked = model.layers[0], max(_picked(model), 1)
+    heads = mixer_of(layer).values(layer.mixer) / 2  # of queries, keys
+    values = 12 * model.width + 4 * heads + 6 * model.width * (picked - 1)
+    values += 4 * feed_of(layer).values(layer.feed) / 3  # of gate, up and their product, each of its width
     passes = (2 if again else 1) + 2
     layers = model.num_layers * passes
     one = Work(

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from scope_jax.errors import is_users
 from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
+from scope_jax.models.kinds import divided, kv_heads
 from scope_jax.models.transformer import Remat
 from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB
@@ -52,9 +53,7 @@ def _tensors(needs: Needs) -> Iterator[int]:
     """Larger tensor groups that divide model and devices."""
     model, count = needs.learner.model, needs.learner.mesh.size
     for size in (2, 4, 8):
-        fits = all(
-            n % size == 0 for n in (model.num_kv_heads, model.num_heads, model.ffn_width, model.table_rows, count)
-        )
+        fits = all(n % size == 0 for n in (count, *(n for sizes in divided(model).values() for n in sizes)))
         if fits and size > needs.learner.mesh.shape["tensor"]:
             yield size
 
@@ -62,9 +61,9 @@ def _tensors(needs: Needs) -> Iterator[int]:
 def _contexts(needs: Needs) -> Iterator[list[Change]]:
     """Rows divided over more devices, one row at a time in each group, where model, devices and buckets allow it."""
     mesh, buckets = needs.learner.mesh, needs.cfg.learner.buckets
-    kv_heads, groups = needs.learner.model.num_kv_heads // mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
+    shared, groups = kv_heads(needs.learner.model) // mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
     for size in (2, 4, 8):
-        fits = groups % size == kv_heads % size == 0 and all(bucket % (2 * size) == 0 for bucket in buckets)
+        fits = groups % size == shared % size == 0 and all(bucket % (2 * size) == 0 for bucket in buckets)
         if fits and size > needs.learner.context:
             yield [f"mesh.context={size}", f"learner.micro_batch_rows={groups // size}"]
 

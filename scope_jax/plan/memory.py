@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from scope_jax.learner.fitting import ffn_width, layer_bytes
+from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Dense, ModelConfig
+from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.sharding.distributed import PIECES
@@ -224,12 +225,13 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     inside = layer_bytes(model, tokens, tensor, size)
-    kept = 2.0 * (model.num_layers if section.remat == "none" else 1) * inside
+    kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
     if section.remat in ("qkv", "dots"):
-        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
-        dots = section.remat == "dots" and not model.num_experts
-        more = 2 * model.width + 2 * ffn_width(model, tensor) // 3 if dots else 0
-        kept += model.num_layers * tokens * (qkv + more) * size
+        for layer in model.layers:
+            projected = mixer_of(layer).projected(layer.mixer) // tensor
+            dots = section.remat == "dots" and isinstance(layer.feed, Dense)
+            more = 2 * model.width + 2 * (feed_of(layer).values(layer.feed) // tensor) // 3 if dots else 0
+            kept += tokens * (projected + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
     gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
@@ -249,7 +251,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
     layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
     return {
-        "activations": float(layer_bytes(model, teacher.program.bucket, tensor, size)),
+        "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
         "logits": 2.0 * chunk * model.table_rows / tensor * 4,
     }

@@ -154,7 +154,7 @@ class Planner:
 
     def _unrolled(self, programs: Callable[[ModelConfig], Sequence[AbstractProgram]]) -> list[Compiled]:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
-        step = sum(len(windows) for _, windows, _ in layer_stages(self.model.layer_windows))
+        step = sum(len(layers) for _, layers, _ in layer_stages(self.model.layers))
         if self.whole or self.model.num_layers <= 2 * step:
             return self._compile(programs(self.model))
         few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]
@@ -162,7 +162,7 @@ class Planner:
 
     def _first(self, layers: int) -> ModelConfig:
         """The model with its first layers alone."""
-        return replace(self.model, num_layers=layers, layer_windows=self.model.layer_windows[:layers])
+        return replace(self.model, layers=self.model.layers[:layers])
 
 
 def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:

@@ -23,7 +23,7 @@ from scope_jax.games import game_of
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import ModelConfig, differences
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
 from scope_jax.play import collapse, exams
@@ -221,8 +221,7 @@ def check_beginning(cfg: Config, name: str, folder: str) -> None:
     if cfg.model.adapter is not None:
         check_folder(folder, cfg.model.adapter, name)
         return
-    base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
-    if differing := [key for key in base if base[key] != given[key]]:
+    if differing := differences(weights.load_config(cfg.model.checkpoint), weights.load_config(folder)):
         raise UserError(
             f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
             f"{', '.join(differing)}; all policies must have the base's architecture."

@@ -125,10 +125,11 @@ def _save(
     params: Params,
     dtype: Any,
     tokenizer: Tokenizer | Path | None,
+    base: Path,
     report: Report,
 ) -> None:
     if layout == "hf":
-        weights.save_hf(folder, cfg, params, dtype, tokenizer, lambda d, n: report("tensors written", d, n))
+        weights.save_hf(folder, cfg, params, dtype, tokenizer, lambda d, n: report("tensors written", d, n), base)
     else:
         weights.save_orbax(folder, cfg, params, dtype, tokenizer)
 
@@ -139,7 +140,7 @@ def _convert_model(source: Path, folder: Path, layout: Layout, dtype: Any, repor
         return weights.load_config(source)
     mesh = jax.tree.leaves(_abstract(weights.load_config(source), dtype))[0].sharding.mesh
     cfg, params = weights.load(source, mesh, TRAIN, dtype, lambda d, n: report("tensors read", d, n))
-    _save(folder, layout, cfg, params, dtype, source, report)
+    _save(folder, layout, cfg, params, dtype, source, source, report)
     return cfg
 
 
@@ -158,7 +159,7 @@ def _convert_run(
             step, params = saved.step, saved.states[name]["params"]
         else:
             step, params = step_of(place), _merged(card, cfg, place, name, dtype)
-        _save(out, layout, cfg, params, dtype, tokenizer, report)
+        _save(out, layout, cfg, params, dtype, tokenizer, Path(card.model.checkpoint), report)
     return cfg, {"step": step, "folders": {name: str(out) for name, out in folders.items()}}
 
 

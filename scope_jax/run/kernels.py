@@ -13,7 +13,7 @@ import jax
 from scope_jax.config import Config, ServedModel
 from scope_jax.models import kernels
 from scope_jax.models.check import outcome
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Experts, Layer, ModelConfig
 from scope_jax.models.kernels import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
 from scope_jax.run.world import Tell
 from scope_jax.sharding import distributed
@@ -34,7 +34,7 @@ def for_sampling(cfg: Card, model: ModelConfig, paged: bool, tell: Tell | None) 
             cfg = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"attention": "loop"})})
         else:
             _say(tell, kernel, reason, "a loop over the experts' rows")
-            model = replace(model, expert_kernels=False)
+            model = replace(model, layers=tuple(map(_without_kernels, model.layers)))
     return cfg, model
 
 
@@ -53,7 +53,7 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
     if not begins or device.platform == "cpu":
         return {}
     checks = kernels.checks(device.platform, kernels.heads_of(model), cfg.model.compute_dtype)
-    windows, found = any(model.layer_windows), {}
+    windows, found = any(model.windows), {}
     for kernel in begins:
         for check in checks:
             if kernel in found or not check.name.startswith(kernel) or (check.name.endswith("window") and not windows):
@@ -64,6 +64,10 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
                 found[kernel] = f"{check.name}: {result.message or by}"
     everywhere = map(json.loads, distributed.gather(json.dumps(found).encode()))
     return {kernel: reason for one in everywhere for kernel, reason in one.items()}
+
+
+def _without_kernels(layer: Layer) -> Layer:
+    return replace(layer, feed=replace(layer.feed, kernels=False)) if isinstance(layer.feed, Experts) else layer
 
 
 def _say(tell: Tell | None, kernel: str, reason: str, instead: str) -> None:

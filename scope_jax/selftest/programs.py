@@ -20,8 +20,9 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer
 from scope_jax.models.check import Check
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kernels import DENSE, EXPERTS, attention_over_pages
+from scope_jax.models.config import Layer, ModelConfig
+from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, attention_over_pages
+from scope_jax.models.kinds import head_dim
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
@@ -30,7 +31,12 @@ from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
 
 WINDOWS = replace(
-    DENSE, architecture="olmo3", num_layers=4, qk_norm="width", norm="post", layer_windows=(70, 70, 70, None)
+    DENSE,
+    architecture="olmo3",
+    layers=tuple(
+        Layer(replace(HEADS, qk_norm="width", window=window), DENSE.layers[0].feed, "post")
+        for window in (70, 70, 70, None)
+    ),
 )
 MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS}
 
@@ -119,7 +125,7 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
         compute_dtype=jnp.dtype(dtype),
         prefill_tokens=128,
     )
-    how = attention_over_pages(mesh.devices.flat[0].platform, model.head_dim)
+    how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model))
     rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(learner_of(model, mesh, dtype).init_state(random_params(model), reference=False).params)
     return rollouts

@@ -10,6 +10,7 @@ import pytest
 from scope_jax.models import transformer, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.sharding.collectives import LOCAL
+from tests.shapes import like
 from tools.atlas import build, circuit, measured, spice_scripts, warmup
 from tools.atlas.facts import ASSETS, load_world
 from tools.atlas.games import GAMES
@@ -135,8 +136,7 @@ def test_initial_weights_copy_before_any_training() -> None:
 
 
 def test_the_circuit_rejects_unsuitable_shapes() -> None:
-    from dataclasses import replace
 
     model = warmup.model_config(Tokenizer.load(ASSETS / "ssp" / "tokenizer"))
     with pytest.raises(ValueError, match="copying circuit"):
-        circuit.initial_weights(replace(model, num_kv_heads=2), 0)
+        circuit.initial_weights(like(model, num_kv_heads=2), 0)

@@ -14,7 +14,7 @@ where an episode is several rows.)
 """
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,12 @@ from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.games import harness, scope_world
 from tests.games.harness import play_step
 from tests.learner.conftest import TINY, weights_of
+from tests.shapes import like
 
 torch = pytest.importorskip("torch")
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-MODEL = replace(TINY, num_layers=1, vocab_size=256, max_positions=768)
+MODEL = like(TINY, num_layers=1, vocab_size=256, max_positions=768)
 WIDTH, ROWS = 768, 24  # of the plain forward pass
 OPTIMIZER = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)
 SECTION = LearnerSection(buckets=(WIDTH,), micro_batch_rows=4, remat="none", logprob_chunk=256)

@@ -21,10 +21,12 @@ from scope_jax.models import cache as kv
 from scope_jax.models import transformer
 from scope_jax.models.attention import make_attend
 from scope_jax.models.hf import hf_tensor
+from scope_jax.models.pages import Loop
 from scope_jax.models.rope import frequencies
 from scope_jax.models.weights import load_hf, save_hf
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
@@ -40,6 +42,16 @@ PROMPTS = (3, 9, 17, 24, 32, 40)
 WINDOW = 8  # rows and generated texts are much longer
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# Queries grow at positions 16, 32, …, so that every row has some of both.
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -89,9 +101,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "sliding_window": None}),
+    "smollm3_window": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True}),
+    "ministral3": ("Ministral3", {"head_dim": 12, "sliding_window": None, "rope_parameters": MINISTRAL}),
+    "mistral": ("Mistral", {"head_dim": 12}),
+    "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
 }
 # Each family has a case in the quick suite; these compile as long and cover little that their family's does not.
-SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed")
+SLOW = (
+    "llama_linear_biased",
+    "qwen2",
+    "qwen3_tied",
+    "qwen3_window",
+    "qwen3_moe_unnormed",
+    "mistral_full",
+    "smollm3_window",
+)
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -156,17 +181,18 @@ def our_logits(cfg, params, ids_BT):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def one_layer(cfg, window, w, x_BTD, positions_BT):
-    attend = make_attend("reference", jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT, window)
-    return transformer.block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attend, LOCAL)
+def one_layer(cfg, layer, w, x_BTD, positions_BT):
+    numbers = jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT
+    attend = make_attend("reference", *numbers, layer.mixer.window)
+    return transformer.block(cfg, layer, w, x_BTD, positions_BT, attend, LOCAL)
 
 
 def our_layers(cfg, params, ids_BT):
     """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
-    for w, window in zip(transformer.unstack_layers(params)["layers"], cfg.layer_windows, strict=True):
-        states.append(one_layer(cfg, window, w, states[-1], positions_BT))
+    for w, layer in zip(transformer.unstack_layers(params)["layers"], cfg.layers, strict=True):
+        states.append(one_layer(cfg, layer, w, states[-1], positions_BT))
     return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
 
 
@@ -184,7 +210,7 @@ def assert_no_tie_between_experts(cfg, router_logits) -> None:
     assert len(router_logits) == cfg.num_layers
     for logits in router_logits:
         probs = logits.softmax(-1).sort(descending=True).values
-        gap = probs[:, cfg.experts_per_token - 1] - probs[:, cfg.experts_per_token]
+        gap = probs[:, cfg.layers[0].feed.picked - 1] - probs[:, cfg.layers[0].feed.picked]
         assert gap.min() > 1e-5
 
 
@@ -208,10 +234,12 @@ def test_rotary_frequencies(pair):
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
     nested = cfg.architecture == "olmo3"
-    for window in dict.fromkeys(cfg.layer_windows):
-        rope, prefix = cfg.layer_rope(window), ("sliding" if window else "full") + "_attention_" if nested else ""
+    for mixer in {layer.mixer for layer in cfg.layers}:
+        if mixer.rope is None:
+            continue
+        rope, prefix = mixer.rope, ("sliding" if mixer.window else "full") + "_attention_" if nested else ""
         theirs = getattr(rotary, f"{prefix}inv_freq").numpy()
-        np.testing.assert_allclose(frequencies(rope, cfg.head_dim), theirs, rtol=2.4e-7)
+        np.testing.assert_allclose(frequencies(rope, mixer.head_dim), theirs, rtol=2.4e-7)
         assert rope.attention_factor == getattr(rotary, f"{prefix}attention_scaling")
 
 
@@ -289,15 +317,16 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
         assert_close(out, expected[rows, at])
 
 
-def test_greedy_text_of_the_engine(pair):
+@pytest.mark.parametrize("paged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dense", "paged"])
+def test_greedy_text_of_the_engine(pair, paged):
     """64 tokens after prompts of different lengths; alone and in a batch, bit for bit."""
     model, cfg, params, _ = pair
     engine_config = EngineConfig(
         slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
     )
-    rollouts = LocalRollouts(
-        DenseEngine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1, ahead=False
-    )
+    mesh = make_mesh(MeshConfig(1, 1, 1))
+    engine = PagedEngine(cfg, engine_config, mesh, Loop()) if paged else DenseEngine(cfg, engine_config, mesh)
+    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in PROMPTS]

@@ -16,6 +16,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.weights import load_hf
 from scope_jax.sharding.collectives import LOCAL
+from tests.shapes import uniform
 
 
 def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -30,7 +31,7 @@ def read_llama2c(path: Path, theta: float, eps: float) -> tuple[ModelConfig, dic
     D, F, L, H, K, V, length = struct.unpack("7i", data[:28])
     assert V > 0  # a positive sign means that the output table is the embedding table
     h = D // H
-    cfg = ModelConfig("llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length)
+    cfg = uniform("llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length)
     values, at = np.frombuffer(data, "<f4", offset=28), 0
 
     def take(*shape: int) -> np.ndarray:
@@ -79,7 +80,11 @@ def test_a_trained_llama_continues_as_recorded(shared_data):
     recorded = json.loads((folder / "expected_greedy.json").read_text())
     cfg, params = read_llama2c(folder / "stories260K.bin", recorded["rope_theta"], recorded["norm_eps"])
     sizes = recorded["config"]
-    assert (cfg.width, cfg.ffn_width, cfg.num_layers) == (sizes["dim"], sizes["hidden_dim"], sizes["n_layers"])
+    assert (cfg.width, cfg.layers[0].feed.width, cfg.num_layers) == (
+        sizes["dim"],
+        sizes["hidden_dim"],
+        sizes["n_layers"],
+    )
     ids = recorded["greedy_from_bos_ids"]
     chosen = jnp.argmax(jax.jit(logits, static_argnums=0)(cfg, params, jnp.asarray([ids])), axis=-1)[0]
     assert len(ids) > 50
@@ -91,7 +96,7 @@ def test_a_llama_folder_of_transformers_4_loads(shared_data):
     if not folder.is_dir():
         pytest.skip("no tiny_llama_hf_arith in the shared data")
     cfg, params = load_hf(folder)
-    assert (cfg.architecture, cfg.head_dim, cfg.rope) == ("llama", 32, Rope(10000.0))
+    assert (cfg.architecture, cfg.layers[0].mixer.head_dim, cfg.layers[0].mixer.rope) == ("llama", 32, Rope(10000.0))
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     ids = np.random.default_rng(0).integers(0, cfg.vocab_size, (2, 16))

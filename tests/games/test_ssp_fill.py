@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -34,6 +33,7 @@ from tests.games.harness import (
     world,
 )
 from tests.learner.conftest import TINY, weights_of
+from tests.shapes import like
 
 BAD = ["no question today"]
 
@@ -63,7 +63,7 @@ def answers(memory: Memory) -> list[str]:
 @pytest.fixture(scope="module")
 def learner() -> Learner:
     """A small model for the harness's tokenizer of characters."""
-    model = replace(TINY, num_layers=1, vocab_size=128, max_positions=1024)
+    model = like(TINY, num_layers=1, vocab_size=128, max_positions=1024)
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     optimizer = OptimizerSection(warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)
     section = LearnerSection(buckets=(1024,), micro_batch_rows=2, remat="none")

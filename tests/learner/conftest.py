@@ -9,8 +9,9 @@ from scope_jax.models import transformer
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.sharding.spec import init_params
+from tests.shapes import uniform
 
-TINY = ModelConfig(
+TINY = uniform(
     architecture="qwen3",
     vocab_size=72,  # differs from all other sizes
     num_layers=2,

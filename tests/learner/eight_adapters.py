@@ -21,10 +21,11 @@ from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
 from tests.learner.conftest import random_episodes, weights_of
 from tests.rollouts.world import ByteTokenizer, request, trainer_logprobs
+from tests.shapes import like
 from tests.sharding.eight_devices import EXPERTS
 
 ADAPTER = Adapter(rank=4, alpha=8.0, targets=("all-linear",), base_dtype=jnp.float32)
-MOE = replace(EXPERTS, num_experts=8)
+MOE = like(EXPERTS, num_experts=8)
 CASES = {
     **{name: (TINY, sizes, ADAPTER) for name, sizes in MESHES.items()},
     "experts_fsdp4_tensor2": (MOE, (1, 4, 2), replace(ADAPTER, targets=("all-linear", "experts"))),

@@ -3,13 +3,13 @@
 
 import json
 import sys
-from dataclasses import replace
 
 from tests.learner.eight_devices import SEQUENCE_CARD, TINY, max_difference, run, worst  # isort: skip  # prepares JAX
 
 import jax.numpy as jnp
 
 from tests.learner.conftest import weights_of
+from tests.shapes import like
 from tests.sharding.eight_devices import EXPERTS, POST_NORM
 
 # data, fsdp, tensor, context; TINY has 2 kv heads
@@ -23,7 +23,7 @@ ALL = {
     for context in SIZES
     if data * fsdp * tensor * context == 8
 }
-MOE = replace(EXPERTS, num_experts=8)
+MOE = like(EXPERTS, num_experts=8)
 
 
 def compared(base, sizes, params, **options) -> dict[str, float]:

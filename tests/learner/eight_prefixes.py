@@ -5,7 +5,6 @@ names of cases, without them all."""
 import json
 import os
 import sys
-from dataclasses import replace
 
 from tests.flags import fake_devices
 
@@ -27,6 +26,7 @@ from scope_jax.models.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.learner.groups import grouped, several_turns
+from tests.shapes import like
 from tests.sharding.eight_devices import CFG, EXPERTS, POST_NORM
 
 CARD = LossCard(kl="k3", kl_coef=0.1, entropy_coef=0.05, old_logprobs="rollout")
@@ -36,13 +36,13 @@ TURNS = several_turns(8, 3)
 LONG = [*grouped(2, 150, [40, 9, 60], seed=3), *grouped(3, 30, [50, 20], seed=4)]  # rows of several blocks of queries
 ONE = (1, 1, 1, 1)  # data, fsdp, tensor, context
 ADAPTER = Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), base_dtype=jnp.float32)
-MOE = replace(EXPERTS, num_experts=8)
+MOE = like(EXPERTS, num_experts=8)
 CASES = {  # model, mesh, episodes, the rest
     "group": (TINY, ONE, GROUPS, {}),
     "biases": (CFG, ONE, GROUPS, {"card": SEQUENCE}),
     "turns": (TINY, ONE, TURNS, {}),
     "windows": (POST_NORM, ONE, GROUPS, {}),
-    "windows in blocks": (replace(POST_NORM, layer_windows=(20, None)), ONE, LONG, {"buckets": (384,)}),
+    "windows in blocks": (like(POST_NORM, layer_windows=(20, None)), ONE, LONG, {"buckets": (384,)}),
     "dot_product": (POST_NORM, ONE, GROUPS, {"attention": "dot_product"}),
     "experts": (EXPERTS, ONE, GROUPS, {}),
     "adapter": (TINY, ONE, TURNS, {"adapter": ADAPTER}),

@@ -1,16 +1,15 @@
 """Rows of a micro-batch and recomputation that a card leaves open."""
 
-from dataclasses import replace
-
 import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.learner.fitting import fitted, layer_bytes
 from scope_jax.sharding.mesh import AXES
 from tests.learner.conftest import TINY
+from tests.shapes import like
 
 # benchmarks/learner.py: 4 · 256 + 12 heads of 64 + 3 · 768 values of a token in a layer
-MODEL = replace(TINY, num_layers=4, width=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_width=768)
+MODEL = like(TINY, num_layers=4, width=256, num_heads=4, num_kv_heads=2, head_dim=64, ffn_width=768)
 
 
 def mesh(platform: str, data: int = 1, fsdp: int = 1, context: int = 1) -> tuple[str, dict[str, int], int]:
@@ -19,10 +18,10 @@ def mesh(platform: str, data: int = 1, fsdp: int = 1, context: int = 1) -> tuple
 
 
 def test_a_layer_by_hand():
-    assert layer_bytes(MODEL, 192, 1, 4) == 192 * (1024 + 768 + 2304) * 4
-    assert layer_bytes(MODEL, 192, 2, 4) == 192 * (1024 + 384 + 1152) * 4
-    experts = replace(MODEL, num_experts=8, experts_per_token=2)
-    assert layer_bytes(experts, 1, 1, 2) == (1024 + 768 + 2 * 2304) * 2
+    assert layer_bytes(MODEL, 192, 1, 4) == [192 * (1024 + 768 + 2304) * 4] * 4
+    assert layer_bytes(MODEL, 192, 2, 4) == [192 * (1024 + 384 + 1152) * 4] * 4
+    experts = like(MODEL, num_experts=8, experts_per_token=2)
+    assert layer_bytes(experts, 1, 1, 2) == [(1024 + 768 + 2 * 2304) * 2] * 4
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from scope_jax.models.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, weights_of
 from tests.learner.groups import grouped, several_turns
+from tests.shapes import like
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = LearnerSection(buckets=(16, 32, 64), micro_batch_rows=2, logprob_chunk=8)
@@ -184,7 +185,7 @@ def test_micro_batches_of_longer_rows_have_fewer_of_them():
 @pytest.mark.parametrize("window", [None, 5])
 def test_work_by_hand(window):
     """A prompt of 10 tokens with answers of 3 and 2, in 1 row of 16: pairs of tokens that see each other."""
-    model = replace(TINY, layer_windows=(window, None))
+    model = like(TINY, layer_windows=(window, None))
     pieces = batching.pieces_of(grouped(1, 10, [3, 2], alike=0), 16, True, None)
     rows = prefixes.rows_of(prefixes.shared(pieces), 16)
     dense = 2 * flops.weights_per_token(model) * 16

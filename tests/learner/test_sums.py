@@ -12,8 +12,9 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.selftest.programs import DENSE, MODELS, mesh_of
+from tests.shapes import like
 
-BIASES = replace(DENSE, architecture="qwen2", qk_norm="none", qkv_bias=True, output_bias=True)
+BIASES = like(DENSE, architecture="qwen2", qk_norm="none", qkv_bias=True, output_bias=True)
 TIED = replace(DENSE, tie_embeddings=True)
 
 

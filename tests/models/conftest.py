@@ -12,6 +12,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import init_params
+from tests.shapes import uniform
 
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -23,7 +24,7 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def tiny() -> ModelConfig:
     """Two layers, two query heads for each kv head, head_dim that is not width / heads, untied."""
-    return ModelConfig(
+    return uniform(
         architecture="qwen3",
         vocab_size=64,
         num_layers=2,

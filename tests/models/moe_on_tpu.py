@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from scope_jax.models.config import from_hf
+from scope_jax.models.config import Experts
+from scope_jax.models.families import from_hf
 from scope_jax.models.moe import moe_layer
 from scope_jax.sharding.collectives import LOCAL
 
@@ -55,8 +56,11 @@ def main() -> None:
         "down_XFD": abstract(X, F, D),
     }
 
+    feed = CFG.layers[0].feed
+    assert isinstance(feed, Experts)
+
     def step(w, x, ct):
-        out, pull = jax.vjp(lambda w, x: moe_layer(CFG, w, x, LOCAL), w, x)
+        out, pull = jax.vjp(lambda w, x: moe_layer(feed, w, x, LOCAL), w, x)
         return out, pull(ct)
 
     x = abstract(1, TOKENS, D)

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.models.config import ModelConfig, from_hf, to_hf
+from scope_jax.models.config import Attention
+from scope_jax.models.families import from_hf, to_hf
 from scope_jax.models.rope import Rope, frequencies
 from scope_jax.models.transformer import layer_stages
+from tests.shapes import like, rope_of, uniform
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,7 +37,7 @@ def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def test_llama():
     cfg = from_hf(LLAMA)
-    assert cfg == ModelConfig(
+    assert cfg == uniform(
         "llama",
         64,
         4,
@@ -53,7 +55,7 @@ def test_llama():
         128,
         layer_windows=(None,) * 4,
     )
-    assert from_hf(without(LLAMA, "num_key_value_heads")).num_kv_heads == 4
+    assert from_hf(without(LLAMA, "num_key_value_heads")).layers[0].mixer.num_kv_heads == 4
 
 
 def test_rope_in_the_formats_of_transformers_4_and_5():
@@ -61,12 +63,13 @@ def test_rope_in_the_formats_of_transformers_4_and_5():
     old = from_hf(LLAMA | {"rope_scaling": YARN})
     new = from_hf(without(LLAMA, "rope_theta") | {"rope_parameters": YARN | {"rope_theta": 10000.0}})
     assert old == new
-    assert old.rope == Rope(10000.0, "yarn", 8.0, 16, attention_factor=old.rope.attention_factor)
-    assert old.rope.attention_factor == pytest.approx(0.1 * np.log(8.0) + 1)
+    rope = rope_of(old)
+    assert rope == Rope(10000.0, "yarn", 8.0, 16, attention_factor=rope.attention_factor)
+    assert rope.attention_factor == pytest.approx(0.1 * np.log(8.0) + 1)
     legacy = from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}})
-    assert legacy.rope == Rope(10000.0, "linear", 2.0)
+    assert rope_of(legacy) == Rope(10000.0, "linear", 2.0)
     unsaid = from_hf(LLAMA | {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}})
-    assert unsaid.rope.factor == 4.0  # 128 / 32
+    assert rope_of(unsaid).factor == 4.0  # 128 / 32
 
 
 def test_yarn_extends_the_context_whatever_the_config_repeats():
@@ -83,22 +86,23 @@ def test_olmo3_scales_full_layers_only():
     old = from_hf(OLMO3 | {"rope_scaling": YARN})
     by_type = {"full_attention": YARN | {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
     assert old == from_hf(without(OLMO3, "rope_theta") | {"rope_parameters": by_type})
-    assert old.layer_windows == (8, 8, 8, None)
-    assert old.layer_rope(8) == Rope(10000.0) and old.layer_rope(None).kind == "yarn"
-    assert old.norm == "post" and old.qk_norm == "width"
+    assert old.windows == (8, 8, 8, None)
+    assert rope_of(old, windowed=True) == Rope(10000.0) and rope_of(old).kind == "yarn"
+    assert old.layers[0].norms == "post" and old.layers[0].mixer.qk_norm == "width"
 
 
 def test_windows_of_qwen():
-    assert from_hf(QWEN3 | {"sliding_window": 8}).layer_windows == (None,) * 4
-    assert from_hf(QWEN3 | SLIDING | {"max_window_layers": 3}).layer_windows == (None, None, None, 8)
+    assert from_hf(QWEN3 | {"sliding_window": 8}).windows == (None,) * 4
+    assert from_hf(QWEN3 | SLIDING | {"max_window_layers": 3}).windows == (None, None, None, 8)
     types = ["sliding_attention", "full_attention"] * 2
-    assert from_hf(QWEN3 | SLIDING | {"layer_types": types}).layer_windows == (8, None, 8, None)
+    assert from_hf(QWEN3 | SLIDING | {"layer_types": types}).windows == (8, None, 8, None)
 
 
 def test_biases_and_head_dim_of_qwen2():
     cfg = from_hf(QWEN2)
-    assert (cfg.qkv_bias, cfg.output_bias, cfg.qk_norm, cfg.head_dim) == (True, False, "none", 8)
-    assert from_hf(without(QWEN3, "head_dim")).head_dim == 128  # transformers' default for this class
+    mixer = cfg.layers[0].mixer
+    assert (mixer.qkv_bias, mixer.output_bias, mixer.qk_norm, mixer.head_dim) == (True, False, "none", 8)
+    assert from_hf(without(QWEN3, "head_dim")).layers[0].mixer.head_dim == 128  # transformers' default for this class
 
 
 @pytest.mark.parametrize(
@@ -133,18 +137,21 @@ def test_configs_that_a_class_cannot_express_are_refused():
     llama = from_hf(LLAMA)
     for change in ({"norm": "post"}, {"qk_norm": "head"}, {"layer_windows": (8,) * 4}, {"qkv_bias": True}):
         with pytest.raises(ValueError, match="LlamaForCausalLM cannot express"):
-            to_hf(replace(llama, **change))
+            to_hf(like(llama, **change))
 
 
 def test_inconsistent_models_are_refused():
     llama = from_hf(LLAMA)
-    with pytest.raises(ValueError, match="one for each of the 4 layers"):
-        replace(llama, layer_windows=(8, None))
+    with pytest.raises(ValueError, match="differ in their weights"):
+        replace(llama, layers=(*llama.layers[:3], like(llama, qk_norm="head").layers[3]))
+    with pytest.raises(ValueError, match="at least one layer"):
+        replace(llama, layers=())
     with pytest.raises(ValueError, match="below 1 token"):
-        replace(llama, layer_windows=(0, None, 4, 4))
-    with pytest.raises(ValueError, match="experts_per_token"):
-        replace(llama, num_experts=4, experts_per_token=5)
-    assert replace(llama, num_layers=2).layer_windows == (None, None)
+        Attention(4, 2, 8, None, window=0)
+    with pytest.raises(ValueError, match=r"Experts.picked \(5\)"):
+        like(llama, num_experts=4, experts_per_token=5)
+    with pytest.raises(ValueError, match=r"Dense.width is 0"):
+        like(llama, ffn_width=0)
 
 
 def test_frequencies_by_hand():

@@ -10,9 +10,11 @@ import pytest
 import transformers
 
 from scope_jax.models import bert, encoder
-from scope_jax.models.config import FAMILIES, ModelConfig, from_hf, to_hf
+from scope_jax.models.config import ModelConfig
 from scope_jax.models.defaults import DEFAULTS
+from scope_jax.models.families import FAMILIES, from_hf, to_hf
 from scope_jax.models.rope import Rope
+from tests.shapes import figures, rope_of
 
 CLASSES = {
     "llama": transformers.LlamaConfig,
@@ -20,6 +22,9 @@ CLASSES = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "olmo3": transformers.Olmo3Config,
+    "smollm3": transformers.SmolLM3Config,
+    "ministral3": transformers.Ministral3Config,
+    "mistral": transformers.MistralConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
@@ -70,7 +75,8 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
 
 
 def facts(cfg: ModelConfig) -> dict[str, Any]:
-    return vars(cfg) | {"theta": cfg.rope.theta, "kind": cfg.rope.kind, "factor": cfg.rope.factor}
+    rope = rope_of(cfg, windowed=None not in cfg.windows)
+    return figures(cfg) | {"theta": rope.theta, "kind": rope.kind, "factor": rope.factor}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
@@ -80,6 +86,10 @@ def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, par
     theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
     if theirs.num_attention_heads % theirs.num_key_value_heads:
         with pytest.raises(ValueError, match="num_kv_heads"):
+            from_hf(config)
+        return
+    if "rope_scaling" in part and FAMILIES[model_type].query_scaling:
+        with pytest.raises(ValueError, match="'llama_4_scaling_beta'"):  # without which their model fails
             from_hf(config)
         return
     ours, wanted = read(config, theirs)
@@ -131,10 +141,10 @@ def test_theta_of_the_newer_form_counts_beside_rope_scaling() -> None:
     """A config of transformers 5 to which a user adds rope_scaling, as Qwen's model cards say."""
     newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
     cfg = from_hf({"model_type": "qwen3", **newer, "rope_scaling": YARN})
-    assert (cfg.rope.theta, cfg.rope.kind, cfg.max_positions) == (1e6, "yarn", 32768)
-    assert from_hf({"model_type": "qwen3", **newer, "rope_scaling": {**YARN, "rope_theta": 3e6}}).rope.theta == 3e6
+    assert (rope_of(cfg).theta, rope_of(cfg).kind, cfg.max_positions) == (1e6, "yarn", 32768)
+    assert rope_of(from_hf({"model_type": "qwen3", **newer, "rope_scaling": {**YARN, "rope_theta": 3e6}})).theta == 3e6
     stated = from_hf({"model_type": "qwen3", **newer, "rope_scaling": YARN, "rope_theta": 2e6})
-    assert stated.rope.theta == 2e6  # as transformers
+    assert rope_of(stated).theta == 2e6  # as transformers
 
 
 def test_rope_scaling_beside_parameters_by_layer_type() -> None:
@@ -142,6 +152,7 @@ def test_rope_scaling_beside_parameters_by_layer_type() -> None:
     given: Any = {"rope_parameters": deepcopy(by_type), "rope_scaling": YARN}
     theirs: Any = transformers.Olmo3Config(**given).rope_parameters
     cfg = from_hf({"model_type": "olmo3", "rope_parameters": by_type, "rope_scaling": YARN})
-    assert (cfg.rope.theta, cfg.rope.kind, cfg.rope.factor) == (1e6, "yarn", 4.0)
+    rope = rope_of(cfg)
+    assert (rope.theta, rope.kind, rope.factor) == (1e6, "yarn", 4.0)
     assert (theirs["full_attention"]["rope_theta"], theirs["full_attention"]["factor"]) == (1e6, 4.0)
-    assert cfg.sliding_rope == Rope(1e6)
+    assert rope_of(cfg, windowed=True) == Rope(1e6)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.models import bert, config, encoder, seal, weights
+from scope_jax.models import bert, encoder, families, seal, weights
 from scope_jax.models.fields import WeightsError
 from scope_jax.models.tensorfile import INDEX, Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ NONSENSE: list[Any] = ["64", "", [], [64], {}, {"a": 1}, True, 1.5, 0, -1, 10**3
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_is_a_positive_integer(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"config\.json: field '{name}' is .*; it must be a whole number from 1"):
-        config.from_hf(QWEN3 | {name: value})
+        families.from_hf(QWEN3 | {name: value})
     if name in BERT:
         with pytest.raises(ValueError, match=rf"config\.json: field '{name}' is"):
             bert.from_hf(BERT | {name: value})
@@ -88,7 +88,7 @@ def test_a_size_is_a_positive_integer(name: str, value: Any) -> None:
 def test_other_fields_have_the_right_type(name: str, value: Any, wanted: str) -> None:
     plain = {key: given for key, given in QWEN3.items() if key not in ("rope_parameters", "rope_scaling")}
     with pytest.raises(ValueError, match=rf"config\.json: field .*; it must be {wanted}"):
-        config.from_hf(plain | {"rope_theta": 1e4, name: value})
+        families.from_hf(plain | {"rope_theta": 1e4, name: value})
 
 
 JSON = st.recursive(
@@ -107,14 +107,15 @@ def test_any_value_of_a_field_gives_a_model_or_a_clear_error(base: dict[str, Any
         value = base[name] | {data.draw(st.sampled_from(sorted(base[name]))): value}
     refusal = "config.json"
     try:
-        config.from_hf(base | {name: value})
+        families.from_hf(base | {name: value})
     except ValueError as error:  # no other exception
         refusal = str(error)
     assert refusal.startswith(("config.json", "ModelConfig.")) and "\n" not in refusal
 
 
 def test_the_unchanged_configs_are_valid() -> None:
-    assert config.from_hf(MOE).num_experts == 4 and config.from_hf(OLMO3).rope.kind == "yarn"
+    rope = families.from_hf(OLMO3).layers[0].mixer.rope
+    assert families.from_hf(MOE).num_experts == 4 and rope is not None and rope.kind == "yarn"
     assert bert.from_hf(BERT).token_types == 2
 
 

@@ -15,19 +15,25 @@ import numpy as np
 import pytest
 
 from scope_jax.models import moe, moe_tpu
+from scope_jax.models.config import Experts, ModelConfig
 from scope_jax.models.moe_gpu import triton_matmul, triton_outer
 from scope_jax.sharding.collectives import LOCAL
+from tests.shapes import like
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, EXPERTS, IN, OUT = 32, 4, 12, 20
 RUNS = ([5, 0, 7, 20], [0, 0, 32, 0], [8, 8, 8, 8], [0, 1, 0, 31])
 
 
+def feed_of(cfg: ModelConfig) -> Experts:
+    feed = cfg.layers[0].feed
+    assert isinstance(feed, Experts)
+    return feed
+
+
 @pytest.fixture(scope="module")
 def cfg(tiny):
-    return replace(
-        tiny, architecture="qwen3_moe", num_experts=EXPERTS, experts_per_token=2, norm_topk_prob=True, width=IN
-    )
+    return like(tiny, architecture="qwen3_moe", num_experts=EXPERTS, experts_per_token=2, norm_topk_prob=True, width=IN)
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +118,8 @@ def test_routing_in_the_interpreter(cfg, tokens, experts, picks, normalised):
     rng = np.random.default_rng(0)
     x, router = (jnp.asarray(rng.normal(size=s) / s[0] ** 0.5, jnp.float32) for s in ((tokens, 128), (128, experts)))
     router = router.at[:, 5].set(router[:, 2])  # ties
-    cfg = replace(cfg, num_experts=experts, experts_per_token=picks, norm_topk_prob=normalised)
-    weights_Nk, picked_Nk = moe.route(cfg, x, router)
+    cfg = like(cfg, num_experts=experts, experts_per_token=picks, norm_topk_prob=normalised)
+    weights_Nk, picked_Nk = moe.route(feed_of(cfg), x, router)
     share = np.zeros((tokens, experts), np.float32)
     np.put_along_axis(share, np.asarray(picked_Nk), np.asarray(weights_Nk), axis=1)
     assert ((share[:, 2] > 0) & (share[:, 5] == 0)).any(), "a tie is between the last pick and the next"
@@ -178,11 +184,11 @@ def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
     for kernel in ("few_tokens", "route_few"):
         monkeypatch.setattr(moe_tpu, kernel, partial(getattr(moe_tpu, kernel), interpret=True))
     x, _, *matrices = few(48, 4, 128, 256, jnp.float32)
-    cfg = replace(cfg, num_experts=8, experts_per_token=3)
+    cfg = like(cfg, num_experts=8, experts_per_token=3)
     router = jnp.asarray(np.random.default_rng(2).normal(size=(128, 8)), jnp.float32)
     w = {"router_DX": router, **dict(zip(moe.EXPERTS, matrices, strict=True))}
-    ours = moe._own_few(cfg, w, x, jnp.int32(4))
-    expected = moe._own_sorted(cfg, w, lambda gate: gate, x, jnp.int32(4))
+    ours = moe._own_few(feed_of(cfg), w, x, jnp.int32(4))
+    expected = moe._own_sorted(feed_of(cfg), w, lambda gate: gate, x, jnp.int32(4))
     np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
     assert moe._few(x, matrices) and not moe._few(jnp.zeros((513, 128)), matrices)
     for tokens, taken in ((128, True), (129, False)):
@@ -205,17 +211,18 @@ def test_routing_by_hand(cfg):
     """Logits ln 1, ln 2, ln 3, ln 4: probabilities 0.1 to 0.4, of which 0.4 and 0.3 are picked."""
     x = jnp.zeros((1, IN)).at[0, 0].set(1.0)
     router = jnp.zeros((IN, EXPERTS)).at[0].set(jnp.log(jnp.arange(1.0, 5.0)))
-    weights, picked = moe.route(cfg, x, router)
+    weights, picked = moe.route(feed_of(cfg), x, router)
     assert picked.tolist() == [[3, 2]]
     np.testing.assert_allclose(weights, [[4 / 7, 3 / 7]], rtol=1e-6)
-    plain, _ = moe.route(replace(cfg, norm_topk_prob=False), x, router)
+    plain, _ = moe.route(replace(feed_of(cfg), normalised=False), x, router)
     np.testing.assert_allclose(plain, [[0.4, 0.3]], rtol=1e-6)
 
 
 def test_routing_has_the_same_bits_without_a_gradient(cfg):
     rng = np.random.default_rng(4)
     x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((64, IN), (IN, EXPERTS)))
-    for one, other in zip(moe.route(cfg, x, router), moe.route(cfg, x, router, gradient=False), strict=True):
+    feed = feed_of(cfg)
+    for one, other in zip(moe.route(feed, x, router), moe.route(feed, x, router, gradient=False), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -227,7 +234,7 @@ def test_every_token_gets_its_experts(cfg):
     x, ct = (jnp.asarray(rng.normal(size=(2, 9, IN)), jnp.float32) for _ in range(2))
 
     def dense(w, x):
-        weights, picked = moe.route(cfg, x.reshape(-1, IN), w["router_DX"])
+        weights, picked = moe.route(feed_of(cfg), x.reshape(-1, IN), w["router_DX"])
         share = jnp.sum(jax.nn.one_hot(picked, 4) * weights[..., None], axis=1).reshape(2, 9, 4)
         hidden = jax.nn.silu(jnp.einsum("btd,xdf->btxf", x, w["gate_XDF"])) * jnp.einsum(
             "btd,xdf->btxf", x, w["up_XDF"]
@@ -236,7 +243,7 @@ def test_every_token_gets_its_experts(cfg):
 
     for bias in (0.0, 1e3):  # a router that sends every first pick to expert 1
         loaded = w | {"router_DX": w["router_DX"].at[:, 1].add(bias * x[0, 0])}
-        ours, pull = jax.vjp(lambda w, x: moe.moe_layer(cfg, w, x, LOCAL), loaded, x)
+        ours, pull = jax.vjp(lambda w, x: moe.moe_layer(feed_of(cfg), w, x, LOCAL), loaded, x)
         expected, expected_pull = jax.vjp(dense, loaded, x)
         np.testing.assert_allclose(ours, expected, atol=2e-5)
         for mine, other in zip(jax.tree.leaves(pull(ct)), jax.tree.leaves(expected_pull(ct)), strict=True):

@@ -15,11 +15,12 @@ from scope_jax.models.weights import load_hf, save_hf
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import init_params
+from tests.shapes import like
 
 
 @pytest.fixture
 def large(tiny):
-    return replace(tiny, vocab_size=16_500, width=8, head_dim=4, ffn_width=8, num_layers=1)
+    return like(tiny, vocab_size=16_500, width=8, head_dim=4, ffn_width=8, num_layers=1)
 
 
 def test_rows_are_a_multiple_of_512_from_16384_tokens_on(tiny):

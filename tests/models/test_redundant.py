@@ -18,12 +18,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scope_jax.models import encoder, streaming
-from scope_jax.models.config import ModelConfig, to_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import to_hf
 from scope_jax.models.rope import Rope, frequencies
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import WeightsError, load_hf, recast_hf, save_hf, stored_dtypes
 from scope_jax.sharding.spec import init_params
 from tests.retrieval import tiny_encoders
+from tests.shapes import uniform
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, np.ndarray]
@@ -46,7 +48,7 @@ def shape(architecture: str, **changes: Any) -> ModelConfig:
         "tie_embeddings": True,
         "qk_norm": qk,
     }
-    return ModelConfig(**(sizes | bias | plain | fields))
+    return uniform(**(sizes | bias | plain | fields))
 
 
 @cache

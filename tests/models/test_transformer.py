@@ -1,7 +1,6 @@
 """The forward pass: masks from ends and never from ids, packing, gradients, remat, attention by hand."""
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -20,6 +19,7 @@ from scope_jax.plan.hlo import Program
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import abstract_params, init_params
 from tests.rows import ends
+from tests.shapes import like
 
 PAD_ID = 0
 
@@ -147,10 +147,11 @@ def test_remat_computes_again_what_it_does_not_keep(tiny, params):
         assert text is not None
         return Program(text).costs().flops
 
-    tokens, D, heads, kv = 64, tiny.width, tiny.num_heads * tiny.head_dim, tiny.num_kv_heads * tiny.head_dim
+    tokens, D, mixer = 64, tiny.width, tiny.layers[0].mixer
+    heads, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     full, qkv, dots, none = (flops(remat) for remat in get_args(Remat))
     assert full - qkv == tiny.num_layers * 2 * tokens * D * (heads + 2 * kv)
-    assert qkv - dots == tiny.num_layers * 2 * tokens * D * (heads + 2 * tiny.ffn_width)
+    assert qkv - dots == tiny.num_layers * 2 * tokens * D * (heads + 2 * tiny.layers[0].feed.width)
     assert dots - none == tiny.num_layers * 2 * 2 * tokens * tokens * heads  # q k and p v
 
 
@@ -172,7 +173,9 @@ def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
         mask = visible_mask(jnp.full((1, 5), 5))
         x = transformer.embed(tiny, p, ids, LOCAL)
         for w in p["layers"]:
-            x = transformer.block(tiny, tiny.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+            x = transformer.block(
+                tiny, tiny.layers[0], w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL
+            )
         return transformer.final_norm(tiny, p, x)
 
     np.testing.assert_allclose(looped(unstacked), run(tiny, params, ids, positions, np.ones((1, 5))), atol=2e-6)
@@ -181,7 +184,7 @@ def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
 @pytest.mark.parametrize("changes", [{"qk_norm": "head"}, {"qk_norm": "width", "norm": "post"}, {"qkv_bias": True}])
 def test_wide_norms_change_no_bit(tiny, changes):
     """Only scales of norms become float32: with a bias in it a layer's output would."""
-    cfg = replace(tiny, **changes)
+    cfg = like(tiny, **changes)
     params = init_params(transformer.declare(cfg), jax.random.key(0))
     params = jax.tree.map(lambda x: (x + 0.1).astype(jnp.bfloat16), params)
     narrow = transformer.unstack_layers(params)
@@ -194,7 +197,7 @@ def test_wide_norms_change_no_bit(tiny, changes):
         x = jnp.linspace(-1, 1, 5 * cfg.width).reshape(1, 5, -1).astype(jnp.bfloat16)
         mask = visible_mask(jnp.full((1, 5), 5))
         positions = jnp.arange(5)[None]
-        return transformer.block(cfg, cfg.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+        return transformer.block(cfg, cfg.layers[0], w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
 
     ours, expected = one(wide["layers"][0]), one(narrow["layers"][0])
     assert ours.dtype == jnp.bfloat16

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.models.attention import make_attend
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.heads_tpu import norm_and_rotate
 from scope_jax.models.moe import FEW, FEW_BYTES
 from scope_jax.models.moe_tpu import few_tokens, route_few

@@ -14,8 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import streaming, tensorfile, weights
-from scope_jax.models.config import from_hf
+from scope_jax.models import streaming, tensorfile, weights, wrappers
+from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes, hf_tensor
 from scope_jax.models.transformer import declare
 from scope_jax.sharding import distributed
@@ -74,11 +74,11 @@ def main() -> None:
     read: list[tensorfile.Checkpoint] = []
 
     class Counted(tensorfile.Checkpoint):
-        def __init__(self, folder: Path, stack: ExitStack) -> None:
-            super().__init__(folder, stack)
+        def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
+            super().__init__(folder, stack, prefix)
             read.append(self)
 
-    weights.Checkpoint = Counted  # to read its counter afterwards
+    wrappers.Checkpoint = Counted  # to read its counter afterwards
     facts: dict = {"devices": [len(jax.local_devices()), len(jax.devices())], "files": []}
     if process == 0:
         (folder / "source").mkdir()

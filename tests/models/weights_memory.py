@@ -28,7 +28,7 @@ import numpy as np
 from safetensors import safe_open
 
 from scope_jax.models import tensorfile
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_tensor
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import load_hf, recast_hf, save_hf

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games import load_card
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.plan.command import plan
 from scope_jax.plan.engines import largest, meshes
 from scope_jax.plan.hardware import GIB, hardware

@@ -9,7 +9,9 @@ from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
 from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import from_hf
+from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import Work, decode_work, pace, roofline, seconds, update_work
@@ -52,7 +54,7 @@ def test_the_roofline_is_the_slowest_of_compute_memory_links_and_network():
 
 def engine_on(on: Hardware, model: ModelConfig, slots: int, length: int, tensor: int) -> PagedEngine:
     config = EngineConfig(slots, length, (length,), 1, 16, jnp.bfloat16)
-    how = attention_over_pages(on.platform, model.head_dim)
+    how = attention_over_pages(on.platform, head_dim(model))
     return PagedEngine(model, config, make_mesh(MeshConfig(1, -1, tensor), on.devices), how)
 
 
@@ -159,7 +161,7 @@ MESHES = (
 def test_no_estimate_is_below_the_roofline(name, groups, named):
     on, model = hardware(name, compiled=False), public(named)
     assert model is not None
-    for tensor in (size for size in groups if model.num_kv_heads % size == 0):
+    for tensor in (size for size in groups if kv_heads(model) % size == 0):
         engine = engine_on(on, model, 64, 8192, tensor)
         for length in (64, 1024, 8192):
             work = decode_work(engine, on, length)

@@ -15,7 +15,7 @@ from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import flops
-from scope_jax.models.config import from_hf
+from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
@@ -42,6 +42,8 @@ STATED = {
     "Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
+    "Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "SmolLM3-3B": 3_075_098_624,
     "Olmo-3-7B-Instruct": 7_298_011_136,
     "Qwen2.5-72B-Instruct": 72_706_203_648,
     "Qwen3-14B": 14_768_307_200,

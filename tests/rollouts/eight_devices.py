@@ -26,11 +26,10 @@ from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import param_shardings
 from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
+from tests.shapes import like
 
-EXPERTS = dataclasses.replace(
-    CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True
-)
-WIDE = dataclasses.replace(CFG, width=256, num_heads=8, num_kv_heads=4, head_dim=32, ffn_width=512)
+EXPERTS = like(CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True)
+WIDE = like(CFG, width=256, num_heads=8, num_kv_heads=4, head_dim=32, ffn_width=512)
 MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}
 
 

@@ -8,7 +8,6 @@ import re
 
 import jax.numpy as jnp
 
-from scope_jax.models.config import ModelConfig
 from scope_jax.models.paged_gpu import Triton
 from scope_jax.models.rope import Rope
 from scope_jax.plan.hardware import hardware
@@ -16,8 +15,9 @@ from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from tests.shapes import uniform
 
-CFG = ModelConfig(
+CFG = uniform(
     architecture="qwen3",
     vocab_size=512,
     num_layers=2,

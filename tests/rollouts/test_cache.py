@@ -2,7 +2,6 @@
 and for one with every optional part of a layer: sliding windows with their own RoPE, post-layer norms, experts.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -15,11 +14,12 @@ from scope_jax.models import transformer
 from scope_jax.models.rope import Rope
 from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
+from tests.shapes import like
 
 ROWS, CAPACITY = 4, 320
 
 
-MIXED = replace(
+MIXED = like(
     CFG,
     architecture="olmo3",
     norm="post",
@@ -114,7 +114,7 @@ def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
 
 def test_columns_before_a_window_are_exact_zeros(ids):
     """Values there change no bit, in a step and in an extension, wherever the window begins within its block."""
-    cfg = replace(MIXED, layer_windows=(20, 20))
+    cfg = like(MIXED, layer_windows=(20, 20))
     params = transformer.unstack_layers(make_params(cfg))
     lengths, counts = np.asarray([21, 84, 90, 150], np.int32), np.asarray([1, 5, 30, 40], np.int32)
     zeros = np.zeros(ROWS, np.int32)
@@ -139,7 +139,7 @@ def test_blocks_before_every_window_are_not_read(ids):
     """If all rows begin past a block and a window, an extension skips that block (NaNs in it have no effect),
     and gives the same bits as beside a row that begins at 0, for which no block can be skipped.
     """
-    cfg = replace(MIXED, layer_windows=(20, 20))
+    cfg = like(MIXED, layer_windows=(20, 20))
     params = transformer.unstack_layers(make_params(cfg))
     starts, counts = np.asarray([100, 120, 130, 150], np.int32), np.asarray([40, 30, 64, 1], np.int32)
     filled = append(cfg, params, empty(cfg), ids[:, :160], np.zeros(ROWS, np.int32), starts)

@@ -16,6 +16,7 @@ from scope_jax.rollouts.types import Request, Restart
 from tests.rollouts.test_cache import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
+from tests.shapes import like
 
 LANES = 4
 
@@ -155,4 +156,4 @@ def test_what_cannot_is_refused():
     with pytest.raises(ValueError, match=r"^rollout\.cascade is 4, but JAX's kernel for TPUs .* sums; set it to 0\.$"):
         PagedEngine(CFG, cascade, make_paged().mesh, Ragged())
     with pytest.raises(ValueError, match=r"^rollout\.cascade is 4, but every layer has a window; set it to 0\.$"):
-        PagedEngine(replace(MIXED, layer_windows=(20, 20)), cascade, make_paged().mesh)
+        PagedEngine(like(MIXED, layer_windows=(20, 20)), cascade, make_paged().mesh)

@@ -24,6 +24,7 @@ from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.test_cache import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, mixed, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
+from tests.shapes import like
 
 
 # ---------------------------------------------------------------------------------------------------------------- pool
@@ -408,7 +409,7 @@ def test_page_tables_beyond_the_scalar_memory_of_a_tpu_are_refused(changes, sett
     else:
         with pytest.raises(ValueError, match=rf"rollout\.{setting}"):
             engine(Ragged())
-    near = dataclasses.replace(long, layer_windows=(4096,) * CFG.num_layers)
+    near = like(long, layer_windows=(4096,) * CFG.num_layers)
     engine(Ragged(), near)  # the kernel gets the columns of the window alone
 
 

@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.models.pages import PAGE, layer_groups, pages_for, pages_touched
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.rollouts.types import Continuation
 from tests.rollouts.world import CFG, ENGINE, bits, make_engine, make_paged, make_params, make_rollouts, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
+from tests.shapes import like
 
 WINDOW = 40
-SLIDING = replace(CFG, num_layers=3, layer_windows=(WINDOW, WINDOW, None))
+SLIDING = like(CFG, num_layers=3, layer_windows=(WINDOW, WINDOW, None))
 LENGTH = 448
 LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_buckets=(LENGTH,), prefill_tokens=64)
 
@@ -53,9 +55,9 @@ def said(engine, weights):
 
 def test_a_page_is_one_layer_of_each_group():
     assert [group.layers for group in layer_groups(SLIDING)] == [(0,), (1,), (2,)]
-    olmo = replace(CFG, num_layers=8, layer_windows=(4096, 4096, 4096, None) * 2)
+    olmo = like(CFG, num_layers=8, layer_windows=(4096, 4096, 4096, None) * 2)
     assert layer_groups(olmo) == ((4096, (0, 1)), (4096, (2, 4)), (4096, (5, 6)), (None, (3, 7)))
-    assert page_bytes(olmo, np.float32, 1) == 2 * 2 * CFG.num_kv_heads * CFG.head_dim * PAGE * 4
+    assert page_bytes(olmo, np.float32, 1) == 2 * 2 * kv_heads(olmo) * head_dim(olmo) * PAGE * 4
     assert layer_groups(CFG) == ((None, (0, 1)),)
 
 

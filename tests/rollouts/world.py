@@ -24,11 +24,12 @@ from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
+from tests.shapes import uniform
 
 EOS = 256
 PAD = 0  # also the byte 0: a real token
 
-CFG = ModelConfig(
+CFG = uniform(
     architecture="qwen3",
     vocab_size=260,
     num_layers=2,

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from tests.flags import fake_devices
@@ -23,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from scope_jax.models import streaming, transformer
-from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.weights import load_hf, save_hf
 from scope_jax.sharding import collectives
@@ -33,8 +31,9 @@ from scope_jax.sharding.reshard import reshard
 from scope_jax.sharding.rules import DECODE, TRAIN
 from scope_jax.sharding.spec import init_params, param_shardings, partition_specs
 from tests.rows import ends
+from tests.shapes import like, uniform
 
-CFG = ModelConfig(
+CFG = uniform(
     architecture="qwen3",
     vocab_size=64,
     num_layers=2,
@@ -54,7 +53,7 @@ CFG = ModelConfig(
 
 
 # Norms after the layers and over the whole width of queries and keys, windows and two kinds of rope.
-POST_NORM = replace(
+POST_NORM = like(
     CFG,
     architecture="olmo3",
     qk_norm="width",
@@ -68,7 +67,7 @@ POST_NORM = replace(
 )
 
 
-EXPERTS = replace(CFG, architecture="qwen3_moe", num_experts=6, experts_per_token=2, norm_topk_prob=True, ffn_width=16)
+EXPERTS = like(CFG, architecture="qwen3_moe", num_experts=6, experts_per_token=2, norm_topk_prob=True, ffn_width=16)
 
 
 def make_batch() -> dict[str, jax.Array]:

@@ -1,7 +1,6 @@
 """Kernels that do not work on a machine are replaced by XLA's programs when a run begins."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -15,6 +14,7 @@ from scope_jax.models.kernels import DENSE, EXPERTS, Heads
 from scope_jax.run import kernels as run_kernels
 from scope_jax.run.assemble import assemble
 from scope_jax.run.kernels import for_learning, for_sampling
+from tests.shapes import like
 
 CARD = "configs/ssp/atlas.toml"
 
@@ -65,10 +65,10 @@ def test_all_work(gpu):
         "attention of the learner (cudnn) and its gradient",
     ]
     made.clear()
-    assert for_sampling(card, replace(EXPERTS, layer_windows=(8, None)), False, said.append)[0] is card
+    assert for_sampling(card, like(EXPERTS, layer_windows=(8, None)), False, said.append)[0] is card
     assert made == ["products of experts and their gradients", "routing and experts of a few tokens"]
     made.clear()
-    for_sampling(card, replace(DENSE, layer_windows=(8, None)), True, None)
+    for_sampling(card, like(DENSE, layer_windows=(8, None)), True, None)
     assert "attention over pages, decoding, with a window" in made
 
 
@@ -77,7 +77,7 @@ def test_one_that_differs_or_raises(gpu):
     gpu(attention=math.nan, products=None)
     said: list[str] = []
     card, model = for_sampling(load_card(CARD), EXPERTS, True, said.append)
-    assert card.rollout.attention == "loop" and not model.expert_kernels
+    assert card.rollout.attention == "loop" and not any(vars(layer.feed)["kernels"] for layer in model.layers)
     assert said == [
         "the kernel for attention over pages does not work on this machine (attention over pages, decoding: it is nan "
         'from XLA, at most 0.02 is allowed); rollout.attention = "loop" takes its place, which is slower; please '

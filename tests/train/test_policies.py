@@ -161,7 +161,7 @@ def test_policies_may_start_from_other_checkpoints_with_the_base_as_reference(tm
     ("name", "layers", "sentence"),
     [
         ("judge", 0, "model.policies names 'judge', but the card trains challenger, solver; correct it."),
-        ("solver", 1, "differs from the base in assets/atlas/scope/base in num_layers, layer_windows"),
+        ("solver", 1, "differs from the base in assets/atlas/scope/base in num_layers"),
     ],
 )
 def test_an_unsuitable_initial_checkpoint_gives_one_clear_error(

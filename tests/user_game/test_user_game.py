@@ -29,6 +29,7 @@ from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
 from tests.games.harness import ScriptedTools
 from tests.learner.conftest import TINY
+from tests.shapes import like
 from tests.train import runs
 
 GAME = Path(__file__).with_name("coordination.py")
@@ -36,7 +37,7 @@ TEMPLATE = (
     "{% for m in messages %}<|s|>{{ m.role }} {{ m.content }}<|e|>{% endfor %}"
     "{% if add_generation_prompt %}<|s|>assistant {% endif %}"
 )
-MODEL = replace(TINY, vocab_size=272, num_layers=1, tie_embeddings=False)
+MODEL = like(TINY, vocab_size=272, num_layers=1, tie_embeddings=False)
 CARD = """
 system = "{game}"
 [model]

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Attention, ModelConfig
 from scope_jax.models.rope import Rope
 
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
@@ -37,7 +37,8 @@ def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarra
 
 
 def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
-    L, D, F, Hh = cfg.num_layers, cfg.width, cfg.ffn_width, cfg.num_heads * cfg.head_dim
+    mixer, L, D, F = cfg.layers[0].mixer, cfg.num_layers, cfg.width, cfg.layers[0].feed.width
+    Hh = mixer.num_heads * mixer.head_dim
 
     def normal(*shape: int, std: float) -> np.ndarray:
         return std * rng.normal(size=shape)
@@ -53,8 +54,8 @@ def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
         "gate_DF": normal(L, D, F, std=D**-0.5),
         "up_DF": normal(L, D, F, std=D**-0.5),
         "down_FD": normal(L, F, D, std=DAMPING * out * F**-0.5),
-        "q_norm_h": np.ones((L, cfg.head_dim)),
-        "k_norm_h": np.ones((L, cfg.head_dim)),
+        "q_norm_h": np.ones((L, mixer.head_dim)),
+        "k_norm_h": np.ones((L, mixer.head_dim)),
     }
     table_VD = normal(cfg.vocab_size, D, std=EMBED_STD)
     return {"embed": {"table_VD": table_VD}, "layers": layers, "final_norm": {"scale_D": np.ones(D)}}
@@ -64,22 +65,25 @@ def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
     """Float32 weights of the tree `models.transformer.declare(cfg)` with the circuit in layers 1 and 2.
 
     Raises ValueError for a shape that cannot hold it: fewer than two layers, grouped heads, no qk-norm, untied tables,
-    biases, scaled positions.
+    biases, windows, scaled positions.
     """
-    grouped = cfg.num_kv_heads != cfg.num_heads
-    biased, stretched = cfg.qkv_bias or cfg.output_bias, cfg.rope != Rope(cfg.rope.theta)
-    if cfg.num_layers < 2 or grouped or cfg.qk_norm != "head" or not cfg.tie_embeddings or biased or stretched:
+    mixer, rope = cfg.layers[0].mixer, cfg.layers[0].mixer.rope
+    plain = rope is not None and mixer == Attention(
+        mixer.num_heads, mixer.num_heads, mixer.head_dim, Rope(rope.theta), qk_norm="head"
+    )
+    if rope is None or not plain or set(cfg.layers) != {cfg.layers[0]} or cfg.num_layers < 2 or not cfg.tie_embeddings:
         raise ValueError(
-            "The copying circuit needs 2 or more layers, equal heads, qk-norm, tied tables, plain rope and no biases."
+            "The copying circuit needs 2 or more layers, equal heads, qk-norm, tied tables, plain rope, no biases, no "
+            "windows."
         )
     rng = np.random.default_rng(seed)
     params = _random(cfg, rng)
-    layers, h, D = params["layers"], cfg.head_dim, cfg.width
+    layers, h, D = params["layers"], mixer.head_dim, cfg.width
     params["embed"]["table_VD"][:, 0] = CONSTANT
-    speed = cfg.rope.theta ** (-np.arange(0, h, 2) / h)
+    speed = rope.theta ** (-np.arange(0, h, 2) / h)
     content_Dh = np.zeros((D, h))
     content_Dh[1:] = _orthonormal(rng, D - 1, h)
-    stores = _look_back(layers, content_Dh, np.flatnonzero(speed > FAST), speed, cfg.num_heads, rng)
+    stores = _look_back(layers, content_Dh, np.flatnonzero(speed > FAST), speed, mixer.num_heads, rng)
     _match(layers, content_Dh, np.flatnonzero(speed < SLOW), stores, rng)
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
 

@@ -18,7 +18,7 @@ import numpy as np
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -51,18 +51,10 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
         architecture="qwen3",
         vocab_size=-(-tokenizer.vocab_size // 16) * 16,
-        num_layers=4,
         width=128,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=32,
-        ffn_width=384,
-        rope=Rope(1e6),
+        layers=(Layer(Attention(4, 4, 32, Rope(1e6), qk_norm="head"), Dense(384)),) * 4,
         norm_eps=1e-6,
         tie_embeddings=True,
-        qk_norm="head",
-        qkv_bias=False,
-        output_bias=False,
         max_positions=1024,
     )
 

@@ -1,0 +1,108 @@
+"""Models with other modalities beside a decoder: Ministral-3 as it is published, with a vision tower."""
+
+from __future__ import annotations
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from scope_jax.models import weights
+from scope_jax.models.families import from_hf
+from scope_jax.run.convert import convert
+from tests.equivalence import test_families as families
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def written(request, tmp_path_factory):
+    """(torch model, its folder)."""
+    config = transformers.Mistral3Config(
+        text_config={
+            **{name: value for name, value in families.SIZES.items() if name != "sliding_window"},
+            **families.CASES["ministral3"][1],
+            "model_type": "ministral3",
+        },
+        vision_config={
+            "model_type": "pixtral",
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "head_dim": 8,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        tie_word_embeddings=request.param,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.add_(0.1 * torch.randn(weight.shape))
+    folder = tmp_path_factory.mktemp("wrapper")
+    model.save_pretrained(folder)
+    (folder / "processor_config.json").write_text("{}")
+    return model, folder
+
+
+def tensors(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_the_decoder_of_a_wrapper(written):
+    model, folder = written
+    cfg, params = weights.load_hf(folder)
+    ids_BT = np.random.default_rng(0).integers(0, families.VOCAB, (2, 40)).astype(np.int32)
+    assert np.abs(families.our_logits(cfg, params, ids_BT) - families.torch_logits(model, ids_BT)).max() <= 1e-5
+
+
+def test_what_is_not_of_the_decoder_passes_through_an_export(written, tmp_path):
+    """Trained weights go under the names of the file they came from; every other tensor and setting is as it was, in a
+    dtype of its own, and transformers loads the whole."""
+    _, folder = written
+    cfg, params = weights.load_hf(folder)
+    params["final_norm"]["scale_D"] = params["final_norm"]["scale_D"] + 1
+    weights.save_hf(tmp_path / "out", cfg, params, jnp.bfloat16, None, base=folder)
+    before, after = tensors(folder), tensors(tmp_path / "out")
+    assert set(before) == set(after)
+    foreign = [name for name in before if not name.startswith("language_model.")]
+    assert len(foreign) == 15
+    for name in before:
+        if name in foreign:
+            assert after[name].dtype == np.float32 and np.array_equal(before[name], after[name])
+        else:
+            wanted = before[name] + (name == "language_model.model.norm.weight")
+            assert np.array_equal(jnp.asarray(wanted, jnp.bfloat16), after[name])
+    ours, theirs = (json.loads((place / "config.json").read_text()) for place in (tmp_path / "out", folder))
+    assert {name: ours[name] for name in ("architectures", "vision_config", "image_token_index")} == {
+        name: theirs[name] for name in ("architectures", "vision_config", "image_token_index")
+    }
+    assert from_hf(ours) == cfg and (tmp_path / "out/processor_config.json").is_file()
+    again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    vision, kept = (dict(one.named_parameters())["model.vision_tower.patch_conv.weight"] for one in (again, written[0]))
+    assert torch.equal(vision, kept)
+
+
+def test_converting_there_and_back_changes_no_bit(written, tmp_path):
+    _, folder = written
+    convert(folder, tmp_path / "copy", "hf", "float32")
+    before, after = tensors(folder), tensors(tmp_path / "copy")
+    assert set(before) == set(after)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_without_a_base_the_decoder_is_written_alone(written, tmp_path):
+    model, folder = written
+    cfg, params = weights.load_hf(folder)
+    weights.save_hf(tmp_path / "out", cfg, params, jnp.float32, None)
+    alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert type(alone).__name__ == "Ministral3ForCausalLM"
+    ids_BT = np.random.default_rng(0).integers(0, families.VOCAB, (1, 20))
+    assert np.abs(families.torch_logits(alone, ids_BT) - families.torch_logits(model, ids_BT)).max() <= 1e-6
