@@ -123,7 +123,7 @@ class ModelConfig:
         _positive(self, "vocab_size", "width", "max_positions")
         if not self.layers:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
-        if len({layer.weights for layer in self.layers}) > 1:
+        if len({layer.weights for layer in set(self.layers)}) > 1:
             raise UserError(
                 "ModelConfig.layers differ in their weights; they may differ in window, rope and query_scaling only."
             )

@@ -113,7 +113,7 @@ def plain_heads(
 Heads = Callable[..., tuple[jax.Array, jax.Array]]  # plain_heads, or a kernel that computes the same
 
 
-def _scaled(q_BTHh: jax.Array, positions_BT: jax.Array, scaling: QueryScaling) -> jax.Array:
+def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.Array:
     turns_BT = jnp.floor(positions_BT / scaling.original_positions)
     factor_BT = (1 + scaling.beta * jnp.log(1 + turns_BT)).astype(q_BTHh.dtype)
     return q_BTHh * factor_BT[..., None, None]
@@ -129,7 +129,7 @@ class Call:
     """
 
     eps: float
-    positions_BT: jax.Array
+    positions_BT: Any
     attend: Attend
     shards: Shards
     heads: Heads
