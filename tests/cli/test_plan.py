@@ -49,8 +49,8 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_card_of_qwen3_8b_without_a_budget_is_refused_on_8_h100_with_a_setting_that_fits(tmp_path: Path) -> None:
-    """By arithmetic: 128 slots of 16,384 tokens on each tensor group of four are 72.3 GiB of pages on a device, beside 3.8
-    of weights."""
+    """By arithmetic: 128 slots of 16,384 tokens on each tensor group of four are 72.3 GiB of pages on a device, beside
+    3.8 of weights."""
     path = tmp_path / "card.toml"
     path.write_text((ROOT / "configs/scope/qwen3-8b.toml").read_text().replace("\ncache_gib", "\n# cache_gib"))
     result = CliRunner().invoke(app, ["plan", str(path), "--on", "8xH100", "--json"])
