@@ -26,7 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 STYLES: tuple[Any, ...] = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 INK, FAINT = "#333333", "#D9D9D9"
 BELOW = 18  # points from the axis to the legend below its numbers
-LEGEND = 64  # characters that a legend has room for in a line, with 7 for each of its curves
+LEGEND = 72  # characters that a legend has room for in a line, with 7 for each of its curves
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:

@@ -121,9 +121,9 @@ class Signs:
         steps = min(WINDOW, one.count // 2)
         (first, before), (last, after) = _mean(one.first[:steps]), _mean(one.last[-steps:])
         level, sentence = _judged(sign, who, first, last) if one.count >= FEWEST else (0, "")
-        if level and sign == "valid":
+        if sign == "valid":
             sentence += self._reason(who)
-        return Sign(who, sign, steps, first, last, (before, after), level, sentence and f"{sentence}.")
+        return Sign(who, sign, steps, first, last, (before, after), level, f"{sentence}." if level else "")
 
     def _reason(self, who: str) -> str:
         """The reason whose share rose most, in words; "" if none rose."""

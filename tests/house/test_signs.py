@@ -28,6 +28,8 @@ def test_means_of_the_first_and_the_latest_steps_are_compared() -> None:
     assert (sign.first, sign.last) == (30.0, 180.0)
     assert sign.errors == (pytest.approx(3 / math.sqrt(5)), pytest.approx(3 / math.sqrt(5)))
     assert sign.sentence == "replies of the solver are 6.0 times as long as in the first steps (30 → 180 tokens)."
+    (calm,) = Signs.after([{"solver/response_tokens": value} for value in (10.0, 10.0, 15.0, 15.0)])
+    assert (calm.level, calm.sentence) == (0, "")
     (early,) = Signs.after(lines[:3])
     assert (early.steps, early.first, early.last, early.level) == (1, 10.0, 30.0, 0)  # too few steps to say anything
 
