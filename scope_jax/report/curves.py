@@ -123,7 +123,7 @@ def _legend(axes: Axes, shown: Sequence[Line2D]) -> None:
         labelcolor=INK,
         loc="upper left",
         bbox_to_anchor=(0.0, 0.0),
-        bbox_transform=axes.transAxes + ScaledTranslation(0.0, -BELOW / 72, axes.get_figure(root=True).dpi_scale_trans),
+        bbox_transform=axes.transAxes + ScaledTranslation(0.0, -BELOW / 72, axes.figure.dpi_scale_trans),
         borderaxespad=0.0,
         borderpad=0.2,
         columnspacing=1.2,

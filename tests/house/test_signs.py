@@ -85,6 +85,13 @@ def test_a_sign_speaks_again_only_when_it_is_worse() -> None:
     assert missing == [[]] * 5 + [["30 % of the replies of the solver are cut (0 → 30 %)."]]
 
 
+def test_values_of_a_damaged_file_are_no_error() -> None:
+    found = of("solver/response_tokens", *[1e-300] * 5, *[1e308] * 4, 10**400)
+    assert "times as long" in found[5][0] and found[-1] == []
+    assert of("solver/entropy", 0.0, 0.0, math.inf, -1.0, -1.0) == [[]] * 5
+    assert said(*({"solver/valid": "x", "solver/cut_off": True} for _ in range(5)))[-1] == []  # type: ignore[dict-item]
+
+
 def test_a_resumed_run_says_what_an_uninterrupted_one_does() -> None:
     steps = [{"solver/response_tokens": 10.0 * 1.3**step, "solver/cut_off": step / 20} for step in range(20)]
     whole = said(*steps)
