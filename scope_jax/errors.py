@@ -56,4 +56,4 @@ def sentence(error: BaseException) -> str:
         return str(unwritten(error.filename or "a file", error.errno))
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename} cannot be used ({error.strerror}); correct the path or its permissions."
-    return text if text.endswith((".", ")")) else text + "."
+    return text if text.endswith((".", ")", "?")) else text + "."

@@ -12,6 +12,7 @@ from scope_jax.games import GAMES
 from scope_jax.play.collapse import REJECTED
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Panel
 from scope_jax.run.metrics import PANELS
+from scope_jax.run.signs import FARTHEST
 
 GENERAL = (ACCURACY, REWARD, GRADIENT)
 SHOWN = 6  # reasons for rejections in a chart, those with the largest shares
@@ -30,8 +31,6 @@ SPEED = (
     Panel("Seconds of a phase", ("time/play", "time/learn", "time/wait", "time/evaluate", "time/checkpoint"), False),
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
 )
-
-FARTHEST = 1e100  # values of a curve: with larger ones the sums and the scales of a picture overflow
 
 
 def panels_of(run: Path, system: str) -> Sequence[Panel]:
@@ -53,7 +52,7 @@ def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
         return tuple(name for role in roles for sign in signs if (name := f"{role}/{sign}") in names)
 
     starts = tuple(f"{role}/{REJECTED}" for role in roles)
-    totals = {name: sum(line.get(name) or 0.0 for line in lines) for name in names if name.startswith(starts)}
+    totals = {name: sum(_drawn(line.get(name)) for line in lines) for name in names if name.startswith(starts)}
     reasons = sorted((name for name in totals if totals[name] > 0), key=lambda name: -totals[name])[:SHOWN]
     agreement = tuple(name for name in names if name.endswith("/consistency"))
     # A reward for agreement is highest where all replies are identical, so both are in one chart.
@@ -66,6 +65,11 @@ def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
         Panel("Why others were rejected", tuple(reasons), True, zero=True),
     )
     return tuple(panel for panel in panels if series(lines, panel)) if roles else ()
+
+
+def _drawn(value: float | None) -> float:
+    """A value as far as it can be drawn; 0 without one."""
+    return float(min(max(value or 0.0, -FARTHEST), FARTHEST))
 
 
 def _short(name: str, panel: Panel) -> str | None:
@@ -94,7 +98,7 @@ def series(lines: Sequence[dict[str, Any]], panel: Panel, ending: str = "") -> d
                 continue
             steps, values = found.setdefault(label, ([], []))
             steps.append(line["step"])
-            values.append(min(max(value or 0.0, -FARTHEST), FARTHEST))
+            values.append(_drawn(value))
     return found
 
 

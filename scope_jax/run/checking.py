@@ -31,6 +31,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.rollouts import Agent, Ask, Interaction, Rollout
 from scope_jax.play.searching import written_search
+from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.corpus import load_corpus
@@ -85,7 +86,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
         *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
-        *([(TOKENIZER, lambda: _tokenizer(cfg, loaded()[0], left))] if there else []),
+        *([(TOKENIZER, lambda: _tokenizer(cfg, *loaded(), left))] if there else []),
         *(
             [("ends of replies", lambda: "" if TOKENIZER in wrong else ends_of(cfg.model, loaded()[0]))]
             if there
@@ -178,20 +179,19 @@ def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
             service.close()
 
 
-def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
+def _tokenizer(cfg: Config, tokenizer: Tokenizer, joiner: Joiner, left: Collection[str]) -> str:
     if _base_is_here(cfg, left):
         check_vocabulary(tokenizer, weights.load_config(cfg.model.checkpoint), cfg.model.checkpoint)
     check_template(cfg, tokenizer)
-    return f"{tokenizer.vocab_size} tokens{_conversation(cfg)}"
+    return f"{tokenizer.vocab_size} tokens{_conversation(cfg, joiner)}"
 
 
-def _conversation(cfg: Config) -> str:
+def _conversation(cfg: Config, joiner: Joiner) -> str:
     """How calls are written and their results are read, in words; "" for a game without tools."""
-    game = game_of(cfg)
-    if not game.searches and not game.tools(cfg):
+    if cfg.retrieval is None and joiner.tools == (SEARCH,):  # what a joiner has if there are none
         return ""
     written = " ".join(written_search("query", dialects.load(cfg.model.dialect)).split())
-    call = f"a search is written {written}" if game.searches else "calls are written in a dialect"
+    call = f"a search is written {written}" if cfg.retrieval is not None else "calls are written in a dialect"
     turns = f"{RESULTS[cfg.model.turns]} (model.turns = {cfg.model.turns})"
     return f"; {call} (model.dialect = {cfg.model.dialect}), {turns}"
 

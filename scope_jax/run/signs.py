@@ -20,6 +20,7 @@ from typing import Any
 
 from scope_jax.play.collapse import REJECTED
 
+FARTHEST = 1e100  # values of a sign or a curve: with larger ones sums and the scales of a picture overflow
 WINDOW = 5  # steps that a mean is taken over, at most half of those that have the sign
 FEWEST = 4  # steps with the sign before it says anything
 LENGTH, CUT, IDENTICAL, ENTROPY, VALID = 2.0, 0.2, 0.5, 4.0, 0.2
@@ -121,9 +122,9 @@ class Signs:
         steps = min(WINDOW, one.count // 2)
         (first, before), (last, after) = _mean(one.first[:steps]), _mean(one.last[-steps:])
         level, sentence = _judged(sign, who, first, last) if one.count >= FEWEST else (0, "")
-        if level and sign == "valid":
+        if sign == "valid":
             sentence += self._reason(who)
-        return Sign(who, sign, steps, first, last, (before, after), level, sentence and f"{sentence}.")
+        return Sign(who, sign, steps, first, last, (before, after), level, f"{sentence}." if level else "")
 
     def _reason(self, who: str) -> str:
         """The reason whose share rose most, in words; "" if none rose."""
@@ -140,7 +141,10 @@ def _tracked(name: str) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    """A finite value, at most `FARTHEST` from 0; None for any other."""
+    if not isinstance(value, int | float) or value != value or abs(value) == math.inf:
+        return None
+    return float(min(max(value, -FARTHEST), FARTHEST))
 
 
 def _mean(values: list[tuple[float, float | None]]) -> tuple[float, float | None]:
@@ -176,7 +180,7 @@ def _judged(sign: str, who: str, first: float, last: float) -> tuple[int, str]:
 
 def _times(first: float, last: float, factor: float) -> int:
     """How often the larger one has the factor over the smaller one."""
-    return int(abs(math.log(last / first)) / math.log(factor) + 1e-9)
+    return int(abs(math.log(last) - math.log(first)) / math.log(factor) + 1e-9)
 
 
 def _percent(first: float, last: float) -> str:

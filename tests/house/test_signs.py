@@ -28,6 +28,8 @@ def test_means_of_the_first_and_the_latest_steps_are_compared() -> None:
     assert (sign.first, sign.last) == (30.0, 180.0)
     assert sign.errors == (pytest.approx(3 / math.sqrt(5)), pytest.approx(3 / math.sqrt(5)))
     assert sign.sentence == "replies of the solver are 6.0 times as long as in the first steps (30 → 180 tokens)."
+    (calm,) = Signs.after([{"solver/response_tokens": value} for value in (10.0, 10.0, 15.0, 15.0)])
+    assert (calm.level, calm.sentence) == (0, "")
     (early,) = Signs.after(lines[:3])
     assert (early.steps, early.first, early.last, early.level) == (1, 10.0, 30.0, 0)  # too few steps to say anything
 
@@ -81,6 +83,13 @@ def test_a_sign_speaks_again_only_when_it_is_worse() -> None:
     assert when == [9, 24]  # where the means of the latest 4 steps, 230, and of the latest 5, 406, are there
     missing = of("solver/cut_off", None, math.nan, 0.0, 0.0, 0.3, 0.3)
     assert missing == [[]] * 5 + [["30 % of the replies of the solver are cut (0 → 30 %)."]]
+
+
+def test_values_of_a_damaged_file_are_no_error() -> None:
+    found = of("solver/response_tokens", *[1e-300] * 5, *[1e308] * 4, 10**400)
+    assert "times as long" in found[5][0] and found[-1] == []
+    assert of("solver/entropy", 0.0, 0.0, math.inf, -1.0, -1.0) == [[]] * 5
+    assert said(*({"solver/valid": "x", "solver/cut_off": True} for _ in range(5)))[-1] == []  # type: ignore[dict-item]
 
 
 def test_a_resumed_run_says_what_an_uninterrupted_one_does() -> None:
