@@ -21,6 +21,7 @@ from scope_jax.games.score import meta_harness, roles
 from scope_jax.learner.types import Reply
 from scope_jax.play import judge_client
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.run.activity import Activity
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World
 from tests.games.harness import ScriptedTools
@@ -138,7 +139,7 @@ class HTTPTools(ScriptedTools):
 def http_tools(url: str, timeout: float = 5.0) -> Iterator[HTTPTools]:
     client = JudgeClient(JudgeSection(url=url, model="m", timeout=timeout, retries=0))
     tools = HTTPTools(Plan(), RESULTS, data=QUERIES, dialect="observation")
-    run = Mock(spec=World)
+    run = Mock(spec=World, activity=Activity())
     run.judges, run.tell, run.recording = {"harness": client}, tools.told.append, Recording()
     tools.real = StepTools(run, 0)
     yield tools
