@@ -18,6 +18,7 @@ PROGRAM = """
 import signal, sys, time
 # Ignored as in a shell's background; otherwise as in its foreground, wherever the tests themselves run.
 signal.signal(signal.SIGINT, signal.SIG_IGN if "ignoring" in sys.argv[1] else signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from scope_jax import cli, errors
 from scope_jax.run import stopping
 
@@ -171,16 +172,25 @@ def test_training_stops_after_the_step_or_when_the_grace_period_is_over(how: str
     assert process.returncode == 143 and time.monotonic() - began < 20
 
 
+def code_without_reader(process: subprocess.Popen[str]) -> int:
+    """The exit code, once nobody reads what the process says; it is killed if it does not end."""
+    assert process.stdout is not None and process.stderr is not None
+    process.stderr.close()
+    process.stdout.close()
+    try:
+        return process.wait(timeout=60)
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_kept_although_nobody_reads_what_is_said(number: signal.Signals) -> None:
     """As with `2>&1 | tee log`, where Ctrl-C ends tee first, and in a terminal that is closed."""
     process = start("orderly", "train")
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
     assert process.stdout.readline() == "asked to stop\n"
-    process.stderr.close()
-    process.stdout.close()
     process.send_signal(number)
-    assert process.wait(timeout=20) == 128 + number
+    assert code_without_reader(process) == 128 + number
 
 
 def test_a_reader_that_goes_ends_training_after_the_step() -> None:
@@ -188,9 +198,7 @@ def test_a_reader_that_goes_ends_training_after_the_step() -> None:
     process = start("printing", "train")
     assert process.stdout is not None and process.stderr is not None
     assert process.stderr.readline() == "a line\n"
-    process.stderr.close()
-    process.stdout.close()
-    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert code_without_reader(process) == 128 + signal.SIGPIPE
 
 
 def test_the_grace_period_bounds_what_comes_after_the_step() -> None:
