@@ -117,7 +117,8 @@ def build(out: Path, seed: int = 0) -> None:
     described = dialects.load("xml").described([schema])
     save_tokenizer(train_tokenizer([*texts, described, described], [], TOKENS), out / "tokenizer")
     tokenizer = Tokenizer.load(out / "tokenizer")
-    model = replace(model_config(tokenizer), num_layers=LAYERS)
+    model = model_config(tokenizer)
+    model = replace(model, layers=(model.layers * LAYERS)[:LAYERS])
     save_hf(out / "initial", model, initial_weights(model, seed), jnp.float32, out / "tokenizer")
 
 

@@ -258,7 +258,8 @@ class RunLog:
         self._lock()
         if config.is_file() and begun(run):
             before = load_card(config)
-            if before.system != cfg.system:
+            in_files = all(card.system.endswith(".py") for card in (before, cfg))  # which may be moved
+            if before.system != cfg.system and not in_files:
                 raise RunError(
                     f"the run in {run} is of the game {before.system!r}, and the card's system is {cfg.system!r}; give "
                     "another folder with --run."

@@ -98,7 +98,8 @@ def build(out: Path, seed: int = 0) -> None:
     pieces = (r"\\boxed\{", "->", r"\p{N}")
     save_tokenizer(train_tokenizer([*texts, "user\n", "assistant\n"] * 2, [], pieces), out / "tokenizer")
     tokenizer = Tokenizer.load(out / "tokenizer")
-    model = replace(model_config(tokenizer), num_layers=LAYERS)
+    model = model_config(tokenizer)
+    model = replace(model, layers=(model.layers * LAYERS)[:LAYERS])
     shown = [token_row(script, tokenizer) for script in scripts]
 
     optimizer = OptimizerSection(
