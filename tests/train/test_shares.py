@@ -20,6 +20,7 @@ from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Joiner, raw
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.run.activity import Activity
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World
@@ -171,6 +172,7 @@ def _world(asked: list[tuple[str, ...]]) -> World:
     toolbox = {"search": searching.search_tool(search, XML)}
     parts |= {"recording": Recording(), "execution": execution, "toolbox": toolbox}
     world = object.__new__(World)
+    object.__setattr__(world, "activity", Activity())
     for name, part in (parts | {"search": search}).items():
         object.__setattr__(world, name, part)
     return world
