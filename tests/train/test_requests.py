@@ -17,6 +17,7 @@ from scope_jax.play.tool_execution import Execution, ToolCall
 from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.run.activity import Activity
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World
 from scope_jax.text import dialects
@@ -44,6 +45,7 @@ def made_world(engine: Any, counted: list[Any], dialect: str = "xml", **toolbox:
         "toolbox": toolbox,
     }
     world = object.__new__(World)
+    object.__setattr__(world, "activity", Activity())
     for name, part in parts.items():
         object.__setattr__(world, name, part)
     return world
