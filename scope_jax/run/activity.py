@@ -10,20 +10,21 @@ from scope_jax.run.programs import programs
 
 
 class Activity:
-    """place: what the work belongs to, such as "step 3/8"; set by the training loop. Work is told by one thread."""
+    """place: what the work belongs to, such as "step 3/8"; set by the training loop."""
 
     def __init__(self) -> None:
         self.place = ""
-        self._doing: list[tuple[str, float]] = []  # the outermost first, with the time at which it began
+        self._doing: list[tuple[str, float]] = []  # with the time at which it began; what began last is shown
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
         """The block does this: "updating", "sampling solver"."""
-        self._doing.append((what, time.monotonic()))
+        work = what, time.monotonic()
+        self._doing.append(work)
         try:
             yield
         finally:
-            self._doing.pop()
+            self._doing.remove(work)  # not the last: a responder searches in a thread of its own
 
     def text(self, replies: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> str:
         """For example "step 3/8: sampling solver, 41 of 128 replies, compiling program 9, 12 s"; "" if nothing is done.

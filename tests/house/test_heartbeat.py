@@ -79,6 +79,12 @@ def test_what_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
             assert activity.text() == f"step 3/8: sampling solver, compiling program {programs().asked + 1}, 0 s"
             monkeypatch.setattr(programs(), "begun", programs().asked)
         assert activity.text() == "step 3/8: playing, 0 s"
+        other = activity("searching for 2 queries")  # by another thread, which ends later
+        with activity("sampling solver"):
+            other.__enter__()
+        assert activity.text() == "step 3/8: searching for 2 queries, 0 s"
+        other.__exit__(None, None, None)
+        assert activity.text() == "step 3/8: playing, 0 s"
     assert activity.text() == ""
 
 
