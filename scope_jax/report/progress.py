@@ -109,7 +109,7 @@ class Progress:
 
     def status(self) -> str:
         """What is going on; by default the last line, and for how long."""
-        return self._status() or f"{self._said}: {time.monotonic() - self._said_at:.0f} s"
+        return self._status() or f"{self._said or 'working'}: {time.monotonic() - self._said_at:.0f} s"
 
     def _speak(self) -> None:
         said = self._said_at

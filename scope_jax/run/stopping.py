@@ -109,10 +109,14 @@ def orderly(grace: float, late: Callable[[Stopped], None]) -> Iterator[StopReque
 
 class Output(io.TextIOWrapper):
     """A standard stream whose reader may go. That counts as a signal: in the block `orderly` what is printed then is
-    lost; elsewhere the writer gets BrokenPipeError."""
+    lost; elsewhere the writer gets BrokenPipeError, and so does the next one, as that may have been a thread."""
+
+    _gone = False
 
     def write(self, text: str, /) -> int:
         try:
+            if self._gone:
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
             return super().write(text)
         except OSError as error:
             self._lost(error)
@@ -127,7 +131,9 @@ class Output(io.TextIOWrapper):
     def _lost(self, error: OSError) -> None:
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: of a terminal
             raise error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        if not self._gone:  # what is in the buffer, and what others write, goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            self._gone = True
         if _request is None:
             raise BrokenPipeError(*error.args) from None
         if not _request.number:

@@ -201,6 +201,21 @@ def test_a_reader_that_goes_ends_training_after_the_step() -> None:
     assert code_without_reader(process) == 128 + signal.SIGPIPE
 
 
+def test_a_reader_that_went_earlier_ends_training_too() -> None:
+    """A thread may have met it, while the model was being loaded."""
+    read, write = os.pipe()
+    with open(write, "wb", buffering=0) as raw:
+        out = stopping.Output(raw, encoding="utf-8", write_through=True)
+        out.write("a line")
+        os.close(read)
+        for _ in range(2):
+            with pytest.raises(BrokenPipeError):
+                out.write("another")
+        with stopping.orderly(30, lambda stopped: None) as request:
+            assert out.write("a third") == len("a third")
+            assert request.number == signal.SIGPIPE
+
+
 def test_the_grace_period_bounds_what_comes_after_the_step() -> None:
     process = start("hanging", "train")
     assert process.stdout is not None and process.stderr is not None
