@@ -26,8 +26,9 @@ class Family:
     windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
     "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows":
     sliding layers keep unscaled rotary positions; "listed": no_rope_layers says which layers have any, or all but every
-    no_rope_layer_interval-th. query_scaling: rope_parameters has llama_4_scaling_beta. What a config.json leaves out is
-    in `models.defaults`.
+    no_rope_layer_interval-th. query_scaling: rope_parameters has llama_4_scaling_beta. padded: the class
+    has a padding token of its published vocabulary where config.json names none. What a config.json leaves out is in
+    `models.defaults`.
     """
 
     hf: str
@@ -38,6 +39,7 @@ class Family:
     ropes: Literal["one", "windows", "listed"] = "one"
     experts: bool = False
     query_scaling: bool = False
+    padded: bool = False
 
 
 FAMILIES = {
@@ -46,7 +48,7 @@ FAMILIES = {
     "qwen3": Family("Qwen3ForCausalLM", "head", windows="types"),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", windows="all", experts=True),
     "olmo3": Family("Olmo3ForCausalLM", "width", "post", windows="pattern", ropes="windows"),
-    "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed"),
+    "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed", padded=True),
     "ministral3": Family("Ministral3ForCausalLM", bias="none", windows="stated", query_scaling=True),
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
 }
@@ -380,6 +382,8 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
     }
     if family.bias == "config":
         written["attention_bias"] = mixer.qkv_bias
+    if family.padded:
+        written["pad_token_id"] = None
     if from_hf(written) != cfg:
         raise ValueError(f"A config.json of {family.hf} cannot express this ModelConfig: {cfg}.")
     return written

@@ -79,7 +79,7 @@ def _complaint(card: type[Section], error: ErrorDetails) -> str:
     value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
     if kind == "extra_forbidden":
         meant = _meant(card, error["loc"])
-        return f"unknown key `{key}`; " + (f"did you mean `{meant}`?" if meant else "remove it or correct its name")
+        return f"unknown key `{key}`; " + (f"perhaps `{meant}` is meant" if meant else "remove it or correct its name")
     if kind == "missing":
         return f"key `{key}` is missing; add it"
     if kind in _TYPES:

@@ -70,17 +70,17 @@ def test_unknown_key(card: Path, tmp_path: Path) -> None:
     card.write_text(CARD + "\n[optimizer]\nlearning_rte = 1.0\n")
     text = refused(run("train", card, "--run", tmp_path / "run"))
     assert "card.toml" in text
-    assert text.endswith(": unknown key `optimizer.learning_rte`; did you mean `optimizer.learning_rate`?")
+    assert text.endswith(": unknown key `optimizer.learning_rte`; perhaps `optimizer.learning_rate` is meant.")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("trian.steps", "`trian`; did you mean `train`?"),
-        ("ssp.solver.los.kl", "`ssp.solver.los`; did you mean `ssp.solver.loss`?"),
-        ("judge.timout", "`judge.timout`; did you mean `judge.timeout`?"),
-        ("train.learning_rate", "`train.learning_rate`; did you mean `optimizer.learning_rate`?"),
+        ("trian.steps", "`trian`; perhaps `train` is meant"),
+        ("ssp.solver.los.kl", "`ssp.solver.los`; perhaps `ssp.solver.loss` is meant"),
+        ("judge.timout", "`judge.timout`; perhaps `judge.timeout` is meant"),
+        ("train.learning_rate", "`train.learning_rate`; perhaps `optimizer.learning_rate` is meant"),
         ("train.nonsense", "`train.nonsense`; remove it or correct its name"),
     ],
 )
