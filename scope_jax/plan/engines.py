@@ -120,7 +120,7 @@ def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     limit = (1 - RESERVE) * on.chip.hbm
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
     weights = {name: _weights(model) for name, model in models.items()}
-    for name in sorted(models, key=lambda name: (-weights[name], name)):
+    for name in sorted(models, key=lambda name: -weights[name]):  # of equal ones the first that is listed
         keys = sum(min(length, window or length) for window in models[name].windows)
         cache = 2 * slots * keys * kv_heads(models[name]) * head_dim(models[name])
         if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
