@@ -32,8 +32,7 @@ def compare(
         wanted += math.prod(param.shape[: tensor.leading])
         values += math.prod(param.unpadded)
         name = tensor.at((0,) * tensor.leading)
-        shape = param.unpadded[tensor.leading :]
-        shape = shape[::-1] if tensor.transposed else shape
+        shape = tensor.shape(param.unpadded[tensor.leading :])
         if stored.get(name, shape) != shape:
             raise WeightsError(
                 f"{folder}: {cut(name, 80)} has shape {stored[name]}, but config.json requires {shape}; copy the "

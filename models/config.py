@@ -31,7 +31,8 @@ class Attention:
 
     rope: rotary positions, None for none. window: the number of tokens a token attends to, itself included, None for
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
-    "none". qkv_bias, output_bias: biases on the projections.
+    "none". qkv_bias, output_bias: biases on the projections. sinks: a learned logit of each head in the sum of its
+    softmax (gpt-oss; `models.attention`).
     """
 
     num_heads: int  # H
@@ -43,6 +44,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     query_scaling: QueryScaling | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -70,14 +72,17 @@ class Dense:
 class Experts:
     """SwiGLU layers of this width, of which a router picks some for each token.
 
-    normalised: the weights of the picked experts are divided by their sum. kernels: whether the platform's kernels may
-    compute them (no property of the model: `run.kernels` says so).
+    normalised: the weights of the picked experts are divided by their sum, which makes them the softmax of the picked
+    logits alone. activation: of gate and up, see `moe.activated`. bias: router and experts have biases. kernels:
+    whether the platform's kernels may compute them (no property of the model: `run.kernels` says so).
     """
 
     width: int  # F
     count: int  # X
     picked: int  # k
     normalised: bool = False
+    activation: Literal["silu", "clamped"] = "silu"
+    bias: bool = False
     kernels: bool = True
 
     def __post_init__(self) -> None:

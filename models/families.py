@@ -15,6 +15,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.config import Attention, Dense, Experts, Feed, Layer, ModelConfig, QkNorm, QueryScaling
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
+from scope_jax.models.moe import LIMIT, SLOPE
 from scope_jax.models.rope import Rope
 
 
@@ -24,7 +25,9 @@ class Family:
 
     bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v; "none".
     windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
-    "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows":
+    "pattern" (layer_types, or three of four), "alternate" (layer_types, or every other from the first on), "all",
+    "stated" (all, and nothing else switches it on). sinks: attention has them. clamped: experts have the clamped
+    activation, biases and intermediate_size, and their files may be in MXFP4. ropes: "windows":
     sliding layers keep unscaled rotary positions; "listed": no_rope_layers says which layers have any, or all but every
     no_rope_layer_interval-th. query_scaling: rope_parameters has llama_4_scaling_beta. padded: the class
     has a padding token of its published vocabulary where config.json names none. What a config.json leaves out is in
@@ -35,11 +38,13 @@ class Family:
     qk_norm: QkNorm = "none"
     norms: Literal["pre", "post"] = "pre"
     bias: Literal["config", "qkv", "none"] = "config"
-    windows: Literal["none", "types", "pattern", "all", "stated"] = "none"
+    windows: Literal["none", "types", "pattern", "alternate", "all", "stated"] = "none"
     ropes: Literal["one", "windows", "listed"] = "one"
     experts: bool = False
     query_scaling: bool = False
     padded: bool = False
+    sinks: bool = False
+    clamped: bool = False
 
 
 FAMILIES = {
@@ -51,6 +56,7 @@ FAMILIES = {
     "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed", padded=True),
     "ministral3": Family("Ministral3ForCausalLM", bias="none", windows="stated", query_scaling=True),
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
+    "gpt_oss": Family("GptOssForCausalLM", windows="alternate", experts=True, sinks=True, clamped=True),
 }
 
 
@@ -167,7 +173,8 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
         first = num_layers if window is None else count(config, "max_window_layers", least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     elif types is None:
-        types = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(num_layers)]
+        period = 2 if family.windows == "alternate" else 4
+        types = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
     strange = set(types) - {"sliding_attention", "full_attention"}
     if strange or len(types) != num_layers:
         raise UserError(
@@ -193,9 +200,11 @@ def _turned(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     return [bool(one) for one in listed]
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings that no supported family implements."""
+def _refuse(config: Mapping[str, Any], family: Family) -> None:
+    """Raises ValueError for settings that the family's layers here do not implement."""
     wanted = {
+        "swiglu_limit": (LIMIT, f"{LIMIT}"),
+        "swiglu_alpha": (SLOPE, f"{SLOPE}"),
         "hidden_act": ("silu", "silu"),
         "mlp_bias": (False, "False"),
         "decoder_sparse_step": (1, "1"),
@@ -208,7 +217,8 @@ def _refuse(config: Mapping[str, Any]) -> None:
             f"config.json: field 'mlp_only_layers' is {cut(repr(config['mlp_only_layers']))}; only models with "
             "experts in every layer are supported."
         )
-    if config.get("quantization_config"):
+    quantised = table(config, "quantization_config")
+    if quantised and not (family.clamped and quantised.get("quant_method") == "mxfp4"):
         raise UserError(
             "config.json has a 'quantization_config'; quantised weights are not supported, use the model that they "
             "were made of."
@@ -235,8 +245,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """
     config = _of_decoder(config)
     architecture = _architecture(config)
-    _refuse(config)
     family, stated = FAMILIES[architecture], config
+    _refuse(config, family)
     config = completed(architecture, stated)
     num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
     width = count(config, "hidden_size")
@@ -256,6 +266,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             qkv_bias=bias or family.bias == "qkv",
             output_bias=bias,
             query_scaling=_query_scaling(config) if family.query_scaling else None,
+            sinks=family.sinks,
         )
         return Layer(mixer, feed, family.norms)
 
@@ -279,12 +290,10 @@ def _query_scaling(config: Mapping[str, Any]) -> QueryScaling:
 def _feed(config: Mapping[str, Any], family: Family) -> Feed:
     if not family.experts:
         return Dense(count(config, "intermediate_size"))
-    return Experts(
-        count(config, "moe_intermediate_size"),
-        count(config, "num_experts", most=10_000),
-        count(config, "num_experts_per_tok"),
-        flag(config, "norm_topk_prob", False),
-    )
+    counts = count(config, "num_experts", most=10_000), count(config, "num_experts_per_tok")
+    if family.clamped:
+        return Experts(count(config, "intermediate_size"), *counts, True, "clamped", bias=True)
+    return Experts(count(config, "moe_intermediate_size"), *counts, flag(config, "norm_topk_prob", False))
 
 
 def _rope_to_hf(rope: Rope) -> dict[str, Any]:
@@ -307,7 +316,7 @@ def _windows_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
     written: dict[str, Any] = {"use_sliding_window": bool(windows)} if family.windows in ("types", "all") else {}
     if windows or family.windows == "stated":
         written["sliding_window"] = windows[0] if windows else None
-    if family.windows == "pattern" or (windows and family.windows == "types"):
+    if family.windows in ("pattern", "alternate") or (windows and family.windows == "types"):
         written["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in cfg.windows]
     if windows and family.windows == "types":
         written["max_window_layers"] = cfg.windows.index(windows[0])  # for readers that ignore layer_types
@@ -338,6 +347,13 @@ def _ropes_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
 def _feed_to_hf(feed: Feed) -> dict[str, Any]:
     if isinstance(feed, Dense):
         return {"intermediate_size": feed.width}
+    if feed.activation == "clamped":
+        return {
+            "intermediate_size": feed.width,
+            "num_local_experts": feed.count,
+            "num_experts_per_tok": feed.picked,
+            "swiglu_limit": LIMIT,
+        }
     return {
         "intermediate_size": feed.width,
         "moe_intermediate_size": feed.width,

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Experts, ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The part of a checkpoint tensor that is one of our weights, where it holds several: along `axis`, which has
+    `size` entries in the file, every `step`-th from `start` on."""
+
+    axis: int
+    start: int
+    step: int
+    size: int
+
+
+@dataclass(frozen=True)
 class HfTensor:
-    """The checkpoint tensor of one of our weights: its name, and whether it is transposed.
+    """The checkpoint tensor of one of our weights: its name, whether it is transposed, and which part of it.
 
     "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
     """
 
     name: str
     transposed: bool
+    cut: Cut | None = None
 
     @property
     def leading(self) -> int:
@@ -32,6 +45,21 @@ class HfTensor:
     def at(self, index: tuple[int, ...]) -> str:
         """The tensor's name at an index of the leading dimensions, () if there are none."""
         return self.name.format(**dict(zip("ix", index, strict=False)))
+
+    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the whole tensor in the file, from that of our weight without its leading dimensions."""
+        shape = ours[::-1] if self.transposed else ours
+        if self.cut is None:
+            return shape
+        return *shape[: self.cut.axis], self.cut.size, *shape[self.cut.axis + 1 :]
+
+    def slices(self, bounds: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+        """Slices of the whole tensor, from (start, stop) in each dimension of our part of it, in the file's layout."""
+        found = [slice(*pair) for pair in bounds]
+        if (cut := self.cut) is not None:
+            start, stop = bounds[cut.axis]
+            found[cut.axis] = slice(cut.start + cut.step * start, cut.start + cut.step * (stop - 1) + 1, cut.step)
+        return tuple(found)
 
 
 _LAYER = {
@@ -44,6 +72,7 @@ _LAYER = {
     "k_bias_Kh": HfTensor("self_attn.k_proj.bias", False),
     "v_bias_Kh": HfTensor("self_attn.v_proj.bias", False),
     "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
+    "sinks_H": HfTensor("self_attn.sinks", False),
     "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
     "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
     "q_norm_Hh": HfTensor("self_attn.q_norm.weight", False),
@@ -62,6 +91,13 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# gpt-oss has the matrices of a layer's experts in one tensor, and gate and up in one, in turns.
+_CLAMPED = {
+    "router_DX": HfTensor("mlp.router.weight", True),
+    "router_bias_X": HfTensor("mlp.router.bias", False),
+    "down_XFD": HfTensor("mlp.experts.down_proj", False),
+    "down_bias_XD": HfTensor("mlp.experts.down_proj_bias", False),
+}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
@@ -74,8 +110,22 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     if not path.startswith("layers."):
         return _TOP[path]
     name = path.removeprefix("layers.")
-    tensor = _POST_NORM[name] if cfg.layers[0].norms == "post" and name in _POST_NORM else _LAYER[name]
-    return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
+    layer = cfg.layers[0]
+    own = _POST_NORM if layer.norms == "post" else {}
+    if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
+        own = own | _CLAMPED | _in_turns(layer.feed)
+    tensor = own.get(name) or _LAYER[name]
+    return replace(tensor, name="model.layers.{i}." + tensor.name)
+
+
+def _in_turns(feed: Experts) -> dict[str, HfTensor]:
+    """The last axis of the tensors with gate and up: even columns are the gate's."""
+    found = {}
+    for start, name in enumerate(("gate", "up")):
+        of = partial(Cut, start=start, step=2, size=2 * feed.width)
+        found[f"{name}_XDF"] = HfTensor("mlp.experts.gate_up_proj", False, of(2))
+        found[f"{name}_bias_XF"] = HfTensor("mlp.experts.gate_up_proj_bias", False, of(1))
+    return found
 
 
 def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -88,7 +138,7 @@ def tree_shapes(tree: Any, tensor_of: Callable[[str], HfTensor]) -> dict[str, tu
     shapes: dict[str, tuple[int, ...]] = {}
     for path, param in jax.tree_util.tree_leaves_with_path(tree):
         tensor = tensor_of(path_name(path))
-        shape = param.unpadded[tensor.leading :]
+        shape = tensor.shape(param.unpadded[tensor.leading :])
         for index in np.ndindex(param.shape[: tensor.leading]):
-            shapes[tensor.at(index)] = shape[::-1] if tensor.transposed else shape
+            shapes[tensor.at(index)] = shape
     return shapes

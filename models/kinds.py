@@ -64,6 +64,8 @@ def _attention_weights(width: int, mixer: Attention) -> Weights:
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
+    if mixer.sinks:
+        found["sinks_H"] = weight((mixer.num_heads,), "head_bias")
     return found
 
 
@@ -124,8 +126,8 @@ class Call:
     """What a layer is computed with beside its weights and input.
 
     eps: of its norms. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm
-    and rotation, and is responsible for mask, scale and cache. heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.moe`, None for that of its kernels.
+    and rotation, and sinks_H where the mixer has sinks; it is responsible for mask, scale and cache. heads: what
+    computes norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels.
     """
 
     eps: float
@@ -146,7 +148,8 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
-    o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim))
+    sinks = (w["sinks_H"],) if mixer.sinks else ()
+    o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim), *sinks)
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
     return with_bias(out_BTD, shards.between_layers(w["o_bias_D"])) if mixer.output_bias else out_BTD
 
@@ -170,12 +173,20 @@ def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
 
 def _expert_weights(width: int, feed: Experts) -> Weights:
     D, F, X = width, feed.width, feed.count
-    return {
+    found = {
         "router_DX": weight((D, X), "width", None),
         "gate_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "up_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "down_XFD": weight((X, F, D), "experts", "ffn", "width"),
     }
+    if feed.bias:
+        found |= {
+            "router_bias_X": weight((X,), None, init=zeros),
+            "gate_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+            "up_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+            "down_bias_XD": weight((X, D), "experts", "width", init=zeros),
+        }
+    return found
 
 
 def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
@@ -277,6 +288,11 @@ def divided(cfg: ModelConfig) -> dict[str, set[int]]:
         for name, size in sizes.items():
             found.setdefault(name, set()).add(size)
     return found | {"table_rows": {cfg.table_rows}}
+
+
+def has_sinks(cfg: ModelConfig) -> bool:
+    """Whether any layer has attention sinks."""
+    return any(layer.mixer.sinks for layer in cfg.layers)
 
 
 def kv_heads(cfg: ModelConfig) -> int:

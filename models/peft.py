@@ -68,7 +68,13 @@ def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[t
 
 def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
     weight, _, which = path.rpartition(".")
-    name = hf_tensor(cfg, weight).name.removesuffix(".weight")
+    tensor = hf_tensor(cfg, weight)
+    if ".experts." in tensor.name and "{x}" not in tensor.name:
+        raise WeightsError(
+            f"adapters of experts that one tensor holds ({tensor.name.partition('{i}.')[2]}) have no form in PEFT's "
+            "files; export with --merge."
+        )
+    name = tensor.name.removesuffix(".weight")
     return HfTensor(f"{PREFIX}{name}.lora_{which.upper()}.weight", True)
 
 

@@ -8,7 +8,7 @@ donated buffer, or cut one out of a sharded weight, transpose and cast on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,14 +47,14 @@ def _read(
     """
     starts, stops = zip(*bounds[: tensor.leading], strict=True) if tensor.leading else ((), ())
     places = list(np.ndindex(tuple(np.subtract(stops, starts))))[slice(*lead)]
-    rest = bounds[tensor.leading :][::-1] if tensor.transposed else bounds[tensor.leading :]
-    index = (slice(rest[0][0] + rows[0], rest[0][0] + rows[1]), *(slice(*cut) for cut in rest[1:]))
-    out = np.zeros((len(places), *(cut.stop - cut.start for cut in index)), dtype)
+    whole, *rest = bounds[tensor.leading :][::-1] if tensor.transposed else bounds[tensor.leading :]
+    first, last = whole[0] + rows[0], whole[0] + rows[1]
+    out = np.zeros((len(places), last - first, *(stop - start for start, stop in rest)), dtype)
     for part, place in zip(out, places, strict=True):
         name = tensor.at(tuple(int(i) for i in np.add(place, starts)))
-        stored = max(0, min(index[0].stop, checkpoint.shape(name)[0]) - index[0].start)
+        stored = max(0, min(last, checkpoint.shape(name)[0]) - first)
         if stored:
-            checkpoint.read(name, (slice(index[0].start, index[0].start + stored), *index[1:]), part[:stored])
+            checkpoint.read(name, tensor.slices([(first, first + stored), *rest]), part[:stored])
     return out
 
 
@@ -222,6 +222,23 @@ def _cut(
     return jax.shard_map(
         body, mesh=mesh, in_specs=(sharding.spec, PartitionSpec()), out_specs=PartitionSpec(), check_vma=False
     )(weight, start)
+
+
+Source = tuple[jax.Array, HfTensor, tuple[int, ...]]  # a weight, its tensor, and the tensor's leading index
+
+
+def tensor_blocks(sources: Sequence[Source], dtype: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """The rows of one checkpoint tensor of this shape, which one weight is, or several in their parts (`hf.Cut`) along
+    another axis than the first; otherwise as `blocks`."""
+    each = [blocks(*source, dtype, shape[0]) for source in sources]
+    if len(each) == 1:
+        yield from each[0]
+        return
+    for parts in zip(*each, strict=True):
+        out = np.empty((len(parts[0]), *shape[1:]), dtype)
+        for part, (_, tensor, _) in zip(parts, sources, strict=True):
+            out[tensor.slices([(0, size) for size in part.shape])] = part
+        yield out
 
 
 def named(weight: jax.Array) -> jax.Array:

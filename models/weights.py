@@ -174,6 +174,14 @@ def stored_dtypes(folder: str | Path) -> set[str]:
         return {checkpoint.dtype(name).name for name in shapes}
 
 
+def packed(folder: str | Path) -> frozenset[str]:
+    """The tensors of a model folder that are stored in MXFP4 and read as bfloat16."""
+    if is_orbax(folder):
+        return frozenset()
+    with ExitStack() as stack:
+        return opened(Path(folder), stack).packed
+
+
 def load_tree(
     folder: str | Path,
     tree: Params,
@@ -200,7 +208,8 @@ def load_tree(
             nonlocal done
             tensor = tensor_of(path_name(path))
             weight = streaming.build(checkpoint, tensor, param.shape, sharding, dtype)
-            done += int(np.prod(param.shape[: tensor.leading]))
+            if tensor.cut is None or tensor.cut.start == 0:  # of a tensor with several weights the first
+                done += int(np.prod(param.shape[: tensor.leading]))
             report(done, len(shapes))
             return weight
 
@@ -367,18 +376,18 @@ def save_hf(
     FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
-    sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
+    sources: dict[str, list[streaming.Source]] = {}
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
         tensor = hf_tensor(cfg, path_name(path))
         for place in np.ndindex(weight.shape[: tensor.leading]):
-            sources[tensor.at(place)] = (weight, tensor, place)
+            sources.setdefault(tensor.at(place), []).append((weight, tensor, place))
     if set(shapes) != set(sources):
         raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
 
     def blocks(name: str) -> Iterator[jax.Array]:
         nonlocal done
-        yield from streaming.blocks(*sources[name], dtype, shapes[name][0])
+        yield from streaming.tensor_blocks(sources[name], dtype, shapes[name])
         done += 1
         report(done, len(shapes))
 
@@ -417,7 +426,8 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
-                config = read_object(source / "config.json")
+                config = {**read_object(source / "config.json")}
+                config.pop("quantization_config", None)  # what it names was read as numbers
                 wrappers.write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
                 _companions(new, config, dtype, source)
 
