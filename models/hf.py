@@ -62,6 +62,13 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# With norms before and after, too.
+_BOTH_NORMS = {
+    "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
+    "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
+}
+_BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
@@ -74,7 +81,7 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     if not path.startswith("layers."):
         return _TOP[path]
     name = path.removeprefix("layers.")
-    tensor = _POST_NORM[name] if cfg.layers[0].norms == "post" and name in _POST_NORM else _LAYER[name]
+    tensor = _BY_NORMS[cfg.layers[0].norms][name]
     return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
 
 
