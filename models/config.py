@@ -104,7 +104,8 @@ class Layer:
 
     @property
     def weights(self) -> Layer:
-        """This layer without what needs no weights of its own: layers that are equal in it can be stacked."""
+        """This layer without what needs no weights of its own: layers that are equal in it are stacked
+        (`models.stacks`)."""
         return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
 
 
@@ -132,10 +133,6 @@ class ModelConfig:
         _positive(self, "vocab_size", "width", "max_positions")
         if not self.layers:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
-        if len({layer.weights for layer in set(self.layers)}) > 1:
-            raise UserError(
-                "ModelConfig.layers differ in their weights; they may differ in window, rope, scale and query_scaling."
-            )
 
     @property
     def num_layers(self) -> int:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models import context, kinds
+from scope_jax.models import context, kinds, stacks
 from scope_jax.models.attention import Attend, make_attend
 from scope_jax.models.config import Layer, ModelConfig
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
@@ -40,17 +40,22 @@ POLICIES = {
 }
 
 
-def _declare_layers(cfg: ModelConfig) -> dict[str, Param]:
-    """The weights of a layer, stacked over layers."""
-    return {
-        name: replace(one, shape=(cfg.num_layers, *one.shape), axes=("layers", *one.axes))
-        for name, one in kinds.layer_weights(cfg, cfg.layers[0]).items()
-    }
+def _declare_layers(cfg: ModelConfig) -> Params:
+    """The weights of the layers, stacked (`models.stacks`)."""
+
+    def stack(own: tuple[int, ...]) -> dict[str, Param]:
+        return {
+            name: replace(one, shape=(len(own), *one.shape), axes=("layers", *one.axes))
+            for name, one in kinds.layer_weights(cfg, cfg.layers[own[0]]).items()
+        }
+
+    return stacks.joined(list(map(stack, stacks.stacks(cfg))))
 
 
 def declare(cfg: ModelConfig) -> Params:
     """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied.
 
+    Layers of several kinds are several stacks (`models.stacks`).
     The tables of large vocabularies are padded (`ModelConfig.table_rows`).
     Matrices are [in, out]; names end with the axes of one layer (an underscore separates a flattened pair of axes).
     Master weights are float32.
@@ -173,16 +178,20 @@ def final_norm(
 def layer_stages(layers: tuple[T, ...]) -> list[tuple[int, tuple[T, ...], int]]:
     """How the layers are scanned: (first layer, layers unrolled in one step, steps) of each stage.
 
-    One stage whose step is the pattern's shortest period, or one stage per run of equal layers if there are fewer runs
-    than layers in a period.
+    One stage whose step is the pattern's shortest period, and one for each run of equal layers that remain behind its
+    last whole one; or one stage per run of all layers, if these are fewer.
     """
     length = len(layers)
-    period = next(p for p in range(1, length + 1) if length % p == 0 and layers == layers[:p] * (length // p))
-    starts = [i for i in range(length) if i == 0 or layers[i] != layers[i - 1]]
-    if period <= len(starts):
-        return [(0, layers[:period], length // period)]
-    ends = [*starts[1:], length]
-    return [(start, (layers[start],), end - start) for start, end in zip(starts, ends, strict=True)]
+    period = next(p for p in range(1, length + 1) if layers[p:] == layers[:-p])
+    whole = length - length % period
+
+    def runs(first: int) -> list[tuple[int, tuple[T, ...], int]]:
+        starts = [i for i in range(first, length) if i == first or layers[i] != layers[i - 1]]
+        return [(a, (layers[a],), b - a) for a, b in zip(starts, [*starts[1:], length], strict=False)]
+
+    if period + len(runs(whole)) <= len(runs(0)):
+        return [(0, layers[:period], length // period), *runs(whole)]
+    return runs(0)
 
 
 def hidden(
@@ -217,7 +226,8 @@ def hidden(
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     stacked = isinstance(params["layers"], dict)
-    layer_specs = _layer_specs(cfg, params["layers"] if stacked else params["layers"][0])
+    layer_specs = _layer_specs(cfg, params["layers"])
+    places = stacks.places(cfg)
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
         attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
@@ -225,38 +235,50 @@ def hidden(
         how = context.resolve(context_attention, kinds.kv_heads(cfg) // shards.size, lax.axis_size(shards.context))
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
 
-    def compute(layer: Layer, x_BTD: jax.Array, w_local: Params) -> jax.Array:
-        w = {name: gathered(shards, x, layer_specs[name], compute_dtype) for name, x in w_local.items()}
+    def compute(number: int, x_BTD: jax.Array, w_local: Params) -> jax.Array:
+        layer, specs = cfg.layers[number], layer_specs[places[number][0]]
+        w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
         return block(cfg, layer, w, x_BTD, positions_BT, attends[layer.mixer.window], shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     if not stacked:
-        for layer, w in zip(cfg.layers, params["layers"], strict=True):
-            one = partial(compute, layer)
+        for number, w in enumerate(params["layers"]):
+            one = partial(compute, number)
             x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w)
     for start, pattern, steps in layer_stages(cfg.layers) if stacked else ():
-        layers = [partial(compute, layer) for layer in pattern]
+        first = range(start, start + len(pattern))
+        layers = [partial(compute, number) for number in first]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
-        def period(x_BTD: jax.Array, w_P: Params, layers=layers) -> tuple[jax.Array, None]:
-            for place, one in enumerate(layers):
-                x_BTD = one(x_BTD, jax.tree.map(lambda x, place=place: x[place], w_P))
+        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
+
+        def period(x_BTD: jax.Array, w_P: dict[int, Params], layers=layers, first=first, began=began) -> Any:
+            for number, one in zip(first, layers, strict=True):
+                stack, place = places[number]
+                w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
+                x_BTD = one(x_BTD, w)
             return x_BTD, None
 
-        count = steps * len(pattern)
-        stage = jax.tree.map(
-            lambda x, start=start, count=count, steps=steps: x[start : start + count].reshape(steps, -1, *x.shape[1:]),
-            params["layers"],
-        )
+        stage = {
+            stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
+            for stack, own in enumerate(stacks.split(cfg, params["layers"]))
+            if stack in began
+        }
         x_BTD, _ = lax.scan(period, x_BTD, stage)
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 
 
-def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
-    """PartitionSpec of each of these weights in one layer, or a LowRank of three."""
+def _steps(own: Params, first: int, steps: int, count: int) -> Params:
+    """A stack's layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
+    return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
+
+
+def _layer_specs(cfg: ModelConfig, layers: Any) -> list[dict[str, Any]]:
+    """Of each stack: PartitionSpec of each of these weights in one layer, or a LowRank of three. layers: stacked, or a
+    tuple of trees."""
 
     def one(param: Param) -> PartitionSpec:
         return PartitionSpec(*spec_for(param, TRAIN)[1:])
@@ -267,8 +289,11 @@ def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
         a, b = factors_of(param, w.a.shape[-1], w.a.dtype)
         return LowRank(one(param), one(a), one(b), w.scale)
 
-    declared = _declare_layers(cfg)
-    return {name: of(declared[name], w) for name, w in layers.items()}
+    given = stacks.split(cfg, layers) if isinstance(layers, dict) else [layers[own[0]] for own in stacks.stacks(cfg)]
+    return [
+        {name: of(declared[name], w) for name, w in own.items()}
+        for declared, own in zip(stacks.split(cfg, _declare_layers(cfg)), given, strict=True)
+    ]
 
 
 def with_wide_norms(params: Params) -> Params:
@@ -282,9 +307,6 @@ def with_wide_norms(params: Params) -> Params:
     return {**params, "layers": tuple(layer(w) for w in params["layers"])}
 
 
-def unstack_layers(params: Params) -> Params:
+def unstack_layers(cfg: ModelConfig, params: Params) -> Params:
     """The same weights with "layers" as a tuple of L trees, one per layer, so that decoding slices no weights."""
-    stacked = params["layers"]
-    num_layers = jax.tree.leaves(stacked)[0].shape[0]
-    layers = tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(num_layers))
-    return {**params, "layers": layers}
+    return {**params, "layers": stacks.each(cfg, params["layers"])}

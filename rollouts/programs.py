@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scope_jax.errors import UserError
+from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
 from scope_jax.models.pages import Implementation, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
 from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
@@ -65,8 +66,7 @@ class PagedPrograms:
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)
-        each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
-        params = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
+        params = {**specs, "layers": stacks.each(model, specs["layers"], lambda spec, _: PartitionSpec(*spec[1:]))}
         state = DecodeState(cache, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
         self.state_sharding = whole = jax.tree.map(partial(NamedSharding, mesh), state)
         steps = PartitionSpec(None, ROWS)

@@ -209,7 +209,7 @@ def our_layers(cfg, params, ids_BT):
     """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
-    for w, layer in zip(transformer.unstack_layers(params)["layers"], cfg.layers, strict=True):
+    for w, layer in zip(transformer.unstack_layers(cfg, params)["layers"], cfg.layers, strict=True):
         states.append(one_layer(cfg, layer, w, states[-1], positions_BT))
     return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
 
@@ -323,7 +323,7 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
     """Rows of different lengths, prefilled, extended and decoded, across a block boundary of the cache."""
     _, cfg, params, _ = pair
     expected = np.asarray(our_hidden(cfg, params, ids_BT))
-    layers = transformer.unstack_layers(params)
+    layers = transformer.unstack_layers(cfg, params)
     append = jax.jit(lambda cache, ids, starts, counts: kv.append(cfg, layers, cache, ids, starts, counts))
     step = jax.jit(lambda cache, ids, lengths: kv.step(cfg, layers, cache, ids, lengths))
     first, lengths, rows = np.asarray([1, 5, 20, 40]), np.asarray([2, 30, 50, 63]), np.arange(ROWS)

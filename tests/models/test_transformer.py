@@ -197,7 +197,7 @@ def test_bfloat16_compute_stays_near_float32(tiny, params):
 
 def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
     ids, positions = jnp.array([[3, 4, 5, 6, 7]]), jnp.array([[0, 1, 2, 3, 4]])
-    unstacked = transformer.unstack_layers(params)
+    unstacked = transformer.unstack_layers(tiny, params)
     assert len(unstacked["layers"]) == tiny.num_layers
 
     @jax.jit
@@ -219,7 +219,7 @@ def test_wide_norms_change_no_bit(tiny, changes):
     cfg = like(tiny, **changes)
     params = init_params(transformer.declare(cfg), jax.random.key(0))
     params = jax.tree.map(lambda x: (x + 0.1).astype(jnp.bfloat16), params)
-    narrow = transformer.unstack_layers(params)
+    narrow = transformer.unstack_layers(cfg, params)
     wide = transformer.with_wide_norms(narrow)
     for name, leaf in wide["layers"][0].items():
         assert (leaf.dtype == jnp.float32) == ("norm" in name)
