@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from scope_jax.models import stacks
 from scope_jax.models.config import Experts, ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
@@ -31,11 +32,13 @@ class HfTensor:
     """The checkpoint tensor of one of our weights: its name, whether it is transposed, and which part of it.
 
     "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
+    layers: the number of the layer at each place of a stack, () if they are the same.
     """
 
     name: str
     transposed: bool
     cut: Cut | None = None
+    layers: tuple[int, ...] = ()
 
     @property
     def leading(self) -> int:
@@ -44,6 +47,8 @@ class HfTensor:
 
     def at(self, index: tuple[int, ...]) -> str:
         """The tensor's name at an index of the leading dimensions, () if there are none."""
+        if self.layers and index:
+            index = (self.layers[index[0]], *index[1:])
         return self.name.format(**dict(zip("ix", index, strict=False)))
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,6 +103,13 @@ _CLAMPED = {
     "down_XFD": HfTensor("mlp.experts.down_proj", False),
     "down_bias_XD": HfTensor("mlp.experts.down_proj_bias", False),
 }
+# With norms before and after, too.
+_BOTH_NORMS = {
+    "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
+    "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
+}
+_BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
@@ -106,16 +118,17 @@ _TOP = {
 
 
 def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
-    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
+    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "layers.1.q_D_Hh", "embed.table_VD", ..."""
     if not path.startswith("layers."):
         return _TOP[path]
-    name = path.removeprefix("layers.")
-    layer = cfg.layers[0]
-    own = _POST_NORM if layer.norms == "post" else {}
+    stack, name = stacks.by_path(path)
+    numbers = stacks.stacks(cfg)
+    layer = cfg.layers[numbers[stack][0]]
+    tensors = _BY_NORMS[layer.norms]
     if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
-        own = own | _CLAMPED | _in_turns(layer.feed)
-    tensor = own.get(name) or _LAYER[name]
-    return replace(tensor, name="model.layers.{i}." + tensor.name)
+        tensors = tensors | _CLAMPED | _in_turns(layer.feed)
+    tensor = tensors[name]
+    return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())
 
 
 def _in_turns(feed: Experts) -> dict[str, HfTensor]:

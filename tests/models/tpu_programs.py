@@ -202,7 +202,7 @@ def gpt_oss() -> None:
             assert kernels_on(topology, partial(attend, window), *arguments) == 3
         print(f"{topology}: splash with sinks")
 
-    declared = layer_weights(model.width, model.layers[0])
+    declared = layer_weights(model, model.layers[0])
     names = [name for name in declared if "router" in name or "X" in name.rpartition("_")[2]]
 
     def layer(x: Any, *weights: Any) -> Any:
