@@ -15,7 +15,7 @@ from scope_jax.play.searching import queries_of, written_search
 from scope_jax.play.tool_calls import SEARCH, tool
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
-from scope_jax.serving.functions import ChannelReader
+from scope_jax.serving.functions import ChannelReader, Functions
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, harmony
 from scope_jax.text.messages import Messages
@@ -115,6 +115,14 @@ def test_what_a_user_reads():
         seen += reader.feed(char)
         assert harmony.shown(whole).startswith(seen)
     assert seen + reader.finish()[0] == "I search.\nIt is long. a < b "
+
+
+def test_calls_of_a_clients_functions():
+    functions = Functions((python.schema,), (python,), DIALECT, frozenset(), False)
+    reader, called = ChannelReader(functions), CALLED.replace("search", "python").replace("query", "code")
+    assert reader.feed(THOUGHT + called) == "" and reader.finish() == ("", [Call("python", {"code": "Danube"})])
+    reader = ChannelReader(functions)
+    assert reader.feed(THOUGHT + CALLED) == "" and reader.finish() == ("", []), "it has no such function"
 
 
 def turn_of(tokenizer: Tokenizer, text: str, joiner: Joiner) -> Turn:
