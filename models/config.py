@@ -109,7 +109,7 @@ class ModelConfig:
     """Shape and conventions of one decoder.
 
     architecture: our name of the family. max_positions: the model's longest context. tie_embeddings: the output table
-    is the embedding table.
+    is the embedding table. norm_offset: RMS norms multiply by this + w.
     """
 
     architecture: str
@@ -119,6 +119,7 @@ class ModelConfig:
     norm_eps: float
     tie_embeddings: bool
     max_positions: int
+    norm_offset: float = 0.0
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "width", "max_positions")

@@ -21,13 +21,13 @@ from scope_jax.errors import UserError
 from scope_jax.models import context, kinds, stacks
 from scope_jax.models.attention import Attend, make_attend
 from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.kinds import INIT_STD, Heads, Params, plain_heads, rms_norm
+from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.moe import GroupedMatmul
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
-from scope_jax.sharding.spec import Param, normal, ones, partition_specs, spec_for
+from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def _declare_layers(cfg: ModelConfig) -> Params:
     def stack(own: tuple[int, ...]) -> dict[str, Param]:
         return {
             name: replace(one, shape=(len(own), *one.shape), axes=("layers", *one.axes))
-            for name, one in kinds.layer_weights(cfg.width, cfg.layers[own[0]]).items()
+            for name, one in kinds.layer_weights(cfg, cfg.layers[own[0]]).items()
         }
 
     return stacks.joined(list(map(stack, stacks.stacks(cfg))))
@@ -65,7 +65,7 @@ def declare(cfg: ModelConfig) -> Params:
     tree: Params = {
         "embed": {"table_VD": table},
         "layers": _declare_layers(cfg),
-        "final_norm": {"scale_D": Param((cfg.width,), (None,), ones, jnp.float32)},
+        "final_norm": {"scale_D": norm_weight(cfg, cfg.width)},
     }
     if not cfg.tie_embeddings:
         tree["head"] = {"table_VD": table}
@@ -101,10 +101,10 @@ def block(
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
     heads: see `kinds.Call`.
     """
-    call = kinds.Call(cfg.norm_eps, positions_BT, attend, shards, heads, grouped)
+    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped)
 
     def add(x_BTD: jax.Array, scale_D: jax.Array, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        scale_D = shards.between_layers(scale_D)
+        scale_D = scale_of(shards.between_layers(scale_D), cfg.norm_offset)
         if layer.norms == "post":
             return x_BTD + rms_norm(part(x_BTD), scale_D, cfg.norm_eps)
         return x_BTD + part(rms_norm(x_BTD, scale_D, cfg.norm_eps))
@@ -155,7 +155,7 @@ def final_norm(
 ) -> Float[Array, "B T D"]:
     """The norm after the last layer."""
     scale_D = shards.between_layers(params["final_norm"]["scale_D"])
-    return rms_norm(x_BTD, scale_D.astype(x_BTD.dtype), cfg.norm_eps)
+    return rms_norm(x_BTD, scale_of(scale_D.astype(x_BTD.dtype), cfg.norm_offset), cfg.norm_eps)
 
 
 def layer_stages(layers: tuple[T, ...]) -> list[tuple[int, tuple[T, ...], int]]:
