@@ -12,6 +12,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
+Activation = Literal["silu", "gelu_tanh"]
 TABLE_MULTIPLE = 512  # 8 rows, the tile of a TPU, on each of 64 devices
 TABLE_PADDED = 2**14  # the padding of smaller vocabularies would be a considerable part of the work
 
@@ -31,8 +32,9 @@ class Attention:
 
     rope: rotary positions, None for none. window: the number of tokens a token attends to, itself included, None for
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
-    "none". qkv_bias, output_bias: biases on the projections. gate: the query projection has as many numbers again for
-    each head, behind its query; the head's result is multiplied by their sigmoid.
+    "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h. gate: the query
+    projection has as many numbers again for each head, behind its query; the head's result is multiplied by their
+    sigmoid.
     """
 
     num_heads: int  # H
@@ -45,6 +47,7 @@ class Attention:
     output_bias: bool = False
     query_scaling: QueryScaling | None = None
     gate: bool = False
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -54,6 +57,8 @@ class Attention:
             )
         if self.head_dim % 2:
             raise UserError(f"Attention.head_dim ({self.head_dim}) must be even for rotary embeddings.")
+        if self.scale is not None and self.qk_norm != "head":
+            raise UserError('Attention.scale needs qk_norm = "head": the norm of the queries multiplies by it.')
         if self.window is not None and self.window < 1:
             raise UserError(f"Attention.window is {self.window}, a window below 1 token.")
 
@@ -87,9 +92,10 @@ Mixer = Attention | Delta
 
 @dataclass(frozen=True)
 class Dense:
-    """A SwiGLU layer of this width."""
+    """A gated layer of this width: SwiGLU, or GeGLU with the tanh approximation."""
 
     width: int  # F
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         _positive(self, "width")
@@ -122,11 +128,11 @@ Feed = Dense | Experts
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x))."""
+    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x)), "both" x + norm(f(norm(x)))."""
 
     mixer: Mixer
     feed: Feed
-    norms: Literal["pre", "post"] = "pre"
+    norms: Literal["pre", "post", "both"] = "pre"
 
     @property
     def weights(self) -> Layer:
@@ -134,7 +140,7 @@ class Layer:
         (`models.stacks`)."""
         if isinstance(self.mixer, Delta):
             return self
-        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None))
+        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
 
     @property
     def attention(self) -> Attention:
@@ -148,7 +154,8 @@ class ModelConfig:
     """Shape and conventions of one decoder.
 
     architecture: our name of the family. max_positions: the model's longest context. tie_embeddings: the output table
-    is the embedding table. norm_offset: RMS norms multiply by this + w.
+    is the embedding table. norm_offset: RMS norms multiply by this + w. embed_scale: embeddings times this, rounded to
+    their dtype. final_softcap: logits are c tanh(x / c), None: x.
     """
 
     architecture: str
@@ -159,6 +166,8 @@ class ModelConfig:
     tie_embeddings: bool
     max_positions: int
     norm_offset: float = 0.0
+    embed_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "width", "max_positions")

@@ -143,6 +143,13 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# With norms before and after, too.
+_BOTH_NORMS = {
+    "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
+    "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
+}
+_BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
@@ -157,7 +164,7 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     stack, name = stacks.by_path(path)
     numbers = stacks.stacks(cfg)
     layer = cfg.layers[numbers[stack][0]]
-    tensors = _LAYER | _SHARED | (_POST_NORM if layer.norms == "post" else {})
+    tensors = _BY_NORMS[layer.norms] | _SHARED
     if isinstance(layer.mixer, Delta):
         tensors |= _fused_delta(layer.mixer) if cfg.architecture in FUSED else _OLMO_DELTA
     if isinstance(layer.feed, Experts) and cfg.architecture in FUSED:

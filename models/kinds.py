@@ -6,8 +6,10 @@ what a mixer keeps of a token for later ones; the rest of the product reads thes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -17,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from scope_jax.models.attention import Attend
-from scope_jax.models.config import Attention, Delta, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.config import Activation, Attention, Delta, Dense, Experts, Layer, ModelConfig, QueryScaling
 from scope_jax.models.delta import Recur, Streams, Taps
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
@@ -28,6 +30,10 @@ from scope_jax.sharding.spec import Initializer, Param, normal, ones, zeros
 
 Params = dict[str, Any]
 Weights = dict[str, Param]
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -162,6 +168,10 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
     norms = ("q_norm_h", "k_norm_h") if mixer.qk_norm == "head" else ()
     scales = tuple(scale_of(shards.enter(w[name]), call.offset) for name in norms) or None
+    if scales is not None and mixer.scale is not None:
+        # Attention multiplies by 1/√h. In float32 the rest costs no rounding of its own.
+        of_q, of_k = scales
+        scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), of_k
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
@@ -233,9 +243,9 @@ def _dense_weights(cfg: ModelConfig, feed: Dense) -> Weights:
 
 
 def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
-    """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
+    """SwiGLU or GeGLU (Shazeer 2020): (activation(x W_gate) ⊙ x W_up) W_down."""
     x_BTD = call.shards.enter_layer(x_BTD)
-    hidden_BTF = jax.nn.silu(product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
+    hidden_BTF = ACTIVATIONS[feed.activation](product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
     return call.shards.leave_layer(product(hidden_BTF, w["down_FD"]))
 
 
@@ -369,11 +379,14 @@ def feed_of(layer: Layer) -> Part:
 
 def layer_weights(cfg: ModelConfig, layer: Layer) -> Weights:
     """The declarations of one layer's weights."""
+    after = layer.norms == "both"
     return {
         "attn_norm_D": norm_weight(cfg, cfg.width),
         **mixer_of(layer).weights(cfg, layer.mixer),
+        **({"attn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
         "ffn_norm_D": norm_weight(cfg, cfg.width),
         **feed_of(layer).weights(cfg, layer.feed),
+        **({"ffn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
     }
 
 

@@ -96,7 +96,7 @@ def block(
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
 ) -> Float[Array, "B T D"]:
-    """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with norms "post" x + norm(mixer(x)) etc.
+    """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
@@ -104,14 +104,17 @@ def block(
     """
     call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped)
 
-    def add(x_BTD: jax.Array, scale_D: jax.Array, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        scale_D = scale_of(shards.between_layers(scale_D), cfg.norm_offset)
-        if layer.norms == "post":
-            return x_BTD + rms_norm(part(x_BTD), scale_D, cfg.norm_eps)
-        return x_BTD + part(rms_norm(x_BTD, scale_D, cfg.norm_eps))
+    def norm(x_BTD: jax.Array, name: str) -> jax.Array:
+        return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)
 
-    x_BTD = add(x_BTD, w["attn_norm_D"], lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
-    return add(x_BTD, w["ffn_norm_D"], lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    def add(x_BTD: jax.Array, name: str, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        if layer.norms == "post":
+            return x_BTD + norm(part(x_BTD), f"{name}_norm_D")
+        y_BTD = part(norm(x_BTD, f"{name}_norm_D"))
+        return x_BTD + (norm(y_BTD, f"{name}_out_norm_D") if layer.norms == "both" else y_BTD)
+
+    x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
+    return add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
 
 
 def embed(
@@ -121,7 +124,7 @@ def embed(
     shards: Shards,
     compute_dtype: Any = None,
 ) -> Float[Array, "B T D"]:
-    """Rows of the embedding table, in compute_dtype (None: the table's own).
+    """Rows of the embedding table, in compute_dtype (None: the table's own), times `ModelConfig.embed_scale`.
 
     With a tensor group each device holds a share of the rows: it looks up the ids in its range, uses zeros for the
     others, and the group sums the results; with sequence parallelism each device keeps those of its own tokens.
@@ -129,6 +132,12 @@ def embed(
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
     table = shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
+    if cfg.embed_scale != 1:
+        return _rows(table, ids_BT, shards) * jnp.asarray(cfg.embed_scale, table.dtype)
+    return _rows(table, ids_BT, shards)
+
+
+def _rows(table: jax.Array, ids_BT: jax.Array, shards: Shards) -> jax.Array:
     if shards.tensor is None:
         return rows_of(table, ids_BT)
     local = ids_BT - shards.index * table.shape[0]
@@ -149,6 +158,14 @@ def output_table(
     table = params[name]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)[name]["table_VD"]
     return shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
+
+
+def logits_of(
+    hidden_ND: Float[Array, "N D"], table_cD: Float[Array, "c D"], softcap: float | None, dtype: Any = jnp.float32
+) -> Float[Array, "N c"]:
+    """hidden_ND @ table_cD.T, summed in dtype, and the cap of `ModelConfig.final_softcap`."""
+    logits_Nc = lax.dot_general(hidden_ND, table_cD, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    return logits_Nc if softcap is None else jnp.tanh(logits_Nc / softcap) * softcap
 
 
 def final_norm(

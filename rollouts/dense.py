@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.delta import Kept
-from scope_jax.models.transformer import Params, output_table
+from scope_jax.models.transformer import Params, logits_of, output_table
 from scope_jax.models.writes import put
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
@@ -338,7 +338,7 @@ class DenseEngine:
                 cache = cache, ids_SC.at[jnp.arange(len(token_S)), column_S].set(token_S, mode="drop")
             else:
                 hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
+            logits_SV = logits_of(hidden_SD, table_VD, self.model.final_softcap)
             return logits_SV[:, : self.model.vocab_size], cache
 
         turns = state.cache

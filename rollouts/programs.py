@@ -29,7 +29,7 @@ from scope_jax.models.pages import (
     layer_groups,
     pages_for,
 )
-from scope_jax.models.transformer import Params, output_table, with_wide_norms
+from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.writes import put
 from scope_jax.rollouts.pages import CHUNK
 from scope_jax.rollouts.sampling import Sampling, draw
@@ -253,8 +253,7 @@ class PagedPrograms:
         def forward(cache: Pages | Stateful, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)
             hidden_S1D, cache = feed(self.model, self.how, params, cache, token_S[:, None], where, self._shards)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
-            return logits_SV, cache
+            return logits_of(hidden_S1D[:, 0], table_VD, self.model.final_softcap), cache
 
         return sample_tokens(
             *(forward, state, self.config.decode_steps, patience, self._draw),

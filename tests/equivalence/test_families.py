@@ -118,10 +118,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3_window": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True}),
     "ministral3": ("Ministral3", {"head_dim": 12, "sliding_window": None, "rope_parameters": MINISTRAL}),
     "mistral": ("Mistral", {"head_dim": 12}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "head_dim": 12,
+            "query_pre_attn_scalar": 10,
+            "tie_word_embeddings": True,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "gemma3_capped": ("Gemma3Text", {"head_dim": 8, "final_logit_softcapping": 3.0, "attention_bias": True}),
     "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
-    "qwen3_5": ("Qwen3_5", LINEAR),
+    "qwen3_5": ("Qwen3_5Text", LINEAR),
     "qwen3_5_moe": (
-        "Qwen3_5Moe",
+        "Qwen3_5MoeText",
         LINEAR
         | {
             "num_experts": 6,
@@ -150,6 +162,7 @@ SLOW = (
     "smollm3_window",
     "qwen3_5_moe",
     "olmo_hybrid",
+    "gemma3_capped",
 )
 SIZES = {
     "vocab_size": VOCAB,
@@ -171,15 +184,14 @@ SIZES = {
 def torch_model(case: str) -> Any:
     """A random model whose norms and biases are not 1 and 0, so that errors in them are detected."""
     name, extra = CASES[case]
-    windowless = ("Llama", "Qwen3_5", "Qwen3_5Moe", "OlmoHybrid")
+    windowless = ("Llama", "Qwen3_5Text", "Qwen3_5MoeText", "OlmoHybrid")
     sizes = {k: v for k, v in SIZES.items() if k != "sliding_window" or name not in windowless}
-    of_text = "Text" if name.startswith("Qwen3_5") else ""
-    config = getattr(transformers, f"{name}{of_text}Config")(**(sizes | extra), attn_implementation="eager")
+    config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            if weight_name.endswith(("norm.weight", "bias", "A_log")):
+            if weight_name.endswith(("norm.weight", "layernorm.weight", "bias", "A_log")):
                 weight.add_(0.1 * torch.randn(weight.shape))
             elif "Qwen3_5Moe" in name and weight_name.endswith("mlp.gate.weight"):
                 weight.copy_(0.5 * torch.randn(weight.shape))  # their class begins with zeros
@@ -215,7 +227,12 @@ def our_hidden(cfg, params, ids_BT):
 
 
 def our_logits(cfg, params, ids_BT):
-    return our_hidden(cfg, params, ids_BT) @ transformer.output_table(cfg, params).T
+    return logits(cfg, params, our_hidden(cfg, params, ids_BT))
+
+
+def logits(cfg, params, hidden_BTD):
+    flat = hidden_BTD.reshape(-1, cfg.width), transformer.output_table(cfg, params), cfg.final_softcap
+    return transformer.logits_of(*flat).reshape(*hidden_BTD.shape[:2], -1)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -243,8 +260,8 @@ def torch_logits(model, ids_BT) -> np.ndarray:
 
 
 def tolerance_of(cfg) -> float:
-    """Of a Gated DeltaNet ten times the others': a head whose query and keys are nearly orthogonal gives a small result,
-    whose norm enlarges the rounding. (Both sides' logits are 5e-5 off float64's, gradients up to 1.5e-4.)"""
+    """Of a Gated DeltaNet ten times the others': a head whose query and keys are nearly orthogonal gives a small
+    result, whose norm enlarges the rounding. (Both sides' logits are 5e-5 off float64's, gradients up to 1.5e-4.)"""
     return 1e-5 if len(cfg.attention_layers) == cfg.num_layers else 1e-4
 
 
@@ -280,7 +297,7 @@ def test_rotary_frequencies(pair):
     """To within two float32 roundings, and the attention factor exactly, for both kinds of layers."""
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
-    nested = cfg.architecture == "olmo3"
+    nested = cfg.architecture in ("olmo3", "gemma3_text")
     for mixer in {cfg.layers[number].attention for number in cfg.attention_layers}:
         if mixer.rope is None:
             continue
@@ -352,10 +369,10 @@ def test_packed_rows_equal_transformers_rows(pair, ids_BT):
     positions = np.concatenate([np.arange(n) for n in [*lengths, padding]])
     arrays = (jnp.asarray(np.tile(x, (ROWS, 1)), jnp.int32) for x in (row, positions, behind))
     hidden = packed_hidden(cfg, params, *arrays)
-    logits = np.asarray(hidden @ transformer.output_table(cfg, params).T)[0]
+    packed = np.asarray(logits(cfg, params, hidden))[0]
     start = 0
     for i, n in enumerate(lengths):
-        assert_close(logits[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0], tolerance_of(cfg))
+        assert_close(packed[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0], tolerance_of(cfg))
         start += n
 
 
@@ -397,6 +414,9 @@ def test_greedy_text_of_the_engine(pair, paged):
         with torch.no_grad():
             theirs = model.generate(ids, attention_mask=seen, max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)
         assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
+        logp_TV = torch.tensor(torch_logits(model, theirs[:, :-1])[0, len(prompt) - 1 :]).log_softmax(-1)
+        their_logp_T = logp_TV.gather(1, theirs[0, len(prompt) :, None])[:, 0].numpy()
+        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2e-5
     assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # not one repeated token
     alone = rollouts.run(requests[2:3])[0]
     assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()
