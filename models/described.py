@@ -14,6 +14,7 @@ HEAD = (
     "queries and keys",
     "biases",
     "windows",
+    "other layers",
     "positions",
     "feed-forward",
 )
@@ -30,6 +31,7 @@ ROPES = {
     "one": "the same in all layers",
     "windows": "sliding layers have their own",
     "listed": "layers of `no_rope_layers`",
+    "optional": "none without `rope_theta`",
 }
 FEED = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
 
@@ -46,11 +48,14 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
         QK_NORM[family.qk_norm],
         "queries grow with the position" * family.query_scaling,
         "a sink for each head" * family.sinks,
+        "a gate" * family.gate,
     ]
     windows = WINDOWS.get(family.windows) or f"`layer_types`, or {family.period - 1} of {family.period} layers"
+    positions = ROPES[family.ropes] + (", a share of a head" if family.partial else "")
     feed = FEED[family.activation]
     if family.experts:
         feed = "clamped experts with biases" if family.clamped else f"{feed} experts"
+    feed += ", one shared" if family.shared else ""
     return (
         f"`{name}`",
         f"`{family.hf}`",
@@ -58,6 +63,7 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
         ", ".join(filter(None, heads)) or "unchanged",
         BIAS[family.bias],
         windows,
-        ROPES[family.ropes],
+        "none" if family.delta == "none" else "Gated DeltaNet, by `layer_types`",
+        positions,
         feed,
     )

@@ -208,9 +208,8 @@ def load_tree(
             nonlocal done
             tensor = tensor_of(path_name(path))
             weight = streaming.build(checkpoint, tensor, param.shape, sharding, dtype)
-            if tensor.cut is None or tensor.cut.start == 0:  # of a tensor with several weights the first
-                done += int(np.prod(param.shape[: tensor.leading]))
-            report(done, len(shapes))
+            done += int(np.prod(tensor.files(param.shape)))
+            report(min(done, len(shapes)), len(shapes))
             return weight
 
         return jax.tree_util.tree_map_with_path(one, tree, shardings)
@@ -376,11 +375,13 @@ def save_hf(
     FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
-    sources: dict[str, list[streaming.Source]] = {}
+    sources: dict[str, list[streaming.Source]] = {}  # in the order of their rows
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
         tensor = hf_tensor(cfg, path_name(path))
         for place in np.ndindex(weight.shape[: tensor.leading]):
             sources.setdefault(tensor.at(place), []).append((weight, tensor, place))
+    for parts in sources.values():
+        parts.sort(key=lambda part: (part[2][-1:] if part[1].fused else (), part[1].rows or (0, 0), part[1].turns))
     if set(shapes) != set(sources):
         raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
