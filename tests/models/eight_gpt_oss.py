@@ -1,7 +1,9 @@
-"""gpt-oss on 8 fake CPU devices against one (test_gpt_oss.py starts it): an update of the learner with tensor, sequence
-and context parallelism, and the paged engine with experts distributed over the devices; prints one JSON object."""
+"""gpt-oss on 8 fake CPU devices against one (test_gpt_oss.py starts it with "learner" or "engines"): an update with
+tensor, sequence and context parallelism, or the paged engine with experts distributed over the devices; prints one JSON
+object."""
 
 import json
+import sys
 from dataclasses import replace
 
 from tests.learner.eight_devices import max_difference, run, worst  # isort: skip  # prepares JAX
@@ -39,8 +41,7 @@ def learner() -> dict[str, dict[str, float]]:
 
 def engines() -> dict[str, list[list[int]]]:
     requests = [
-        request(f"prompt {i}" * (1 + i % 3), key=i, group=f"{i % 5}", temperature=0.0, max_tokens=25, stop_ids=())
-        for i in range(9)
+        request(f"prompt {i}" * (1 + i % 3), key=i, temperature=0.0, max_tokens=25, stop_ids=()) for i in range(9)
     ]
     found, params = {}, weights(CFG)
     for name, sizes in ENGINES.items():
@@ -51,4 +52,4 @@ def engines() -> dict[str, list[list[int]]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"learner": learner(), "engines": engines()}))
+    print(json.dumps({"learner": learner, "engines": engines}[sys.argv[1]]()))

@@ -67,15 +67,24 @@ def test_adapters_of_experts_have_no_form_in_pefts_files(tmp_path):
         peft.save(tmp_path / "out", CFG, adapter, factors, "base")
 
 
-@pytest.mark.slow
-def test_eight_devices_equal_one():
-    """An update with tensor, sequence and context parallelism, and 25 greedy tokens of nine requests."""
-    command = [sys.executable, str(Path(__file__).with_name("eight_gpt_oss.py"))]
+def on_eight_devices(what: str) -> Any:
+    command = [sys.executable, str(Path(__file__).with_name("eight_gpt_oss.py")), what]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
-    facts = json.loads(done.stdout.splitlines()[-1])
-    assert set(facts["learner"]) == {"tensor", "sequence", "ring", "ulysses"}
-    for name, found in facts["learner"].items():
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_an_update_equals_that_of_one_device():
+    facts = on_eight_devices("learner")
+    assert set(facts) == {"tensor", "sequence", "ring", "ulysses"}
+    for name, found in facts.items():
         assert found["grads"] < 1e-5 and found["params"] < 1e-5 and found["metrics"] < 1e-4, (name, found)
-    assert facts["engines"]["one"] == facts["engines"]["data4_tensor2"]
+
+
+@pytest.mark.slow
+def test_greedy_tokens_equal_those_of_one_device():
+    """25 of each of nine requests."""
+    facts = on_eight_devices("engines")
+    assert facts["one"] == facts["data4_tensor2"] and [len(ids) for ids in facts["one"]] == [25] * 9
