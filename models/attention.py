@@ -28,6 +28,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
 QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
+CUDNN_HEAD = 256  # the widest head that cuDNN takes
 MOST_BLOCKS = 16  # so that the program of a long row stays small
 
 
@@ -149,8 +150,11 @@ def _reference_block(
 def _cudnn_block(q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: Callable[[], jax.Array]) -> jax.Array:
     """cuDNN's kernel. It takes the mask as an array of the queries' dtype and writes a gradient of that size.
 
-    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice.
+    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice. Wider
+    heads than it takes are computed by XLA.
     """
+    if q_BQHh.shape[-1] > CUDNN_HEAD:
+        return _reference_block(q_BQHh, k_BUKh, v_BUKh, mask)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("mask"))
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from scope_jax.models import stacks
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import ModelConfig, Parallel
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
 
@@ -61,6 +61,12 @@ _LAYER = {
     "gate_XDF": HfTensor("mlp.experts.{x}.gate_proj.weight", True),
     "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
     "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
+    "scalar_1": HfTensor("layer_scalar", False),
+    "dense_out_norm_D": HfTensor("post_feedforward_layernorm_1.weight", False),
+    "experts_norm_D": HfTensor("pre_feedforward_layernorm_2.weight", False),
+    "experts_out_norm_D": HfTensor("post_feedforward_layernorm_2.weight", False),
+    "router_norm_D": HfTensor("router.scale", False),
+    "expert_scale_X": HfTensor("router.per_expert_scale", False),
 }
 # Post-norm models use names of their own: there post_attention_layernorm really follows attention.
 _POST_NORM = {
@@ -73,6 +79,7 @@ _BOTH_NORMS = {
     "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
     "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+_PARALLEL = {"router_DX": HfTensor("router.proj.weight", True)}
 _BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
@@ -88,7 +95,7 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     stack, name = stacks.by_path(path)
     numbers = stacks.stacks(cfg)
     layer = cfg.layers[numbers[stack][0]]
-    tensor = _BY_NORMS[layer.norms][name]
+    tensor = _PARALLEL[name] if isinstance(layer.feed, Parallel) and name in _PARALLEL else _BY_NORMS[layer.norms][name]
     return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())
 
 

@@ -44,11 +44,14 @@ class Heads(NamedTuple):
     dim: int = 128
 
 
-def heads_of(model: ModelConfig) -> Heads:
-    """Two kv heads, or one, with the model's queries and dimension."""
-    mixer = model.layers[0].mixer
-    kv = min(2, mixer.num_kv_heads)
-    return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+def heads_of(model: ModelConfig) -> tuple[Heads, ...]:
+    """Two kv heads, or one, with the queries and dimension of each kind of attention in the model."""
+
+    def of(mixer: Attention) -> Heads:
+        kv = min(2, mixer.num_kv_heads)
+        return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+
+    return tuple(dict.fromkeys(of(layer.mixer) for layer in model.layers))
 
 
 def attention_over_pages(platform: str, head_dim: int) -> Implementation:

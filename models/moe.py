@@ -1,4 +1,4 @@
-"""Mixture of experts: a router picks k of X SwiGLU experts for each token; dropless, so no token is left out.
+"""Mixture of experts: a router picks k of X gated experts for each token; dropless, so no token is left out.
 
 Token copies are sorted by expert, so that each expert multiplies one contiguous group of rows (a grouped matmul), and
 are combined by k gathers and a sum. Neither the forward nor the backward pass scatters: the two permutations are each
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.models.activations import ACTIVATIONS
 from scope_jax.models.config import Experts
 from scope_jax.models.lowrank import LowRank
 from scope_jax.sharding.chips import LANES
@@ -34,22 +35,32 @@ SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 
 def route(
-    feed: Experts, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"], gradient: bool = True
+    feed: Experts,
+    x_ND: Float[Array, "N D"],
+    router_DX: Float[Array, "D X"],
+    gradient: bool = True,
+    scale_X: Float[Array, " X"] | None = None,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
     Softmax over all experts in float32, then the k largest, divided by their sum if normalised (Qwen3-MoE).
-    gradient: the weights are differentiated; the values are the same without.
+    gradient: the weights are differentiated; the values are the same without. scale_X: of each expert's weight.
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
     weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), feed.picked)
-    if gradient:
+
+    def of_picked(x_NX: jax.Array) -> jax.Array:
         # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
         chosen_NkX = picked_Nk[..., None] == jnp.arange(feed.count)
-        weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
+        return jnp.sum(jnp.where(chosen_NkX, x_NX[:, None, :], 0.0), axis=-1)
+
+    if gradient:
+        weights_Nk = of_picked(probs_NX)
     if feed.normalised:
         weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
+    if scale_X is not None:
+        weights_Nk = weights_Nk * of_picked(jnp.broadcast_to(scale_X.astype(jnp.float32), probs_NX.shape))
     return weights_Nk, picked_Nk
 
 
@@ -255,8 +266,10 @@ def moe_layer(
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
+    router_BTD: Float[Array, "B T D"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
+    """Σ over a token's experts of weight · (activation(x W_gate) ⊙ x W_up) W_down. router_BTD: what the router reads,
+    None: x. w has expert_scale_X where the experts have scales.
 
     grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
     grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F
@@ -265,9 +278,9 @@ def moe_layer(
     experts instead, and there is no gradient.
     """
     if shards.experts:
-        return _over_experts(feed, w, x_BTD, shards)
+        return _over_experts(feed, w, x_BTD, shards, router_BTD)
     grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
-    x_BTD, weights_Nk, picked_Nk = _routed(feed, w, x_BTD, shards)
+    x_BTD, weights_Nk, picked_Nk = _routed(feed, w, x_BTD, shards, x_BTD if router_BTD is None else router_BTD)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
@@ -279,20 +292,22 @@ def moe_layer(
     up_JF = multiply(rows_JD, w["up_XDF"])
     # Scaling before the last matmul gives the same sum, over F columns instead of D; the weights are float32.
     weights_J = _reorder(weights_Nk, order_J, place_Nk)
-    hidden_JF = (jax.nn.silu(gate_JF) * up_JF * weights_J[:, None]).astype(x_ND.dtype)
+    hidden_JF = (ACTIVATIONS[feed.activation](gate_JF) * up_JF * weights_J[:, None]).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
     return shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
 
 
 def _routed(
-    feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards
+    feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards, router_BTD: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(tokens of the layer x_BTD, weights_Nk and experts picked_Nk of all of them).
 
     With sequence parallelism each device routes its own tokens, with a router that counts as a weight between layers.
     """
     batch = x_BTD.shape[0]
-    routed = route(feed, x_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"]))
+    scale_X = shards.between_layers(w["expert_scale_X"]) if "expert_scale_X" in w else None
+    read_ND, router_DX = router_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"])
+    routed = route(feed, read_ND, router_DX, scale_X=scale_X)
     weights_BTk, picked_BTk = (shards.enter_layer(y_Nk.reshape(batch, -1, y_Nk.shape[-1])) for y_Nk in routed)
     k = feed.picked
     return shards.enter_layer(x_BTD), weights_BTk.reshape(-1, k), picked_BTk.reshape(-1, k)
@@ -313,22 +328,26 @@ def _by_experts(
     return grouped(x_JI, w.weight, sizes_X) + w.scale * grouped(low_Jr, w.b, sizes_X)
 
 
-def _over_experts(feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
+def _over_experts(
+    feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards, router_BTD: jax.Array | None
+) -> jax.Array:
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
     multiplies those that picked its experts, and the results are summed.
     """
     x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
+    read_ND = x_ND if router_BTD is None else shards.gather_tokens(router_BTD.reshape(-1, router_BTD.shape[-1]))
     first = lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
 
     def gates(gate_Br: jax.Array) -> jax.Array:
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
     by_platform = {"default": partial(_own_sorted, feed, w, gates)}
-    if feed.kernels and _few(x_ND, [w[name] for name in EXPERTS]):
+    plain = router_BTD is None and "expert_scale_X" not in w and feed.activation == "silu"
+    if feed.kernels and plain and _few(x_ND, [w[name] for name in EXPERTS]):
         by_platform["tpu"] = partial(_own_few, feed, w)
-    out_ND = lax.platform_dependent(x_ND, first, **by_platform)
+    out_ND = lax.platform_dependent(x_ND, read_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
 
@@ -342,7 +361,7 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
+def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, _: jax.Array, first: jax.Array) -> jax.Array:
     """The part of the own experts, from `first` on, by two kernels for TPUs."""
     from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
@@ -356,10 +375,12 @@ def _own_sorted(
     w: dict[str, jax.Array],
     gates: Callable[[jax.Array], jax.Array],
     x_ND: jax.Array,
+    read_ND: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
-    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token."""
-    weights_Nk, picked_Nk = route(feed, x_ND, w["router_DX"], gradient=False)
+    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token. read_ND: what the
+    router reads."""
+    weights_Nk, picked_Nk = route(feed, read_ND, w["router_DX"], False, w.get("expert_scale_X"))
     own_Nk, count = picked_Nk - first, w["gate_XDF"].shape[0]
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
@@ -371,7 +392,7 @@ def _own_sorted(
     product = partial(_multiply, feed.kernels, tile=tile)
     multiply = partial(_by_experts, product, sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
     rows_JD = x_ND[token_J]
-    hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
+    hidden_JF = ACTIVATIONS[feed.activation](multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
     hidden_JF = (hidden_JF * weights_Nk.reshape(-1)[order_J][:, None]).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
     # Rows behind the own experts were not computed: their values are arbitrary.

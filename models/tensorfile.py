@@ -15,9 +15,9 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from scope_jax.models import fused
 from scope_jax.models.fields import WeightsError, cut, read_object, within
+from scope_jax.models.fused import Fused
 
 MOST_FILES = 4096
 MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
@@ -110,15 +112,23 @@ def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtyp
     return known[stored.dtype]
 
 
+def rebegun(name: str, beginnings: Sequence[tuple[str, str]]) -> str | None:
+    """The name with its beginning replaced by the first pair (old, new) that fits; None if none does."""
+    return next((new + name.removeprefix(old) for old, new in beginnings if name.startswith(old)), None)
+
+
 class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    prefix: how the names of the tensors in question begin in the files; they are known here without it. foreign: names
-    of the others, which can be read but are not among `names`.
+    beginnings: how the names of the tensors in question begin in the files, and here instead; () if all are in question
+    and keep their names. foreign: names of the others, which can be read but are not among `names`. rules: tensors
+    whose parts are known here by names of their own (`models.fused`).
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, beginnings: Sequence[tuple[str, str]] = (), rules: Sequence[Fused] = ()
+    ) -> None:
         self.folder = folder
         self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
@@ -136,9 +146,17 @@ class Checkpoint:
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-        if prefix:
-            self.foreign = frozenset(name for name in self._stored if not name.startswith(prefix))
-            self._stored = {name.removeprefix(prefix): stored for name, stored in self._stored.items()}
+        if beginnings:
+            own = {name: rebegun(name, beginnings) for name in self._stored}
+            self.foreign = frozenset(name for name, ours in own.items() if ours is None)
+            self._stored = {own[name] or name: stored for name, stored in self._stored.items()}
+        for name, stored in list(self._stored.items()) if rules else ():
+            parts = list(fused.apart(rules, name, stored.shape))
+            if parts:
+                del self._stored[name]
+            size = READABLE[stored.dtype].itemsize if stored.dtype in READABLE else 1
+            for part, shape, first in parts:
+                self._stored[part] = replace(stored, shape=shape, start=stored.start + first * size)
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX

@@ -16,7 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scope_jax.errors import UserError
 from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
-from scope_jax.models.pages import Implementation, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
+from scope_jax.models.pages import (
+    Implementation,
+    Pages,
+    Tables,
+    Where,
+    arrays,
+    feed,
+    init_pages,
+    layer_groups,
+    pages_for,
+)
 from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.writes import put
 from scope_jax.rollouts.pages import CHUNK
@@ -41,13 +51,14 @@ MOVED = 8  # pages per dispatch when they are copied, or moved to the host or ba
 class PagedPrograms:
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
-    how: layout of the pages and attention over them. pages: of one row shard. Raises UserError if the configuration
-    asks for cascade attention and `how` or the model has none.
+    how: layout of the pages and attention over them. pages: of one row shard, of each shape. Raises UserError if the
+    configuration asks for cascade attention and `how` or the model has none.
     """
 
-    def __init__(self, weights: EngineWeights, how: Implementation, pages: int) -> None:
+    def __init__(self, weights: EngineWeights, how: Implementation, pages: Sequence[int]) -> None:
         model, config, mesh = weights.model, weights.config, weights.mesh
-        self.weights, self.how, self.pages = weights, how, pages
+        self.weights, self.how, self.pages = weights, how, tuple(pages)
+        self._of_shape = arrays(model)
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
@@ -62,7 +73,8 @@ class PagedPrograms:
             experts=expert_axes(model.num_experts, mesh.shape),
         )
         rows = PartitionSpec(ROWS)
-        empty = partial(init_pages, model, how, self.row_shards * pages, config.compute_dtype)
+        counts = [self.row_shards * count for count in self.pages]
+        empty = partial(init_pages, model, how, counts, config.compute_dtype)
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)
@@ -81,9 +93,10 @@ class PagedPrograms:
 
         self.init = jax.jit(init, out_shardings=whole)
         self.append = mapped(self._append_body, (params, cache, rows, Where(rows, rows, rows), rows), cache, 1)
-        self.copy = mapped(_copied, (cache, rows, rows), cache, 0)
-        self.read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (cache, rows), cache)
-        self.write = mapped(_written, (cache, rows, cache), cache, 0)
+        some = (rows,) * len(self.pages)
+        self.copy = mapped(partial(_copied, self._of_shape), (cache, some, some), cache, 0)
+        self.read = mapped(partial(_read, self._of_shape), (cache, some), cache)
+        self.write = mapped(partial(_written, self._of_shape), (cache, some, cache), cache, 0)
         tables = Tables(rows, Tiles(rows, rows, rows) if self.lanes else None)
         takes = (params, state, tables, PartitionSpec())
         self.generate = mapped(self._generate_body, takes, (state, result), 1)
@@ -101,38 +114,46 @@ class PagedPrograms:
         return np.int32(-(-slots // self.row_shards) * together)
 
     # ------------------------------------------------------------------------------------------------- moving pages
-    def copied(self, cache: Pages, copies: Sequence[tuple[int, int, int]]) -> Pages:
-        """The cache, consumed, after copies of pages (shard, from, to)."""
-        queues = [[copy[1:] for copy in copies if copy[0] == shard] for shard in range(self.row_shards)]
-        for first in range(0, max(map(len, queues), default=0), MOVED):
-            source, target = self._nowhere(0), self._nowhere(self.pages)
-            for shard, queue in enumerate(queues):
+    def copied(self, cache: Pages, copies: Sequence[tuple[int, int, int, int]]) -> Pages:
+        """The cache, consumed, after copies of pages (shard, shape, from, to)."""
+        queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for shard, shape, a, b in copies:
+            queues.setdefault((shard, shape), []).append((a, b))
+        for first in range(0, max(map(len, queues.values()), default=0), MOVED):
+            source, target = self._first(), self._past()
+            for (shard, shape), queue in queues.items():
                 for place, (a, b) in enumerate(queue[first : first + MOVED]):
-                    source[shard, place], target[shard, place] = a, b
+                    source[shape][shard, place], target[shape][shard, place] = a, b
             cache = self.copy(cache, source, target)
         return cache
 
-    def contents(self, cache: Pages, shard: int, pages: Sequence[int] | np.ndarray) -> Any:
-        """Pages of a shard in host memory, in their order, by layer; () if there are none."""
+    def contents(self, cache: Pages, shard: int, pages: Sequence[np.ndarray]) -> Any:
+        """Pages of a shard in host memory, for each shape in their order, by array; () if there are none."""
         parts = []
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(0)
-            where[shard, : len(some)] = some
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._first()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
             read = jax.device_get(self.read(cache, where))
-            parts.append(jax.tree.map(lambda x, n=len(some): x[shard * MOVED : shard * MOVED + n], read))
+            counts = [len(pages[shape][first : first + MOVED]) for shape in self._of_shape]
+            ranges = [slice(shard * MOVED, shard * MOVED + count) for count in counts]
+            parts.append(
+                tuple(jax.tree.map(lambda x, own=own: x[own], layer) for layer, own in zip(read, ranges, strict=True))
+            )
         return jax.tree.map(lambda *some: np.concatenate(some), *parts) if parts else ()
 
-    def written(self, cache: Pages, shard: int, pages: Sequence[int], contents: Any) -> Pages:
+    def written(self, cache: Pages, shard: int, pages: Sequence[Sequence[int]], contents: Any) -> Pages:
         """The cache, consumed, with these contents in pages of a shard."""
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(self.pages)
-            where[shard, : len(some)] = some
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._past()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
 
-            def block(x: np.ndarray, first: int = first, count: int = len(some)) -> np.ndarray:
-                out = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype)
-                out[shard * MOVED : shard * MOVED + count] = x[first : first + count]
+            def block(x: np.ndarray, first: int = first) -> np.ndarray:
+                out, part = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype), x[first : first + MOVED]
+                out[shard * MOVED : shard * MOVED + len(part)] = part
                 return out
 
             cache = self.write(cache, where, jax.tree.map(block, contents))
@@ -140,13 +161,16 @@ class PagedPrograms:
 
     def run_for_nothing(self, cache: Pages) -> Pages:
         """The cache, consumed, after the programs that move pages have moved none: to compile them."""
-        some, past = self._nowhere(0), self._nowhere(self.pages)
-        read = jax.device_get(self.read(cache, some))
-        return self.write(self.copy(cache, some, past), past, read)
+        read = jax.device_get(self.read(cache, self._first()))
+        return self.write(self.copy(cache, self._first(), self._past()), self._past(), read)
 
-    def _nowhere(self, page: int) -> np.ndarray:
-        """[row shards, MOVED] of one page; `self.pages`, past the end: nothing is written."""
-        return np.full((self.row_shards, MOVED), page, np.int32)
+    def _first(self) -> tuple[np.ndarray, ...]:
+        """For each shape [row shards, MOVED] of page 0."""
+        return tuple(np.zeros((self.row_shards, MOVED), np.int32) for _ in self.pages)
+
+    def _past(self) -> tuple[np.ndarray, ...]:
+        """The same of the page past the end: nothing is written."""
+        return tuple(np.full((self.row_shards, MOVED), count, np.int32) for count in self.pages)
 
     # ---------------------------------------------------------------------------------------------- abstract values
     def abstract_state(self) -> DecodeState:
@@ -222,9 +246,21 @@ class PagedPrograms:
         return jax.tree.map(lambda x_s: lax.all_gather(x_s, axis, tiled=True), drawn)
 
 
-def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
-    return jax.tree.map(lambda x: put(x, target[0], x[source[0]]), cache)
+Some = tuple[jax.Array, ...]  # pages [1, MOVED] of each shape
 
 
-def _written(cache: Pages, target: jax.Array, values: Pages) -> Pages:
-    return jax.tree.map(lambda x, new: put(x, target[0], new), cache, values)
+def _read(of_shape: tuple[int, ...], cache: Pages, at: Some) -> Pages:
+    return tuple(
+        jax.tree.map(lambda x, own=at[shape]: x[own[0]], layer) for shape, layer in zip(of_shape, cache, strict=True)
+    )
+
+
+def _copied(of_shape: tuple[int, ...], cache: Pages, source: Some, target: Some) -> Pages:
+    return _written(of_shape, cache, target, _read(of_shape, cache, source))
+
+
+def _written(of_shape: tuple[int, ...], cache: Pages, target: Some, values: Pages) -> Pages:
+    return tuple(
+        jax.tree.map(lambda x, value, own=target[shape]: put(x, own[0], value), layer, new)
+        for shape, layer, new in zip(of_shape, cache, values, strict=True)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.rollouts.paged import PagedEngine, pages_within
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
@@ -99,9 +100,6 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
             f"choose a multiple of {processes}."
         )
     mesh, _ = decode_layout(cfg, model, mesh)
-    pages = None
-    if card.cache_gib is not None:
-        pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
     config = EngineConfig(
         slots=card.slots // processes,
         max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
@@ -110,12 +108,13 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         decode_steps=card.decode_steps,
         compute_dtype=dtype,
         prefill_tokens=card.prefill_tokens,
-        pages=pages,
         cascade=card.cascade,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
+    if card.cache_gib is not None:
+        config = replace(config, pages=pages_within(model, config, mesh, card.cache_gib * 2**30))
     if not paged(cfg, mesh):
         if card.cascade:
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')

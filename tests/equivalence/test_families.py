@@ -21,6 +21,7 @@ from scope_jax.models import cache as kv
 from scope_jax.models import transformer
 from scope_jax.models.attention import make_attend
 from scope_jax.models.hf import hf_tensor
+from scope_jax.models.kinds import FROZEN
 from scope_jax.models.pages import Loop
 from scope_jax.models.rope import frequencies
 from scope_jax.models.weights import load_hf, save_hf
@@ -58,6 +59,15 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,  # one of four wavelengths is between the bounds
     "original_max_position_embeddings": 64,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 3.0,
 }
 # Name of the case -> (class of transformers, what its config adds to SIZES).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,12 +119,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         {
             "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
             "head_dim": 12,
             "query_pre_attn_scalar": 10,
             "tie_word_embeddings": True,
             "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         },
+    ),
+    "gemma4": (
+        "Gemma4Text",
+        GEMMA4 | {"num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True},
+    ),
+    "gemma4_moe": (
+        "Gemma4Text",
+        GEMMA4
+        | {
+            "layer_types": [SLIDING, FULL],
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_values": ("Gemma4Text", GEMMA4 | {"layer_types": [SLIDING, FULL], "attention_bias": True}),
+    "gemma4_unified": (
+        "Gemma4UnifiedText",
+        {k: v for k, v in GEMMA4.items() if k != "hidden_size_per_layer_input"} | {"attention_k_eq_v": True},
     ),
     "gemma3_capped": ("Gemma3Text", {"head_dim": 8, "final_logit_softcapping": 3.0, "attention_bias": True}),
     "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
@@ -128,7 +159,11 @@ SLOW = (
     "qwen3_moe_unnormed",
     "mistral_full",
     "smollm3_window",
+    "gemma3",
     "gemma3_capped",
+    "gemma4_moe",
+    "gemma4_values",
+    "gemma4_unified",
 )
 SIZES = {
     "vocab_size": VOCAB,
@@ -147,6 +182,10 @@ SIZES = {
 }
 
 
+# Ends of names of weights that begin as 1 or 0.
+PERTURBED = ("norm.weight", "norm_1.weight", "norm_2.weight", "bias", "layer_scalar", ".scale", "per_expert_scale")
+
+
 def torch_model(case: str) -> Any:
     """A random model whose norms and biases are not 1 and 0, so that errors in them are detected."""
     name, extra = CASES[case]
@@ -155,9 +194,11 @@ def torch_model(case: str) -> Any:
     torch.manual_seed(0)
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for weight_name, weight in model.named_parameters():
-            if weight_name.endswith(("norm.weight", "layernorm.weight", "bias")):
+        for weight_name, weight in [*model.named_parameters(), *model.named_buffers()]:
+            if weight_name.endswith(PERTURBED):
                 weight.add_(0.1 * torch.randn(weight.shape))
+            elif weight_name.endswith("router.proj.weight"):  # which reads what has a root mean square of 1 / √D
+                weight.mul_(4)
     return model
 
 
@@ -228,7 +269,8 @@ def assert_no_tie_between_experts(cfg, router_logits) -> None:
     assert len(router_logits) == cfg.num_layers
     for logits in router_logits:
         probs = logits.softmax(-1).sort(descending=True).values
-        gap = probs[:, cfg.layers[0].feed.picked - 1] - probs[:, cfg.layers[0].feed.picked]
+        picked = cfg.layers[0].experts.picked
+        gap = probs[:, picked - 1] - probs[:, picked]
         assert gap.min() > 1e-5
 
 
@@ -251,7 +293,7 @@ def test_rotary_frequencies(pair):
     """To within two float32 roundings, and the attention factor exactly, for both kinds of layers."""
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
-    nested = cfg.architecture in ("olmo3", "gemma3_text")
+    nested = cfg.architecture.startswith(("olmo3", "gemma"))
     for mixer in {layer.mixer for layer in cfg.layers}:
         if mixer.rope is None:
             continue
@@ -272,8 +314,10 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
         if not name.startswith("model.layers.") or ".experts." not in name:
             gradients[name] = grad
             continue
-        # In memory the experts of a layer are stacked, gate and up in one tensor; in files every expert has its own.
-        layer, kind = name.split(".experts.")
+        # In memory the experts of a layer are stacked, gate and up in one tensor; in Qwen's files every expert has its
+        # own, and Gemma 4's are read as if (`models.fused`).
+        layer, kind = name.replace(".mlp.experts.", ".experts.").split(".experts.")
+        layer += ".mlp"
         parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {"down_proj": 0}
         for expert, whole in enumerate(grad):
             for part, place in parts.items():
@@ -293,6 +337,9 @@ def test_gradients(pair, ids_BT):
     compared = 0
     for path, grad in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
         tensor = hf_tensor(cfg, path_name(path))
+        if path_name(path).rpartition(".")[2] in FROZEN:
+            assert not np.any(grad)
+            continue
         for index in np.ndindex(grad.shape[: tensor.leading]):
             theirs = expected[tensor.at(index)]
             theirs = theirs.T if tensor.transposed else theirs
