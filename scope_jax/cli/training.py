@@ -114,20 +114,27 @@ def plan(
     remat: Annotated[
         bool, typer.Option("--remat", help="Compare every value of learner.remat, and name the fastest that fits.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="By arithmetic alone, in seconds: nothing is compiled, no device started.")
+    ] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Compile the programs of CARD without running them: memory, FLOPs, collectives; what fits if the card does not."""
     load(card, set_)
+    if quick and whole:
+        raise UserError("--whole compiles programs, and --quick none; leave one of them out.")
     from scope_jax.plan.hardware import hardware, prepare
 
-    prepare(on)
+    here = hardware(on, compiled=False) if quick else None
+    if quick or on is not None:
+        prepare()
     from scope_jax.plan.command import plan as make
     from scope_jax.plan.page import lines
 
     sets = set_ or []
     options: dict[str, Any] = {"model_config": model_config, "index": index, "whole": whole, "remat": remat}
-    found = make(card, sets, hardware(on), **options, tell=tell)
+    found = make(card, sets, here or hardware(on), **options, tell=tell)
     for line in lines(found):
         typer.echo(line, err=as_json)
     if as_json:
