@@ -37,7 +37,6 @@ _QWEN3_5: dict[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
     "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,

@@ -18,9 +18,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.attention import Attend
 from scope_jax.models.config import Activation, Attention, Delta, Dense, Experts, Layer, ModelConfig, QueryScaling
-from scope_jax.models.delta import Recur, Streams, Taps
+from scope_jax.models.delta import Streams, Taps
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
 from scope_jax.models.rope import rotate
@@ -151,7 +150,7 @@ class Call:
     eps: float
     offset: float
     positions_BT: Any
-    attend: Attend | Recur
+    attend: Callable[..., jax.Array]
     shards: Shards
     heads: Heads
     grouped: GroupedMatmul | None
@@ -404,6 +403,16 @@ def divided(cfg: ModelConfig) -> dict[str, set[int]]:
         for name, size in sizes.items():
             found.setdefault(name, set()).add(size)
     return found | {"table_rows": {cfg.table_rows}}
+
+
+def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
+    """Bytes that layers with states keep of a text, whatever its length; of 0 without any. itemsize: of activations."""
+    found = 0
+    for layer in cfg.layers:
+        shapes = mixer_of(layer).kept
+        for name, shape in ({} if shapes is None else shapes(layer.mixer)).items():
+            found += math.prod(shape) * (4 if name.startswith("state") else itemsize)
+    return found
 
 
 def first_attention(cfg: ModelConfig) -> Attention:

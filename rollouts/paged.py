@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.delta import Rows
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.kinds import head_dim, kept_bytes, kv_heads
 from scope_jax.models.pages import (
     PAGE,
     Implementation,
@@ -36,7 +36,16 @@ from scope_jax.models.pages import (
 )
 from scope_jax.models.transformer import Params
 from scope_jax.rollouts.engine import PageBudget
-from scope_jax.rollouts.pages import CHUNK, Chunk, OutOfPages, PagedState, Pool, Snapshots, Unfinished
+from scope_jax.rollouts.pages import (
+    CHUNK,
+    Chunk,
+    OutOfPages,
+    PagedState,
+    Pool,
+    Snapshots,
+    Unfinished,
+    snapshots_for,
+)
 from scope_jax.rollouts.programs import PagedPrograms
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -58,6 +67,11 @@ def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
     """Bytes of one page on each of the `tensor` devices that share its heads, all layers of a group together."""
     heads, layers = kv_heads(model) // tensor, len(layer_groups(model)[0].layers)
     return 2 * layers * heads * head_dim(model) * PAGE * jnp.dtype(dtype).itemsize
+
+
+def state_bytes(model: ModelConfig, dtype: Any, slots: int, tensor: int) -> int:
+    """Bytes of the states of so many slots of a shard, and of their snapshots, on each of `tensor` devices."""
+    return (slots + snapshots_for(slots)) * kept_bytes(model, jnp.dtype(dtype).itemsize) // tensor
 
 
 Prompts = tuple[np.ndarray, ...]  # token ids
@@ -109,7 +123,9 @@ class PagedEngine:
                 "raise the budget or lower it."
             )
         self.pages = pages
-        self.budget = PageBudget(pages, least, page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
+        tensor, dtype = mesh.shape["tensor"], config.compute_dtype
+        states = state_bytes(model, dtype, config.slots // shards, tensor)
+        self.budget = PageBudget(pages, least, page_bytes(model, dtype, tensor), states)
         self.weights = EngineWeights(model, config, mesh, decode_rules(model.num_experts, mesh.shape))
         self.jitted = PagedPrograms(self.weights, Loop() if how is None else how, pages)
         self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
@@ -284,8 +300,8 @@ class PagedEngine:
         cache = self.jitted.written(state.device.cache, shard, pages, aside.pages)
         cache = self.jitted.with_states(cache, shard, slot - shard * self.slots, aside.states)
         if aside.begun:
-            state.begun[slot] = state.snapshots[shard].take()
-            cache = self.jitted.with_states(cache, shard, state.begun[slot], aside.begun)
+            state.begun[slot] = row = state.snapshots[shard].take()
+            cache = self.jitted.with_states(cache, shard, row, aside.begun)
         state.device = state.device._replace(cache=cache)
         state.table[slot][aside.held] = pages
         state.columns[slot], state.length[slot] = pages_for(aside.length), aside.length

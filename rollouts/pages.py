@@ -214,6 +214,11 @@ class Chunk(NamedTuple):
     """A snapshot to be taken after it."""
 
 
+def snapshots_for(slots: int) -> int:
+    """Snapshots for so many slots: of the beginning of each one's turn, and some of prompts."""
+    return slots + max(2, slots // 4)
+
+
 class Snapshots:
     """States of one shard's slots at some moment, in rows of their own behind those of the slots: where turns that may
     be cut began, and after the whole pages that prompts begin with, for other prompts that begin so. The latter are

@@ -31,7 +31,7 @@ from scope_jax.models.pages import (
 )
 from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.writes import put
-from scope_jax.rollouts.pages import CHUNK
+from scope_jax.rollouts.pages import CHUNK, snapshots_for
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -75,7 +75,7 @@ class PagedPrograms:
         )
         rows = PartitionSpec(ROWS)
         self.states = len(model.attention_layers) < model.num_layers
-        self.snapshots = self.slots + max(2, self.slots // 4) if self.states else 0  # of one shard
+        self.snapshots = snapshots_for(self.slots) if self.states else 0  # of one shard
 
         def empty() -> Pages | Stateful:
             pages = init_pages(model, how, self.row_shards * self.pages, config.compute_dtype)

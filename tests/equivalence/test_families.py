@@ -37,6 +37,8 @@ from scope_jax.sharding.spec import path_name
 from tests.rows import ends
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import save_file  # noqa: E402
+
 transformers = pytest.importorskip("transformers")
 
 VOCAB, ROWS, LENGTH, GREEDY = 96, 4, 72, 64
@@ -198,6 +200,24 @@ def torch_model(case: str) -> Any:
     return model
 
 
+def published(model) -> dict[str, Any]:
+    """OLMo-Hybrid's tensors under their names in published files: transformers, which reads them, writes the names of
+    norms of other layers, and cuts the convolution into three equal parts, which queries, keys and values are not."""
+    found, config = {}, model.config
+    for name, weight in model.state_dict().items():
+        linear = name.startswith("model.layers.") and config.layer_types[int(name.split(".")[2])] == "linear_attention"
+        if linear and name.endswith("conv1d.weight"):
+            keys = config.linear_num_key_heads * config.linear_key_head_dim
+            for part, rows in zip("qkv", weight.split([keys, keys, len(weight) - 2 * keys]), strict=True):
+                found[name.replace("conv1d", f"{part}_conv1d")] = rows.contiguous()
+            continue
+        if linear:
+            name = name.replace("input_layernorm", "attention_layer_norm")
+            name = name.replace("post_attention_layernorm", "feedforward_layer_norm")
+        found[name] = weight
+    return found
+
+
 @pytest.fixture(
     scope="module", params=[pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
 )
@@ -206,6 +226,8 @@ def pair(request, tmp_path_factory):
     model = torch_model(request.param)
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder)
+    if request.param == "olmo_hybrid":
+        save_file(published(model), folder / "model.safetensors", {"format": "pt"})
     cfg, params = load_hf(folder)
     return model, cfg, params, folder
 
