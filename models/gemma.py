@@ -65,7 +65,7 @@ def feed(config: Mapping[str, Any]) -> Feed:
 
 def to_hf(cfg: ModelConfig) -> dict[str, Any]:
     """The reverse of the above."""
-    mixers = [layer.mixer for layer in cfg.layers]
+    mixers = [layer.attention for layer in cfg.layers]
     local = next((mixer for mixer in mixers if mixer.window is not None), mixers[0])
     written: dict[str, Any] = {CAP: cfg.final_softcap}
     if not cfg.layers[0].scalar:

@@ -51,7 +51,7 @@ def heads_of(model: ModelConfig) -> tuple[Heads, ...]:
         kv = min(2, mixer.num_kv_heads)
         return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
 
-    return tuple(dict.fromkeys(of(layer.mixer) for layer in model.layers))
+    return tuple(dict.fromkeys(of(model.layers[number].attention) for number in model.attention_layers))
 
 
 def attention_over_pages(platform: str, head_dim: int) -> Implementation:

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import Attention, ModelConfig
+from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
 from scope_jax.models.kinds import Heads, Params, mixer_of, plain_heads
 from scope_jax.models.transformer import block, embed, final_norm
 from scope_jax.models.writes import apart
@@ -40,6 +41,17 @@ SMEM = 2**20  # bytes of scalar memory of a TPU core (v5e, v5p, v6e)
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
+
+
+class Stateful(NamedTuple):
+    """The cache of a model some of whose layers have states (or its shardings)."""
+
+    pages: Any
+    """Pages of the layers with attention."""
+    kept: Any
+    """delta.Kept of each of the others, by row."""
+
+
 Before = tuple[Carry, Array] | None  # attention over a row's first pages, and their number; None: over none
 
 
@@ -74,17 +86,18 @@ class PageGroup(NamedTuple):
 
 def page_shapes(cfg: ModelConfig) -> tuple[tuple[int, int], ...]:
     """(kv heads, head dim) of the keys, and of the values, that pages hold of a token, in the order of the layers."""
-    return tuple(dict.fromkeys(mixer_of(layer).page(layer.mixer) for layer in cfg.layers))
+    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    return tuple(dict.fromkeys((mixer.num_kv_heads, mixer.head_dim) for mixer in mixers))
 
 
 def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
-    """The model's layers in groups of one window and one shape; those of a shape are of one size, the largest that
-    divides its layers of every window."""
+    """The model's layers with attention in groups of one window and one shape; those of a shape are of one size, the
+    largest that divides its layers of every window."""
     shapes = page_shapes(cfg)
     alike: dict[tuple[int, int | None], list[int]] = {}
-    for number, layer in enumerate(cfg.layers):
-        shape = shapes.index(mixer_of(layer).page(layer.mixer))
-        alike.setdefault((shape, layer.mixer.window), []).append(number)
+    for number in cfg.attention_layers:
+        mixer = cfg.layers[number].attention
+        alike.setdefault((shapes.index((mixer.num_kv_heads, mixer.head_dim)), mixer.window), []).append(number)
     sizes = [math.gcd(*(len(own) for (one, _), own in alike.items() if one == shape)) for shape in range(len(shapes))]
     return tuple(
         PageGroup(window, tuple(layers[first : first + sizes[shape]]), shape)
@@ -110,13 +123,15 @@ class Where(NamedTuple):
     """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
 
     Leaves are int32 arrays, or their shardings. tiles: rows that add one token each and begin with the same pages, for
-    implementations that can use it; None: every row goes through its pages alone.
+    implementations that can use it; None: every row goes through its pages alone. rows: of a model with states, where
+    the rows begin and end; None: row r is the r-th of those that are kept.
     """
 
     table: Any  # page tables: [R, b], in a `feed` [R, g, b], one for each group of layers
     starts_R: Any
     counts_R: Any
     tiles: Tiles | None = None
+    rows: Rows | None = None
 
     def seen(self, group: int, window: int | None, queries: int) -> Where:
         """One group's tables [R, b], from the first page on that a query sees; positions count from that page. With a
@@ -310,16 +325,22 @@ def init_pages(cfg: ModelConfig, how: Implementation, pages: int | Sequence[int]
     return tuple(how.empty(counts[shape], *shapes[shape], dtype) for shape in arrays(cfg))
 
 
+def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[Kept, ...]:
+    """What layers with states keep of so many rows without tokens, with all heads."""
+    mixers = ((mixer_of(layer), layer.mixer) for layer in cfg.layers)
+    return tuple(nothing_kept(kind.kept(mixer), rows, dtype) for kind, mixer in mixers if kind.kept is not None)
+
+
 def feed(
     cfg: ModelConfig,
     how: Implementation,
     params: Params,
-    pages: Pages,
+    cache: Pages | Stateful,
     ids_RQ: Int[Array, "R Q"],
     where: Where,
     shards: Shards,
-) -> tuple[Float[Array, "R Q D"], Pages]:
-    """Adds tokens to rows: (hidden states after the final norm, pages with the tokens' keys and values).
+) -> tuple[Float[Array, "R Q D"], Pages | Stateful]:
+    """Adds tokens to rows: (hidden states after the final norm, the cache with the tokens).
 
     params: "layers" is a tuple of one tree per layer, in the compute dtype; with a tensor group, this device's shards,
     as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
@@ -330,7 +351,9 @@ def feed(
     position_RQ = where.starts_R[:, None] + offset_Q
     added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
     column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
+    pages, kept = cache if isinstance(cache, Stateful) else (cache, ())
     of_shape, layers = arrays(cfg), list[Layer](pages)
+    states: list[Kept] = []
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
         first = of_shape.index(group.shape)
@@ -341,6 +364,16 @@ def feed(
         homes |= {layer: (first + place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
     for number, (w, layer) in enumerate(zip(params["layers"], cfg.layers, strict=True)):
+        if not isinstance(layer.mixer, Attention):
+
+            def recur(streams: Streams, taps: Taps, held: Kept = kept[len(states)]) -> Array:
+                given = streams, taps, where.starts_R, where.counts_R, held
+                out, new = one_each(*given) if where.rows is None else in_order(*given, where.rows)
+                states.append(new)
+                return out
+
+            x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards)
+            continue
 
         def attend(q: Array, k: Array, v: Array, window=layer.mixer.window, home=homes[number]) -> Array:
             place, page_N, seen = home
@@ -351,4 +384,5 @@ def feed(
             return how.attend(layers[place], q, seen, window)
 
         x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
-    return final_norm(cfg, params, x_RQD), tuple(layers)
+    after: Pages | Stateful = tuple(layers)
+    return final_norm(cfg, params, x_RQD), Stateful(after, tuple(states)) if kept else after

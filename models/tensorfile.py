@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from scope_jax.models import fused
 from scope_jax.models.fields import WeightsError, cut, read_object, within
-from scope_jax.models.fused import Fused
 
 MOST_FILES = 4096
 MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
@@ -112,23 +110,23 @@ def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtyp
     return known[stored.dtype]
 
 
-def rebegun(name: str, beginnings: Sequence[tuple[str, str]]) -> str | None:
-    """The name with its beginning replaced by the first pair (old, new) that fits; None if none does."""
-    return next((new + name.removeprefix(old) for old, new in beginnings if name.startswith(old)), None)
+def renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """The name with the first of these beginnings (old, new) that it has exchanged; otherwise as it is."""
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    beginnings: how the names of the tensors in question begin in the files, and here instead; () if all are in question
-    and keep their names. foreign: names of the others, which can be read but are not among `names`. rules: tensors
-    whose parts are known here by names of their own (`models.fused`).
+    prefixes: how the names of the tensors in question begin in the files, and here; () for all as they are. foreign:
+    names of the others, which can be read but are not among `names`.
     """
 
-    def __init__(
-        self, folder: Path, stack: ExitStack, beginnings: Sequence[tuple[str, str]] = (), rules: Sequence[Fused] = ()
-    ) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
         self.folder = folder
         self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
@@ -146,17 +144,10 @@ class Checkpoint:
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-        if beginnings:
-            own = {name: rebegun(name, beginnings) for name in self._stored}
-            self.foreign = frozenset(name for name, ours in own.items() if ours is None)
-            self._stored = {own[name] or name: stored for name, stored in self._stored.items()}
-        for name, stored in list(self._stored.items()) if rules else ():
-            parts = list(fused.apart(rules, name, stored.shape))
-            if parts:
-                del self._stored[name]
-            size = READABLE[stored.dtype].itemsize if stored.dtype in READABLE else 1
-            for part, shape, first in parts:
-                self._stored[part] = replace(stored, shape=shape, start=stored.start + first * size)
+        if prefixes:
+            begins = tuple(there for there, _ in prefixes)
+            self.foreign = frozenset(name for name in self._stored if not name.startswith(begins))
+            self._stored = {renamed(name, prefixes): stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX

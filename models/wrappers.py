@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scope_jax.models import fused, streaming, tensorfile
-from scope_jax.models.families import FAMILIES, WRAPPERS, wrapper
-from scope_jax.models.fields import read_object, table, texts
-from scope_jax.models.fused import FUSED, Fused
-from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes
+from scope_jax.models import streaming, tensorfile
+from scope_jax.models.families import WRAPPERS, wrapper
+from scope_jax.models.fields import read_object
+from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes, renamed
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 def opened(folder: Path, stack: ExitStack) -> Checkpoint:
-    """The tensors of a folder under the names that a decoder alone would give them, fused ones in parts; those of other
-    modalities are foreign."""
-    config = read_object(folder / "config.json")
-    name = wrapper(config)
-    return Checkpoint(folder, stack, () if name is None else WRAPPERS[name], _rules(config))
-
-
-def _rules(config: Mapping[str, Any]) -> Sequence[Fused]:
-    """The fused tensors of the decoder."""
-    types = (one.get("model_type") for one in (config, table(config, "text_config")))
-    names = {*texts(config, "architectures"), *types}
-    return next((rules for family, rules in FUSED.items() if names & {family, FAMILIES[family].hf}), ())
+    """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
+    foreign."""
+    name = wrapper(read_object(folder / "config.json"))
+    return Checkpoint(folder, stack, () if name is None else WRAPPERS[name])
 
 
 def write(
@@ -45,16 +35,15 @@ def write(
     """`tensorfile.write` of a decoder in `dtype`, under the names that the class of config gives it, and beside it what
     is foreign to it in another checkpoint, as it is there."""
     name = wrapper(config)
-    back = [] if name is None or foreign is None else [(ours, theirs) for theirs, ours in WRAPPERS[name]]
-    held = fused.together(_rules(config), shapes)
-    own = {tensorfile.rebegun(name, back) or name: name for name in held}
+    prefixes = (("", ""),) if name is None or foreign is None else WRAPPERS[name]
+    whole = {renamed(name, [(here, there) for there, here in prefixes]): name for name in shapes}
     others = {} if foreign is None else {name: foreign.shape(name) for name in sorted(foreign.foreign)}
 
     def rows(name: str) -> Any:
         if foreign is not None and name in others:
             return streaming.file_blocks(foreign, name, others[name], foreign.dtype(name))
-        return chain.from_iterable(map(blocks, held[own[name]][1]))
+        return blocks(whole[name])
 
-    whole = {theirs: held[name][0] for theirs, name in own.items()} | others
-    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in whole}
-    tensorfile.write(new, whole, dtypes, rows, tensorfile.MAX_SHARD_BYTES)
+    sizes = {name: shapes[ours] for name, ours in whole.items()} | others
+    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in sizes}
+    tensorfile.write(new, sizes, dtypes, rows, tensorfile.MAX_SHARD_BYTES)

@@ -33,11 +33,13 @@ class PageBudget:
     """So many hold an episode of max_length and what a dispatch may add to it."""
     page_bytes: tuple[int, ...]
     """Of one page on each device, all layers of a group together."""
+    state_bytes: int = 0
+    """Of all states on each device, of a model whose layers have some."""
 
     @property
     def least_bytes(self) -> int:
-        """Of the fewest pages that suffice."""
-        return sum(count * size for count, size in zip(self.least, self.page_bytes, strict=True))
+        """Of the smallest cache."""
+        return sum(count * size for count, size in zip(self.least, self.page_bytes, strict=True)) + self.state_bytes
 
 
 @runtime_checkable

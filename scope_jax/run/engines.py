@@ -18,12 +18,12 @@ from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, pages_within
+from scope_jax.rollouts.paged import PagedEngine, pages_within, state_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
 from scope_jax.sharding import distributed
-from scope_jax.sharding.mesh import MeshConfig, make_mesh, without_context
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, row_shards, without_context
 from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
 from scope_jax.sharding.spec import param_shardings
 
@@ -114,7 +114,14 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
     if card.cache_gib is not None:
-        config = replace(config, pages=pages_within(model, config, mesh, card.cache_gib * 2**30))
+        slots, limit = config.slots // row_shards(mesh), int(card.cache_gib * 2**30)
+        states = state_bytes(model, dtype, slots, mesh.shape["tensor"])
+        if states > limit:
+            raise UserError(
+                f"rollout.cache_gib = {card.cache_gib:g} is less than the states of {slots} slots on a row shard and "
+                f"their snapshots take, {states / 2**30:.2f} GiB; raise it or lower rollout.slots."
+            )
+        config = replace(config, pages=pages_within(model, config, mesh, limit - states))
     if not paged(cfg, mesh):
         if card.cascade:
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')

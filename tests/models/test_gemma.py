@@ -1,4 +1,4 @@
-"""Gemma's config.json in its older and newer forms, what is refused, and fused tensors of experts in parts."""
+"""Gemma's config.json in its older and newer forms, what is refused."""
 
 import math
 
@@ -9,7 +9,6 @@ import pytest
 
 from scope_jax.config import OptimizerSection
 from scope_jax.learner.state import advance, fresh
-from scope_jax.models import fused
 from scope_jax.models.config import Attention, Dense, Experts, Parallel
 from scope_jax.models.families import from_hf, to_hf
 from scope_jax.models.flops import weights_per_token
@@ -104,31 +103,6 @@ def test_published_models_have_as_many_weights_as_stated(name, billions, active)
     assert count == 999_885_952 if active is None and billions < 1 else round(count / 1e9, 1) == billions
     table = cfg.vocab_size * cfg.width
     assert active is None or round((weights_per_token(cfg) + table) / 1e9, 1) == active
-
-
-def test_a_fused_tensor_is_read_and_written_in_parts():
-    rules = fused.FUSED["gemma4_text"]
-    whole = np.arange(3 * 4 * 5).reshape(3, 4, 5)
-    title = "model.layers.7.experts.gate_up_proj"
-    parts = list(fused.apart(rules, title, whole.shape))
-    assert [name.split(".mlp.experts.")[1] for name, _, _ in parts[:3]] == [
-        "0.gate_proj.weight",
-        "0.up_proj.weight",
-        "1.gate_proj.weight",
-    ]
-    for name, shape, first in parts:
-        expert, place = int(name.split(".")[5]), "up_proj" in name
-        np.testing.assert_array_equal(
-            whole.ravel()[first : first + math.prod(shape)].reshape(shape), whole[expert, 2 * place : 2 * place + 2]
-        )
-    shapes = {name: shape for name, shape, _ in reversed(parts)} | {"model.norm.weight": (5,)}
-    again = fused.together(rules, shapes)
-    assert again == {
-        title: ((3, 4, 5), tuple(name for name, _, _ in parts)),
-        "model.norm.weight": ((5,), ("model.norm.weight",)),
-    }
-    assert not list(fused.apart(rules, title, (3, 5, 5))) and not list(fused.apart(rules, "model.norm.weight", (5,)))
-    assert not list(fused.apart(rules, title, (10**12, 2, 0)))  # as a damaged file may claim
 
 
 def test_a_buffer_is_not_trained():
