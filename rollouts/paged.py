@@ -75,23 +75,26 @@ def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> tuple[int, ...]:
 
 
 def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: float) -> tuple[int, ...]:
-    """Pages of each shape that take `limit` bytes of a device together.
+    """Pages of each shape that take `limit` bytes of a device together: what an episode of max_length needs, and the
+    rest in the proportion of what all slots need.
 
-    In the proportion of what all slots need at max_length. But shapes of which every group has a window get all that
-    the slots need, up to half of the bytes: it does not grow with the episodes, which may be shorter than max_length.
+    But shapes of which every group has a window get all that the slots need, up to half of the rest: it grows with the
+    episodes, which may be shorter than max_length, up to the window alone.
     """
     sizes = np.asarray(page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
     if len(sizes) == 1:
         return (int(limit) // int(sizes[0]),)
-    plan = _Needs(model, config, row_shards(mesh))
-    wanted = plan.enough * sizes
-    bounded = np.asarray([all(plan.windows[group] for group in own) for own in plan.groups])
-    share = wanted * limit / wanted.sum()
-    if limit < wanted.sum() and bounded.any() and not bounded.all():
-        part = min(wanted[bounded].sum(), limit / 2)
-        room = np.where(bounded, part, limit - part)
-        share = wanted * room / np.where(bounded, wanted[bounded].sum(), wanted[~bounded].sum())
-    return tuple((share // sizes).astype(int).tolist())
+    needs = _Needs(model, config, row_shards(mesh))
+    least, more = needs.least * sizes, (needs.enough - needs.least) * sizes + 1
+    rest = max(0.0, float(limit - least.sum()))
+    share = more * rest / more.sum()
+    bounded = np.asarray([all(needs.windows[group] for group in own) for own in needs.groups])
+    if rest < more.sum() and bounded.any() and not bounded.all():
+        part = min(more[bounded].sum(), rest / 2)
+        room = np.where(bounded, part, rest - part)
+        share = more * room / np.where(bounded, more[bounded].sum(), more[~bounded].sum())
+    total = least + share if rest else least * limit / least.sum()
+    return tuple((total // sizes).astype(int).tolist())
 
 
 class _Needs:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scope_jax.errors import UserError
 from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
 from scope_jax.models.pages import PAGE, arrays, layer_groups, page_shapes, pages_for
 from scope_jax.models.rope import Rope
@@ -75,8 +76,12 @@ def test_a_budget_is_divided_among_the_shapes():
         sliding, full = pages_within(model, config, mesh, gib * 2**30)
         taken = sliding * sizes[0] + full * sizes[1]
         assert gib * 2**30 - sum(sizes) < taken <= gib * 2**30 and sliding >= least[0] and full >= least[1]
-        # A row keeps 16 + 2 sliding pages and 512 full ones; where there is room for all, all get what they need.
-        assert sliding * sizes[0] <= gib * 2**29 or full >= 64 * 512
+        rest = gib * 2**30 - sum(count * size for count, size in zip(least, sizes, strict=True))
+        assert (sliding - least[0]) * sizes[0] <= rest / 2 or full >= 64 * 512  # half, unless all slots have enough
+    few = pages_within(model, config, mesh, 2**30)
+    assert any(count < needed for count, needed in zip(few, least, strict=True))
+    with pytest.raises(UserError, match="one episode of"):
+        PagedEngine(model, replace(config, pages=few), mesh)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
