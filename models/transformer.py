@@ -19,9 +19,8 @@ from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models import context, delta, kinds, stacks
-from scope_jax.models.attention import Attend, make_attend
+from scope_jax.models.attention import make_attend
 from scope_jax.models.config import Attention, Layer, ModelConfig
-from scope_jax.models.delta import Recur
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.moe import GroupedMatmul
@@ -91,7 +90,7 @@ def block(
     w: Params,
     x_BTD: Float[Array, "B T D"],
     positions_BT: Int[Array, "B T"],
-    attend: Attend | Recur,
+    attend: Callable[..., jax.Array],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
@@ -114,7 +113,9 @@ def block(
         return x_BTD + (norm(y_BTD, f"{name}_out_norm_D") if layer.norms == "both" else y_BTD)
 
     x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
-    return add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    call = replace(call, stream_BTD=x_BTD)
+    x_BTD = add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    return x_BTD * lax.stop_gradient(w["scalar_1"]) if layer.scalar else x_BTD
 
 
 def embed(
