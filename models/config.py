@@ -32,7 +32,9 @@ class Attention:
 
     rope: rotary positions, None for none. window: the number of tokens a token attends to, itself included, None for
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
-    "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h.
+    "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h. gate: the query
+    projection has as many numbers again for each head, behind its query; the head's result is multiplied by their
+    sigmoid.
     """
 
     num_heads: int  # H
@@ -44,6 +46,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     query_scaling: QueryScaling | None = None
+    gate: bool = False
     scale: float | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +64,33 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """Gated DeltaNet (`models.delta`). Each key head has queries and keys, and serves num_heads / num_key_heads heads.
+
+    taps: tokens that the convolution before it sees, the token itself included. norm_eps: of the norm of its results.
+    doubled: what is written at a key replaces up to twice the value that is there, not up to once.
+    """
+
+    num_key_heads: int  # K
+    num_heads: int  # H
+    key_dim: int  # h
+    value_dim: int  # e
+    taps: int
+    norm_eps: float
+    doubled: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_key_heads", "num_heads", "key_dim", "value_dim", "taps")
+        if self.num_heads % self.num_key_heads:
+            raise UserError(
+                f"Delta.num_heads ({self.num_heads}) must be a multiple of num_key_heads ({self.num_key_heads})."
+            )
+
+
+Mixer = Attention | Delta
+
+
+@dataclass(frozen=True)
 class Dense:
     """A gated layer of this width: SwiGLU, or GeGLU with the tanh approximation."""
 
@@ -75,8 +105,9 @@ class Dense:
 class Experts:
     """SwiGLU layers of this width, of which a router picks some for each token.
 
-    normalised: the weights of the picked experts are divided by their sum. kernels: whether the platform's kernels may
-    compute them (no property of the model: `run.kernels` says so).
+    normalised: the weights of the picked experts are divided by their sum. shared: width of one that every token has,
+    times the sigmoid of a gate of its own, 0 for none. kernels: whether the platform's kernels may compute them (no
+    property of the model: `run.kernels` says so).
     """
 
     width: int  # F
@@ -84,6 +115,7 @@ class Experts:
     picked: int  # k
     normalised: bool = False
     kernels: bool = True
+    shared: int = 0
 
     def __post_init__(self) -> None:
         _positive(self, "width", "count")
@@ -98,7 +130,7 @@ Feed = Dense | Experts
 class Layer:
     """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x)), "both" x + norm(f(norm(x)))."""
 
-    mixer: Attention
+    mixer: Mixer
     feed: Feed
     norms: Literal["pre", "post", "both"] = "pre"
 
@@ -106,7 +138,15 @@ class Layer:
     def weights(self) -> Layer:
         """This layer without what needs no weights of its own: layers that are equal in it are stacked
         (`models.stacks`)."""
+        if isinstance(self.mixer, Delta):
+            return self
         return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer with attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
 
 
 @dataclass(frozen=True)
@@ -133,6 +173,8 @@ class ModelConfig:
         _positive(self, "vocab_size", "width", "max_positions")
         if not self.layers:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
+        if not self.attention_layers:
+            raise UserError("ModelConfig.layers has no layer with attention; a decoder has at least one.")
 
     @property
     def num_layers(self) -> int:
@@ -145,9 +187,14 @@ class ModelConfig:
         return max(layer.feed.count if isinstance(layer.feed, Experts) else 0 for layer in self.layers)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with attention; the others keep a state of fixed size of a text."""
+        return tuple(number for number, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention))
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """The window of each layer with attention."""
+        return tuple(self.layers[number].attention.window for number in self.attention_layers)
 
     @property
     def table_rows(self) -> int:

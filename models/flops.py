@@ -10,7 +10,8 @@ from scope_jax.models.kinds import mixer_of, multiplied
 
 
 def weights_per_token(model: ModelConfig) -> int:
-    """Weights that multiply a token in all layers: of experts only those that are picked. Without the output table."""
+    """Weights that multiply a token in all layers, and numbers of their states: of experts only those that are picked.
+    Without the output table."""
     return sum(multiplied(model))
 
 
@@ -23,7 +24,8 @@ def pairs(length: int, window: int | None) -> int:
 
 def pair_flops(model: ModelConfig, seen: Callable[[int | None], float]) -> float:
     """Forward FLOPs in all layers. seen: pairs of a query and a key that it sees, in a layer with this window."""
-    return sum(mixer_of(layer).pair(layer.mixer) * seen(layer.mixer.window) for layer in model.layers)
+    layers = [model.layers[number] for number in model.attention_layers]
+    return sum(mixer_of(layer).pair(layer.mixer) * seen(layer.attention.window) for layer in layers)
 
 
 def attention_flops(model: ModelConfig, length: int) -> float:

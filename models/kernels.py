@@ -17,7 +17,7 @@ import numpy as np
 from scope_jax.models import attention, moe
 from scope_jax.models.check import ROUNDING, Check, apart
 from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig
-from scope_jax.models.kinds import plain_heads
+from scope_jax.models.kinds import first_attention, plain_heads
 from scope_jax.models.pages import PAGE, Implementation, Loop, Ragged, Where, pages_for
 from scope_jax.models.rope import Rope
 
@@ -46,7 +46,7 @@ class Heads(NamedTuple):
 
 def heads_of(model: ModelConfig) -> Heads:
     """Two kv heads, or one, with the model's queries and dimension."""
-    mixer = model.layers[0].mixer
+    mixer = first_attention(model)
     kv = min(2, mixer.num_kv_heads)
     return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
 

@@ -7,8 +7,8 @@ what a mixer keeps of a token for later ones; the rest of the product reads thes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.attention import Attend
-from scope_jax.models.config import Activation, Attention, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.config import Activation, Attention, Delta, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.delta import Streams, Taps
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
 from scope_jax.models.rope import rotate
@@ -65,8 +65,9 @@ def norm_weight(cfg: ModelConfig, size: int, *axes: str | None) -> Param:
 def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
     D, h = cfg.width, mixer.head_dim
     Hh, Kh = mixer.num_heads * h, mixer.num_kv_heads * h
+    queries = 2 * Hh if mixer.gate else Hh  # by head: query, gate
     found = {
-        "q_D_Hh": weight((D, Hh), "width", "heads"),
+        "q_D_Hh": weight((D, queries), "width", "heads"),
         "k_D_Kh": weight((D, Kh), "width", "kv_heads"),
         "v_D_Kh": weight((D, Kh), "width", "kv_heads"),
         "o_Hh_D": weight((Hh, D), "heads", "width"),
@@ -79,7 +80,7 @@ def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
             "k_norm_Kh": norm_weight(cfg, Kh, "head_bias"),
         }
     if mixer.qkv_bias:
-        sizes = {"q_bias_Hh": Hh, "k_bias_Kh": Kh, "v_bias_Kh": Kh}
+        sizes = {"q_bias_Hh": queries, "k_bias_Kh": Kh, "v_bias_Kh": Kh}
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
@@ -141,14 +142,15 @@ class Call:
     """What a layer is computed with beside its weights and input.
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
-    heads, queries and keys after norm and rotation, and is responsible for mask, scale and cache. heads: what computes
-    norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels.
+    heads, queries and keys after norm and rotation, and is responsible for mask, scale and cache; of a layer with a
+    state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what computes norm and rotation. grouped: the
+    grouped matmul of `models.moe`, None for that of its kernels.
     """
 
     eps: float
     offset: float
     positions_BT: Any
-    attend: Attend
+    attend: Callable[..., jax.Array]
     shards: Shards
     heads: Heads
     grouped: GroupedMatmul | None
@@ -158,6 +160,10 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
     q_BTn, k_BTn, v_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k", "v"))
+    gate_BTHh = None
+    if mixer.gate:
+        q_BTHh, gate_BTHh = jnp.split(q_BTn.reshape(*q_BTn.shape[:2], -1, 2 * mixer.head_dim), 2, axis=-1)
+        q_BTn = q_BTHh.reshape(*q_BTn.shape[:2], -1)
     # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
     norms = ("q_norm_h", "k_norm_h") if mixer.qk_norm == "head" else ()
     scales = tuple(scale_of(shards.enter(w[name]), call.offset) for name in norms) or None
@@ -169,8 +175,60 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
     o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim))
+    if gate_BTHh is not None:
+        o_BTHh = o_BTHh * jax.nn.sigmoid(gate_BTHh)
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
     return with_bias(out_BTD, shards.between_layers(w["o_bias_D"])) if mixer.output_bias else out_BTD
+
+
+# ---------------------------------------------------------------------------------------------------------------- delta
+def _decays(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """ln of rates drawn uniformly up to 16, as in Mamba 2."""
+    return jnp.log(jax.random.uniform(key, shape, jnp.float32, 1e-2, 16.0)).astype(dtype)
+
+
+def _delta_weights(cfg: ModelConfig, mixer: Delta) -> Weights:
+    D, H, K = cfg.width, mixer.num_heads, mixer.num_key_heads
+    Kh, He = K * mixer.key_dim, H * mixer.value_dim
+    return {
+        "q_D_Kh": weight((D, Kh), "width", "heads"),
+        "k_D_Kh": weight((D, Kh), "width", "heads"),
+        "v_D_He": weight((D, He), "width", "heads"),
+        "z_D_He": weight((D, He), "width", "heads"),
+        "beta_DH": weight((D, H), "width", "heads"),
+        "decay_DH": weight((D, H), "width", "heads"),
+        "q_taps_Kh_a": weight((Kh, mixer.taps), "head_bias", None),
+        "k_taps_Kh_a": weight((Kh, mixer.taps), "head_bias", None),
+        "v_taps_He_a": weight((He, mixer.taps), "head_bias", None),
+        "rate_H": weight((H,), "head_bias", init=_decays),
+        "decay_bias_H": weight((H,), "head_bias", init=ones),
+        "norm_e": weight((mixer.value_dim,), None, init=ones),
+        "o_He_D": weight((He, D), "heads", "width"),
+    }
+
+
+def _delta(mixer: Delta, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+    shards, f32 = call.shards, jnp.float32
+    x_BTD = shards.enter_layer(x_BTD).reshape(*call.positions_BT.shape, -1)
+
+    def projected(name: str, dim: int) -> jax.Array:
+        y = checkpoint_name(product(x_BTD, w[name]), "qkv")
+        return y.reshape(*y.shape[:2], -1, dim)
+
+    def taps(name: str, dim: int) -> jax.Array:
+        return w[name].reshape(-1, dim, mixer.taps)
+
+    h, e = mixer.key_dim, mixer.value_dim
+    beta_BTH = jax.nn.sigmoid(product(x_BTD, w["beta_DH"]).astype(f32)) * (2 if mixer.doubled else 1)
+    step_BTH = jax.nn.softplus(product(x_BTD, w["decay_DH"]).astype(f32) + w["decay_bias_H"].astype(f32))
+    decay_BTH = -jnp.exp(w["rate_H"].astype(f32)) * step_BTH
+    streams = Streams(projected("q_D_Kh", h), projected("k_D_Kh", h), projected("v_D_He", e), decay_BTH, beta_BTH)
+    o_BTHe = call.attend(streams, Taps(taps("q_taps_Kh_a", h), taps("k_taps_Kh_a", h), taps("v_taps_He_a", e)))
+    # All heads share the scale and each device of a tensor group has different heads: its gradients are summed.
+    o_BTHe = rms_norm(o_BTHe, shards.enter(w["norm_e"]), mixer.norm_eps)
+    gate_BTHe = jax.nn.silu(projected("z_D_He", e).astype(f32))
+    o_BTHe = (o_BTHe.astype(f32) * gate_BTHe).astype(x_BTD.dtype)
+    return shards.leave_layer(product(o_BTHe.reshape(*o_BTHe.shape[:2], -1), w["o_He_D"]))
 
 
 # ---------------------------------------------------------------------------------------------------------------- feeds
@@ -197,11 +255,30 @@ def _expert_weights(cfg: ModelConfig, feed: Experts) -> Weights:
         "gate_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "up_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "down_XFD": weight((X, F, D), "experts", "ffn", "width"),
+        **(_shared_weights(D, feed.shared) if feed.shared else {}),
+    }
+
+
+def _shared_weights(D: int, F: int) -> Weights:
+    return {
+        "shared_gate_DF": weight((D, F), "width", "ffn"),
+        "shared_up_DF": weight((D, F), "width", "ffn"),
+        "shared_down_FD": weight((F, D), "ffn", "width"),
+        "shared_D1": weight((D, 1), "width", None),
     }
 
 
 def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
-    return moe_layer(feed, w, x_BTD, call.shards, call.grouped)
+    out_BTD = moe_layer(feed, w, x_BTD, call.shards, call.grouped)
+    return out_BTD + _shared(w, x_BTD, call.shards) if feed.shared else out_BTD
+
+
+def _shared(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
+    """The expert that every token has, times the sigmoid of its gate."""
+    x_BTD = shards.enter_layer(x_BTD)
+    hidden_BTF = jax.nn.silu(product(x_BTD, w["shared_gate_DF"])) * product(x_BTD, w["shared_up_DF"])
+    gate_BT1 = jax.nn.sigmoid(product(x_BTD, shards.enter(w["shared_D1"])))
+    return shards.leave_layer(gate_BT1 * product(hidden_BTF, w["shared_down_FD"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -211,8 +288,8 @@ class Part:
 
     weights(cfg, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the
     residual. multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and
-    its last product. divided(part): sizes that a tensor group divides, by name. targets: module of Hugging Face ->
-    weight, what adapters call "all-linear". expert_targets: what they call "experts".
+    its last product. divided(part): sizes that a tensor group divides, by name. targets: weights that adapters call
+    "all-linear", if they are tensors of their own in files. expert_targets: those that they call "experts".
     """
 
     weights: Callable[[ModelConfig, Any], Weights]
@@ -220,31 +297,54 @@ class Part:
     multiplied: Callable[[int, Any], int]
     values: Callable[[Any], int]
     divided: Callable[[Any], dict[str, int]]
-    targets: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
     expert_targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer(Part):
-    """page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token. projected(part):
-    numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it sees, forward."""
+    """projected(part): numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it
+    sees, forward. page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token, in a cache
+    that grows with the text. kept(part): what it keeps of a text instead, whatever its length: arrays by name, the
+    heads first (`delta.Kept`)."""
 
-    page: Callable[[Any], tuple[int, int]]
     projected: Callable[[Any], int]
     pair: Callable[[Any], float]
+    page: Callable[[Any], tuple[int, int]] | None = None
+    kept: Callable[[Any], dict[str, tuple[int, ...]]] | None = None
 
 
 MIXERS: dict[type, Mixer] = {
     Attention: Mixer(
         _attention_weights,
         _attention,
-        multiplied=lambda D, a: 2 * D * (a.num_heads + a.num_kv_heads) * a.head_dim,
-        values=lambda a: 2 * (a.num_heads + a.num_kv_heads) * a.head_dim,
-        projected=lambda a: (a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        multiplied=lambda D, a: D * ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        values=lambda a: ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        projected=lambda a: ((2 if a.gate else 1) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
         divided=lambda a: {"num_kv_heads": a.num_kv_heads, "num_heads": a.num_heads},
-        targets={"q_proj": "q_D_Hh", "k_proj": "k_D_Kh", "v_proj": "v_D_Kh", "o_proj": "o_Hh_D"},
+        targets=("q_D_Hh", "k_D_Kh", "v_D_Kh", "o_Hh_D"),
         page=lambda a: (a.num_kv_heads, a.head_dim),
         pair=lambda a: 4.0 * a.num_heads * a.head_dim,  # q kᵀ and p v, each 2 per head and head dimension
+    ),
+    Delta: Mixer(
+        _delta_weights,
+        _delta,
+        # The numbers of the state multiply a token three times: with its key, to be written, with its query.
+        multiplied=lambda D, d: (
+            D * (2 * d.num_key_heads * d.key_dim + 3 * d.num_heads * d.value_dim + 2 * d.num_heads)
+            + 3 * d.num_heads * d.key_dim * d.value_dim
+        ),
+        values=lambda d: 4 * d.num_heads * (d.key_dim + d.value_dim),  # in float32, convolved and not
+        projected=lambda d: 2 * d.num_key_heads * d.key_dim + 2 * d.num_heads * d.value_dim,
+        divided=lambda d: {"linear key heads": d.num_key_heads},
+        targets=("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "o_He_D"),
+        pair=lambda d: 0.0,
+        kept=lambda d: {
+            "state_BHhe": (d.num_heads, d.key_dim, d.value_dim),
+            "q_BKah": (d.num_key_heads, d.taps - 1, d.key_dim),
+            "k_BKah": (d.num_key_heads, d.taps - 1, d.key_dim),
+            "v_BHae": (d.num_heads, d.taps - 1, d.value_dim),
+        },
     ),
 }
 FEEDS: dict[type, Part] = {
@@ -254,14 +354,15 @@ FEEDS: dict[type, Part] = {
         multiplied=lambda D, f: 3 * D * f.width,
         values=lambda f: 3 * f.width,  # gate, up and their product
         divided=lambda f: {"ffn_width": f.width},
-        targets={"gate_proj": "gate_DF", "up_proj": "up_DF", "down_proj": "down_FD"},
+        targets=("gate_DF", "up_DF", "down_FD"),
     ),
     Experts: Part(
         _expert_weights,
         _experts,
-        multiplied=lambda D, f: D * f.count + 3 * D * f.width * f.picked,
-        values=lambda f: 3 * f.width * f.picked,
-        divided=lambda f: {"ffn_width": f.width},
+        multiplied=lambda D, f: D * f.count + 3 * D * (f.width * f.picked + f.shared) + (D if f.shared else 0),
+        values=lambda f: 3 * (f.width * f.picked + f.shared),
+        divided=lambda f: {"ffn_width": f.width, **({"shared_width": f.shared} if f.shared else {})},
+        targets=("shared_gate_DF", "shared_up_DF", "shared_down_FD"),
         expert_targets=("gate_XDF", "up_XDF", "down_XFD"),
     ),
 }
@@ -304,11 +405,26 @@ def divided(cfg: ModelConfig) -> dict[str, set[int]]:
     return found | {"table_rows": {cfg.table_rows}}
 
 
+def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
+    """Bytes that layers with states keep of a text, whatever its length; of 0 without any. itemsize: of activations."""
+    found = 0
+    for layer in cfg.layers:
+        shapes = mixer_of(layer).kept
+        for name, shape in ({} if shapes is None else shapes(layer.mixer)).items():
+            found += math.prod(shape) * (4 if name.startswith("state") else itemsize)
+    return found
+
+
+def first_attention(cfg: ModelConfig) -> Attention:
+    """The mixer of the first layer with attention."""
+    return cfg.layers[cfg.attention_layers[0]].attention
+
+
 def kv_heads(cfg: ModelConfig) -> int:
-    """The number of kv heads, which all layers have in common."""
-    return cfg.layers[0].mixer.num_kv_heads
+    """The number of kv heads, which all layers with attention have in common."""
+    return first_attention(cfg).num_kv_heads
 
 
 def head_dim(cfg: ModelConfig) -> int:
-    """The dimension of a head, which all layers have in common."""
-    return cfg.layers[0].mixer.head_dim
+    """The dimension of a head, which all layers with attention have in common."""
+    return first_attention(cfg).head_dim

@@ -26,7 +26,8 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import Attention, ModelConfig
-from scope_jax.models.kinds import Heads, Params, head_dim, kv_heads, plain_heads
+from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
+from scope_jax.models.kinds import Heads, Params, head_dim, kv_heads, mixer_of, plain_heads
 from scope_jax.models.transformer import block, embed, final_norm
 from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
@@ -39,6 +40,17 @@ SMEM = 2**20  # bytes of scalar memory of a TPU core (v5e, v5p, v6e)
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
+
+
+class Stateful(NamedTuple):
+    """The cache of a model some of whose layers have states (or its shardings)."""
+
+    pages: Any
+    """Pages of the layers with attention."""
+    kept: Any
+    """delta.Kept of each of the others, by row."""
+
+
 Before = tuple[Carry, Array] | None  # attention over a row's first pages, and their number; None: over none
 
 
@@ -70,9 +82,10 @@ class PageGroup(NamedTuple):
 
 
 def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
-    """The model's layers in groups of one window and one size, the largest that divides the layers of every window."""
+    """The model's layers with attention in groups of one window and one size, the largest that divides the layers of
+    every window."""
     by_window: dict[int | None, list[int]] = {}
-    for number, window in enumerate(cfg.windows):
+    for number, window in zip(cfg.attention_layers, cfg.windows, strict=True):
         by_window.setdefault(window, []).append(number)
     size = math.gcd(*map(len, by_window.values()))
     return tuple(
@@ -93,13 +106,15 @@ class Where(NamedTuple):
     """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
 
     Leaves are int32 arrays, or their shardings. tiles: rows that add one token each and begin with the same pages, for
-    implementations that can use it; None: every row goes through its pages alone.
+    implementations that can use it; None: every row goes through its pages alone. rows: of a model with states, where
+    the rows begin and end; None: row r is the r-th of those that are kept.
     """
 
     table: Any  # page tables: [R, b], in a `feed` [R, g, b], one for each group of layers
     starts_R: Any
     counts_R: Any
     tiles: Tiles | None = None
+    rows: Rows | None = None
 
     def seen(self, group: int, window: int | None, queries: int) -> Where:
         """One group's tables [R, b], from the first page on that a query sees; positions count from that page. With a
@@ -292,16 +307,22 @@ def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) ->
     return tuple(how.empty(pages, kv_heads(cfg), head_dim(cfg), dtype) for _ in range(layers))
 
 
+def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[Kept, ...]:
+    """What layers with states keep of so many rows without tokens, with all heads."""
+    mixers = ((mixer_of(layer), layer.mixer) for layer in cfg.layers)
+    return tuple(nothing_kept(kind.kept(mixer), rows, dtype) for kind, mixer in mixers if kind.kept is not None)
+
+
 def feed(
     cfg: ModelConfig,
     how: Implementation,
     params: Params,
-    pages: Pages,
+    cache: Pages | Stateful,
     ids_RQ: Int[Array, "R Q"],
     where: Where,
     shards: Shards,
-) -> tuple[Float[Array, "R Q D"], Pages]:
-    """Adds tokens to rows: (hidden states after the final norm, pages with the tokens' keys and values).
+) -> tuple[Float[Array, "R Q D"], Pages | Stateful]:
+    """Adds tokens to rows: (hidden states after the final norm, the cache with the tokens).
 
     params: "layers" is a tuple of one tree per layer, in the compute dtype; with a tensor group, this device's shards,
     as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
@@ -312,8 +333,10 @@ def feed(
     position_RQ = where.starts_R[:, None] + offset_Q
     added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
     column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
+    pages, kept = cache if isinstance(cache, Stateful) else (cache, ())
     nowhere = jax.tree.leaves(pages)[0].shape[0]
     layers: list[Layer] = list(pages)
+    states: list[Kept] = []
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
         page_RQ = jnp.take_along_axis(where.table[:, number], column_RQ, axis=1)
@@ -322,6 +345,16 @@ def feed(
         homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
     for number, (w, layer) in enumerate(zip(params["layers"], cfg.layers, strict=True)):
+        if not isinstance(layer.mixer, Attention):
+
+            def recur(streams: Streams, taps: Taps, held: Kept = kept[len(states)]) -> Array:
+                given = streams, taps, where.starts_R, where.counts_R, held
+                out, new = one_each(*given) if where.rows is None else in_order(*given, where.rows)
+                states.append(new)
+                return out
+
+            x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards)
+            continue
 
         def attend(q: Array, k: Array, v: Array, window=layer.mixer.window, home=homes[number]) -> Array:
             place, page_N, seen = home
@@ -332,4 +365,5 @@ def feed(
             return how.attend(layers[place], q, seen, window)
 
         x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
-    return final_norm(cfg, params, x_RQD), tuple(layers)
+    after: Pages | Stateful = tuple(layers)
+    return final_norm(cfg, params, x_RQD), Stateful(after, tuple(states)) if kept else after

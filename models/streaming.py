@@ -51,11 +51,25 @@ def _read(
     index = (slice(rest[0][0] + rows[0], rest[0][0] + rows[1]), *(slice(*cut) for cut in rest[1:]))
     out = np.zeros((len(places), *(cut.stop - cut.start for cut in index)), dtype)
     for part, place in zip(out, places, strict=True):
-        name = tensor.at(tuple(int(i) for i in np.add(place, starts)))
-        stored = max(0, min(index[0].stop, checkpoint.shape(name)[0]) - index[0].start)
-        if stored:
-            checkpoint.read(name, (slice(index[0].start, index[0].start + stored), *index[1:]), part[:stored])
+        at = tuple(int(i) for i in np.add(place, starts))
+        name = tensor.at(at)
+        end = index[0].stop if tensor.rows else min(index[0].stop, checkpoint.shape(name)[1 if tensor.fused else 0])
+        if (stored := end - index[0].start) > 0:
+            _read_rows(checkpoint, name, tensor, at, (slice(index[0].start, end), *index[1:]), part[:stored])
     return out
+
+
+def _read_rows(
+    checkpoint: Checkpoint, name: str, tensor: HfTensor, at: tuple[int, ...], cut: tuple[slice, ...], out: np.ndarray
+) -> None:
+    """Rows of our weight at `at` of its leading dimensions, from where the file has them."""
+    first = 0 if tensor.rows is None else tensor.rows[0]
+    cut = (slice(first + cut[0].start, first + cut[0].stop), *cut[1:])
+    if tensor.column:
+        cut, out = (cut[0], slice(0, 1), *cut[1:]), out[:, None]
+    if tensor.fused:
+        cut, out = (slice(at[-1], at[-1] + 1), *cut), out[None]
+    checkpoint.read(name, cut, out)
 
 
 def file_blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,15 +110,23 @@ def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtyp
     return known[stored.dtype]
 
 
+def renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """The name with the first of these beginnings (old, new) that it has exchanged; otherwise as it is."""
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
 class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    prefix: how the names of the tensors in question begin in the files; they are known here without it. foreign: names
-    of the others, which can be read but are not among `names`.
+    prefixes: how the names of the tensors in question begin in the files, and here; () for all as they are. foreign:
+    names of the others, which can be read but are not among `names`.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
+    def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
         self.folder = folder
         self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
@@ -136,9 +144,10 @@ class Checkpoint:
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-        if prefix:
-            self.foreign = frozenset(name for name in self._stored if not name.startswith(prefix))
-            self._stored = {name.removeprefix(prefix): stored for name, stored in self._stored.items()}
+        if prefixes:
+            begins = tuple(there for there, _ in prefixes)
+            self.foreign = frozenset(name for name in self._stored if not name.startswith(begins))
+            self._stored = {renamed(name, prefixes): stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX

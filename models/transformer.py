@@ -18,9 +18,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models import context, kinds, stacks
-from scope_jax.models.attention import Attend, make_attend
-from scope_jax.models.config import Layer, ModelConfig
+from scope_jax.models import context, delta, kinds, stacks
+from scope_jax.models.attention import make_attend
+from scope_jax.models.config import Attention, Layer, ModelConfig
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.moe import GroupedMatmul
@@ -90,7 +90,7 @@ def block(
     w: Params,
     x_BTD: Float[Array, "B T D"],
     positions_BT: Int[Array, "B T"],
-    attend: Attend,
+    attend: Callable[..., jax.Array],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
@@ -231,14 +231,17 @@ def hidden(
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
         attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
+        recur = delta.over_rows(ends_BT)
     else:
         how = context.resolve(context_attention, kinds.kv_heads(cfg) // shards.size, lax.axis_size(shards.context))
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
+        recur = delta.over_context(ends_BT, shards.context)
 
     def compute(number: int, x_BTD: jax.Array, w_local: Params) -> jax.Array:
         layer, specs = cfg.layers[number], layer_specs[places[number][0]]
         w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
-        return block(cfg, layer, w, x_BTD, positions_BT, attends[layer.mixer.window], shards)
+        attend = attends[layer.mixer.window] if isinstance(layer.mixer, Attention) else recur
+        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     if not stacked:

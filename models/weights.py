@@ -200,8 +200,8 @@ def load_tree(
             nonlocal done
             tensor = tensor_of(path_name(path))
             weight = streaming.build(checkpoint, tensor, param.shape, sharding, dtype)
-            done += int(np.prod(param.shape[: tensor.leading]))
-            report(done, len(shapes))
+            done += int(np.prod(tensor.files(param.shape)))
+            report(min(done, len(shapes)), len(shapes))
             return weight
 
         return jax.tree_util.tree_map_with_path(one, tree, shardings)
@@ -367,18 +367,24 @@ def save_hf(
     FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
-    sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
+    sources: dict[str, list[tuple[jax.Array, HfTensor, tuple[int, ...]]]] = {}  # in the order of their rows
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
         tensor = hf_tensor(cfg, path_name(path))
         for place in np.ndindex(weight.shape[: tensor.leading]):
-            sources[tensor.at(place)] = (weight, tensor, place)
+            sources.setdefault(tensor.at(place), []).append((weight, tensor, place))
+    for parts in sources.values():
+        parts.sort(key=lambda part: (part[2][-1:] if part[1].fused else (), part[1].rows or (0, 0)))
     if set(shapes) != set(sources):
         raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
 
     def blocks(name: str) -> Iterator[jax.Array]:
         nonlocal done
-        yield from streaming.blocks(*sources[name], dtype, shapes[name][0])
+        for weight, tensor, place in sources[name]:
+            rest = weight.shape[tensor.leading :]
+            whole = tensor.rows is None and not tensor.fused
+            rows = shapes[name][0] if whole else rest[-1 if tensor.transposed else 0]
+            yield from streaming.blocks(weight, tensor, place, dtype, rows)
         done += 1
         report(done, len(shapes))
 

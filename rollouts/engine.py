@@ -33,6 +33,13 @@ class PageBudget:
     """So many hold an episode of max_length and what a dispatch may add to it."""
     page_bytes: int
     """Of one page on each device, all layers of a group together."""
+    state_bytes: int = 0
+    """Of all states on each device, of a model whose layers have some."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Of the smallest cache."""
+        return self.least * self.page_bytes + self.state_bytes
 
 
 @runtime_checkable

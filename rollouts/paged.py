@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.delta import Rows
+from scope_jax.models.kinds import head_dim, kept_bytes, kv_heads
 from scope_jax.models.pages import (
     PAGE,
     Implementation,
@@ -35,7 +36,16 @@ from scope_jax.models.pages import (
 )
 from scope_jax.models.transformer import Params
 from scope_jax.rollouts.engine import PageBudget
-from scope_jax.rollouts.pages import CHUNK, Chunk, OutOfPages, PagedState, Pool, Unfinished
+from scope_jax.rollouts.pages import (
+    CHUNK,
+    Chunk,
+    OutOfPages,
+    PagedState,
+    Pool,
+    Snapshots,
+    Unfinished,
+    snapshots_for,
+)
 from scope_jax.rollouts.programs import PagedPrograms
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -59,6 +69,11 @@ def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
     return 2 * layers * heads * head_dim(model) * PAGE * jnp.dtype(dtype).itemsize
 
 
+def state_bytes(model: ModelConfig, dtype: Any, slots: int, tensor: int) -> int:
+    """Bytes of the states of so many slots of a shard, and of their snapshots, on each of `tensor` devices."""
+    return (slots + snapshots_for(slots)) * kept_bytes(model, jnp.dtype(dtype).itemsize) // tensor
+
+
 Prompts = tuple[np.ndarray, ...]  # token ids
 
 
@@ -74,6 +89,12 @@ class Aside:
     """bool [groups, columns], True where it has a page."""
     pages: Any
     """Their contents in this order, by layer."""
+    states: Any = ()
+    """What layers with states keep."""
+    begun: Any = ()
+    """The same when the turn began; () if it cannot be cut."""
+    said: tuple[int, ...] = ()
+    """Tokens since then, of a model with states."""
 
 
 class PagedEngine:
@@ -102,7 +123,9 @@ class PagedEngine:
                 "raise the budget or lower it."
             )
         self.pages = pages
-        self.budget = PageBudget(pages, least, page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
+        tensor, dtype = mesh.shape["tensor"], config.compute_dtype
+        states = state_bytes(model, dtype, config.slots // shards, tensor)
+        self.budget = PageBudget(pages, least, page_bytes(model, dtype, tensor), states)
         self.weights = EngineWeights(model, config, mesh, decode_rules(model.num_experts, mesh.shape))
         self.jitted = PagedPrograms(self.weights, Loop() if how is None else how, pages)
         self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
@@ -140,7 +163,9 @@ class PagedEngine:
     # --------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:
         pools = [Pool(shard, self.pages, self.windows) for shard in range(self.row_shards)]
-        return PagedState(self.jitted.init(), pools, self.config.slots, self.columns)
+        count = self.jitted.snapshots
+        snapshots = [Snapshots(self.slots, count) for _ in range(self.row_shards)] if count else []
+        return PagedState(self.jitted.init(), pools, self.config.slots, self.columns, snapshots)
 
     def prefill(
         self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
@@ -192,7 +217,7 @@ class PagedEngine:
         for e, length in zip(extensions, lengths, strict=True):
             ids, last = np.split(np.asarray(e.ids, np.int32), [-1])
             pages = len(self.windows) * pages_for(length + self.config.decode_steps)
-            chunks = state.chunks(e.slot, e.length, ids)
+            chunks = (state.again if state.snapshots else state.chunks)(e.slot, e.length, ids)
             state.queue(Unfinished(e.slot, length, chunks, pages, e, int(last[0])))
         return state
 
@@ -233,6 +258,8 @@ class PagedEngine:
             state.length[slot] += int(result.counts_S[slot])
             state.unread[slot] -= self.config.decode_steps
             state.live[slot] = bool(result.live_S[slot])
+            if state.snapshots:
+                state.said[slot] += result.tokens_NS[: result.counts_S[slot], slot].tolist()
         return result
 
     def pause(self, state: PagedState, slots: Sequence[int]) -> PagedState:
@@ -254,8 +281,14 @@ class PagedEngine:
     def set_aside(self, state: PagedState, slot: int) -> Aside:
         state.keep(slot, state.length[slot])
         held, shard = state.table[slot] > 0, slot // self.slots
-        pages = self.jitted.contents(state.device.cache, shard, state.table[slot][held])
-        aside = Aside(state.length[slot], state.turn[slot], held, pages)
+        cache, begun = state.device.cache, state.begun[slot]
+        pages = self.jitted.contents(cache, shard, state.table[slot][held])
+        aside = Aside(
+            *(state.length[slot], state.turn[slot], held, pages),
+            self.jitted.states_of(cache, shard, slot - shard * self.slots),
+            () if begun is None else self.jitted.states_of(cache, shard, begun),
+            tuple(state.said[slot]),
+        )
         self.release(state, [slot])
         return aside
 
@@ -264,18 +297,24 @@ class PagedEngine:
     ) -> PagedState:
         shard = slot // self.slots
         pages = state.pools[shard].take(int(aside.held.sum()))
-        state.device = state.device._replace(cache=self.jitted.written(state.device.cache, shard, pages, aside.pages))
+        cache = self.jitted.written(state.device.cache, shard, pages, aside.pages)
+        cache = self.jitted.with_states(cache, shard, slot - shard * self.slots, aside.states)
+        if aside.begun:
+            state.begun[slot] = row = state.snapshots[shard].take()
+            cache = self.jitted.with_states(cache, shard, row, aside.begun)
+        state.device = state.device._replace(cache=cache)
         state.table[slot][aside.held] = pages
         state.columns[slot], state.length[slot] = pages_for(aside.length), aside.length
         state = self._begin(state, [placement], [token])
-        state.turn[slot] = aside.turn
+        state.turn[slot], state.said[slot] = aside.turn, list(aside.said)
         return state if live else self.pause(state, [slot])
 
     def compile(self, params: Params, state: PagedState, *, extends: bool) -> PagedState:
         """Runs every program for no slot and no page."""
         rows, slots = self.row_shards * self.chunks, self.config.slots
         nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
-        where = Where(table, nothing, nothing)
+        begins = Rows(nothing, nothing, nothing) if state.snapshots else None
+        where = Where(table, nothing, nothing, rows=begins)
         cache = self.jitted.append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
         cache = self.jitted.run_for_nothing(cache)
         number, limits, *how = rows_of([past_the_end(slots)], slots)
@@ -332,12 +371,18 @@ class PagedEngine:
         ids = np.zeros((rows, CHUNK), np.int32)
         table = np.zeros((rows, *state.table.shape[1:]), np.int32)
         starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
+        begins = Rows(*(np.zeros(rows, np.int32) for _ in range(3))) if state.snapshots else None
         for shard, chunks in enumerate(drawn):
             for row, chunk in enumerate(chunks, start=shard * self.chunks):
                 counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
                 policies[row] = state.policy[chunk.slot]
                 ids[row, : len(chunk.ids)] = chunk.ids
-        cache = self.jitted.append(params, state.device.cache, ids, Where(table, starts, counts), policies)
+                if begins is not None:
+                    own = chunk.slot - shard * self.slots
+                    begins.sources_R[row] = own if chunk.source is None else chunk.source
+                    begins.targets_R[row], begins.copies_R[row] = own, own if chunk.copy is None else chunk.copy
+        where = Where(table, starts, counts, rows=begins)
+        cache = self.jitted.append(params, state.device.cache, ids, where, policies)
         state.device = state.device._replace(cache=cache)
         for chunk in (chunk for chunks in drawn for chunk in chunks):
             state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
@@ -347,6 +392,7 @@ class PagedEngine:
         copies, placed, resumed = [], [], []
         for one in finished:
             state.length[one.slot] = one.length
+            state.said[one.slot] = [one.token]
             if isinstance(one.start, Extension):
                 resumed.append((one.start, one.token))
                 continue

@@ -7,7 +7,7 @@ Each group of layers (`models.pages.layer_groups`) has a page of its own for the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
@@ -138,9 +138,10 @@ class Pool:
         self._last += 1
         self._turn[page] = self._last
 
-    def find(self, ids: np.ndarray, policy: int = 0) -> CachedPrompt:
+    def find(self, ids: np.ndarray, policy: int = 0, after: Collection[int] | None = None) -> CachedPrompt:
         """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index under this
-        policy: for each group those that the next token sees. The caller gets a reference to each."""
+        policy: for each group those that the next token sees. The caller gets a reference to each. after: serials of
+        entries, one of which it must end with; None: any."""
         chain: list[PageEntry] = []
         count, runs = 0, [0] * len(self.windows)  # of each group: pages without a gap, up to the last one
         for part in parts_of(ids):
@@ -151,7 +152,8 @@ class Pool:
             runs = [run + 1 if page else 0 for run, page in zip(runs, entry.pages, strict=True)]
             position = min(len(chain) * PAGE, len(ids))
             seen = (len(chain) - first_seen(position, window) for window in self.windows)
-            if all(run >= needed for run, needed in zip(runs, seen, strict=True)):
+            ends = after is None or entry.serial in after
+            if ends and all(run >= needed for run, needed in zip(runs, seen, strict=True)):
                 count = len(chain)
         computed = min(count * PAGE, len(ids))
         table = np.zeros((len(self.windows), count), np.int32)
@@ -201,11 +203,69 @@ def parts_of(ids: np.ndarray) -> list[bytes]:
 
 
 class Chunk(NamedTuple):
-    """Consecutive tokens to be computed for a slot, from position `start` on."""
+    """Consecutive tokens to be computed for a slot, from position `start` on. Of a model with states:"""
 
     slot: int
     start: int
     ids: np.ndarray
+    source: int | None = None
+    """A snapshot that it begins with; None: the slot's own state."""
+    copy: int | None = None
+    """A snapshot to be taken after it."""
+
+
+def snapshots_for(slots: int) -> int:
+    """Snapshots for so many slots: of the beginning of each one's turn, and some of prompts."""
+    return slots + max(2, slots // 4)
+
+
+class Snapshots:
+    """States of one shard's slots at some moment, in rows of their own behind those of the slots: where turns that may
+    be cut began, and after the whole pages that prompts begin with, for other prompts that begin so. The latter are
+    kept until their row is needed, the least recently used first."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._free = list(range(first + count - 1, first - 1, -1))
+        self._references: dict[int, int] = {}
+        self._prompts: dict[int, int] = {}  # serial of a prompt's page in the index -> row; the last used is the last
+
+    def take(self) -> int:
+        """A row, with one reference."""
+        if not self._free:
+            idle = next(serial for serial, row in self._prompts.items() if self._references[row] == 1)
+            self.drop(self._prompts.pop(idle))
+        row = self._free.pop()
+        self._references[row] = 1
+        return row
+
+    def drop(self, row: int) -> None:
+        """One reference less; a row without any is free."""
+        self._references[row] -= 1
+        if not self._references[row]:
+            del self._references[row]
+            self._free.append(row)
+
+    def hold(self, row: int) -> None:
+        """One more reference."""
+        self._references[row] += 1
+
+    def enter(self, serial: int) -> int | None:
+        """A row for the state after a prompt's page; None: there is one."""
+        if serial in self._prompts:
+            return None
+        row = self.take()
+        self._prompts[serial] = row
+        return row
+
+    def find(self, serial: int) -> int:
+        """The row of a page that `known` names."""
+        row = self._prompts[serial] = self._prompts.pop(serial)
+        return row
+
+    @property
+    def known(self) -> Collection[int]:
+        """Pages after which there is a state."""
+        return self._prompts.keys()
 
 
 @dataclass(frozen=True)
@@ -228,9 +288,14 @@ class Unfinished:
 class PagedState:
     """The engine's state on the device, and which page belongs to which slot; the engine changes it in place."""
 
-    def __init__(self, device: Any, pools: Sequence[Pool], slots: int, columns: int) -> None:
+    def __init__(
+        self, device: Any, pools: Sequence[Pool], slots: int, columns: int, snapshots: Sequence[Snapshots] = ()
+    ) -> None:
         self.device = device
         self.pools = tuple(pools)
+        self.snapshots = tuple(snapshots)  # by shard, of a model with states
+        self.begun: list[int | None] = [None] * slots  # snapshot of the beginning of the turn
+        self.said: list[list[int]] = [[] for _ in range(slots)]  # tokens since then, the first to be decoded included
         self.table = np.zeros((slots, len(pools[0].windows), columns), np.int32)  # pages, 0 where there is none
         self.columns = [0] * slots  # of the table that a slot has
         self.length = [0] * slots  # tokens in the cache, as far as read
@@ -260,26 +325,60 @@ class PagedState:
         prompt is looked for when the pages of those before it have been entered; a page is entered with its last chunk,
         so that one whose row is given up half-way is not found."""
         slot, pool, parts = placement.slot, self.pool(placement.slot), parts_of(ids)
-        found = pool.find(ids, placement.policy)
+        states = self.snapshots[self.shard(slot)] if self.snapshots else None
+        whole = len(ids) - len(ids) % PAGE
+        found = pool.find(ids, placement.policy, None if states is None else states.known)
         self.policy[slot] = placement.policy
         self.columns[slot] = found.table.shape[1]
         self.table[slot, :, : self.columns[slot]] = found.table
         self.prompt_tokens += len(ids)
         self.computed_tokens += len(ids) - found.computed
         serial = found.serial
-        for chunk in self.chunks(slot, found.computed, ids[found.computed :]):
+        source = states.find(serial) if states is not None and found.computed else None
+        for chunk in self.chunks(slot, found.computed, ids[found.computed :], source):
             end = chunk.start + len(chunk.ids)
-            if end % PAGE == 0 or end == len(ids):
+            if len(chunk.ids) and (end % PAGE == 0 or end == len(ids)):
                 column = chunk.start // PAGE
                 serial = pool.enter(serial, parts[column], self.table[slot, :, column].tolist())
-            yield chunk
+                if states is not None and end == whole:
+                    chunk = chunk._replace(copy=states.enter(serial))
+            yield self._begins(chunk, len(ids)) if placement.may_be_cut else chunk
 
-    def chunks(self, slot: int, start: int, ids: np.ndarray) -> Iterator[Chunk]:
-        """The tokens in blocks of CHUNK; before each, the slot gets the pages that it needs."""
-        for first in range(0, len(ids), CHUNK):
+    def again(self, slot: int, length: int, ids: np.ndarray) -> Iterator[Chunk]:
+        """Of a model with states, a slot's turn up to `length` tokens from its beginning on, and these tokens behind
+        it. Whether or not more of the turn was sampled, which depends on other slots: so that the bits do not."""
+        begin = self.turn[slot]
+        assert begin is not None
+        said = np.asarray(self.said[slot][: length - begin], np.int32)
+        for chunk in self.chunks(slot, begin, np.concatenate([said, ids]), self.begun[slot]):
+            yield self._begins(chunk, length + len(ids))
+
+    def _begins(self, chunk: Chunk, length: int) -> Chunk:
+        """The chunk, with a snapshot if the slot's turn begins behind it, at `length`."""
+        if not self.snapshots or chunk.start + len(chunk.ids) < length:
+            return chunk
+        states = self.snapshots[self.shard(chunk.slot)]
+        if chunk.copy is None:
+            chunk = chunk._replace(copy=states.take())
+        else:
+            states.hold(chunk.copy)
+        self._forget(chunk.slot)
+        self.begun[chunk.slot] = chunk.copy
+        return chunk
+
+    def _forget(self, slot: int) -> None:
+        """Gives back the snapshot of the beginning of the slot's turn."""
+        if (row := self.begun[slot]) is not None:
+            self.snapshots[self.shard(slot)].drop(row)
+            self.begun[slot] = None
+
+    def chunks(self, slot: int, start: int, ids: np.ndarray, source: int | None = None) -> Iterator[Chunk]:
+        """The tokens in blocks of CHUNK; before each, the slot gets the pages that it needs. source: snapshot that the
+        first begins with; there is one without tokens if there are none."""
+        for first in range(0, len(ids), CHUNK) or ([0] if source is not None else []):
             some = ids[first : first + CHUNK]
             self.grow(slot, start + first + len(some))
-            yield Chunk(slot, start + first, some)
+            yield Chunk(slot, start + first, some, source if first == 0 else None)
 
     def draw(self, shard: int, most: int) -> tuple[list[Chunk], list[Unfinished]]:
         """The next chunks of a shard, at most `most`, and what is finished with them."""
@@ -338,3 +437,5 @@ class PagedState:
         beyond[:] = 0
         self.columns[slot] = min(self.columns[slot], pages_for(tokens))
         self.length[slot], self.unread[slot] = tokens, 0
+        if not tokens:
+            self._forget(slot)

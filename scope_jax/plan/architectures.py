@@ -74,6 +74,14 @@ MINISTRAL3 = COMMON | {  # without its vision tower; YaRN as in the defaults of 
     "max_position_embeddings": 262144,
     "head_dim": 128,
 }
+QWEN35 = COMMON | {  # without vision tower and multi-token prediction
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+QWEN35_9B = QWEN35 | _shape(32, 4096, 16, 4, 12288, 248320)
+QWEN35_27B = QWEN35 | _shape(64, 5120, 24, 4, 17408, 248320) | {"linear_num_value_heads": 48}
+QWEN35_35B = QWEN35 | _shape(40, 2048, 16, 2, 512, 248320) | {"architectures": ["Qwen3_5MoeForCausalLM"]}
 SMOLLM3 = COMMON | {
     "architectures": ["SmolLM3ForCausalLM"],
     "rope_theta": 5e6,
@@ -126,6 +134,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B-Instruct-2507": QWEN3_235B,
     "Qwen3-30B-A3B-Instruct-2507": QWEN3_30B,
     "Qwen3-30B-A3B-Thinking-2507": QWEN3_30B,
+    "Qwen3.5-9B": QWEN35_9B,
+    "Qwen3.5-27B": QWEN35_27B,
+    "Qwen3.5-35B-A3B": QWEN35_35B,
+    "Qwen3.6-27B": QWEN35_27B,
+    "Qwen3.6-35B-A3B": QWEN35_35B,
     "Llama-3.1-8B": LLAMA31_8B,
     "Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Llama-3.1-70B-Instruct": LLAMA31_70B,

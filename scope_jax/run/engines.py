@@ -17,7 +17,7 @@ from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.rollouts.paged import PagedEngine, page_bytes, state_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
@@ -101,7 +101,15 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
     mesh, _ = decode_layout(cfg, model, mesh)
     pages = None
     if card.cache_gib is not None:
-        pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
+        tensor, slots = mesh.shape["tensor"], card.slots // processes // row_shards(mesh)
+        room = int(card.cache_gib * 2**30) - state_bytes(model, dtype, slots, tensor)
+        if room < 0:
+            raise UserError(
+                f"rollout.cache_gib = {card.cache_gib:g} is less than the states of {slots} slots on a row shard and "
+                f"their snapshots take, {(int(card.cache_gib * 2**30) - room) / 2**30:.2f} GiB; raise it or lower "
+                "rollout.slots."
+            )
+        pages = room // page_bytes(model, dtype, tensor)
     config = EngineConfig(
         slots=card.slots // processes,
         max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,

@@ -10,9 +10,10 @@ import pytest
 import transformers
 
 from scope_jax.models import bert, encoder
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Attention, Delta, ModelConfig
 from scope_jax.models.defaults import DEFAULTS
 from scope_jax.models.families import FAMILIES, from_hf, to_hf
+from scope_jax.models.kinds import first_attention
 from scope_jax.models.rope import Rope
 from tests.shapes import figures, rope_of
 
@@ -26,6 +27,9 @@ CLASSES = {
     "ministral3": transformers.Ministral3Config,
     "mistral": transformers.MistralConfig,
     "gemma3_text": transformers.Gemma3TextConfig,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
+    "olmo_hybrid": transformers.OlmoHybridConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
@@ -81,7 +85,7 @@ def facts(cfg: ModelConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta == "none"])
 def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
     config = {"model_type": model_type, **part}
     theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
@@ -97,6 +101,54 @@ def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, par
     assert {name: facts(ours)[name] for name in wanted} == wanted
     assert from_hf(to_hf(ours)) == ours
     assert from_hf(config | {"architectures": [FAMILIES[model_type].hf], "model_type": None}) == ours
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {},
+        {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 6},
+        {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64, "rms_norm_eps": 1e-5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta != "none"])
+def test_layers_with_states_are_what_transformers_makes_of_a_config(model_type: str, part: dict[str, Any]) -> None:
+    olmo = model_type == "olmo_hybrid"
+    if olmo and "rope_parameters" in part:
+        part = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}}
+    config = {"model_type": model_type, **part}
+    theirs, ours = CLASSES[model_type](**deepcopy(part)), from_hf(config)
+    kinds = ["full_attention" if isinstance(layer.mixer, Attention) else "linear_attention" for layer in ours.layers]
+    assert kinds == theirs.layer_types
+    mixer, attention = (
+        next(layer.mixer for layer in ours.layers if isinstance(layer.mixer, Delta)),
+        first_attention(ours),
+    )
+    assert (mixer.num_key_heads, mixer.num_heads, mixer.key_dim, mixer.value_dim, mixer.taps) == (
+        theirs.linear_num_key_heads,
+        theirs.linear_num_value_heads,
+        theirs.linear_key_head_dim,
+        theirs.linear_value_head_dim,
+        theirs.linear_conv_kernel_dim,
+    )
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    assert (ours.vocab_size, ours.width, ours.norm_eps) == (theirs.vocab_size, width, theirs.rms_norm_eps)
+    assert (attention.num_heads, attention.num_kv_heads) == (heads, theirs.num_key_value_heads)
+    assert attention.head_dim == (width // heads if olmo else theirs.head_dim)
+    if attention.rope is None:
+        assert olmo and (theirs.rope_parameters or {}).get("rope_theta") is None
+    else:
+        parameters = theirs.rope_parameters
+        assert (attention.rope.theta, attention.rope.share) == (
+            parameters["rope_theta"],
+            parameters.get("partial_rotary_factor", 1.0),
+        )
+    assert mixer.doubled == olmo and from_hf(to_hf(ours)) == ours
+    again = CLASSES[model_type](**{name: value for name, value in to_hf(ours).items() if name != "model_type"})
+    assert again.layer_types == theirs.layer_types and again.rope_parameters == theirs.rope_parameters
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
@@ -126,7 +178,7 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
-    named = {"rope_theta": "rope_parameters", "rope_local_base_freq": "rope_parameters"}
+    named = dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), "rope_parameters")
     for name in DEFAULTS[model_type]:
         assert hasattr(CLASSES[model_type](), named.get(name, name)), name
 
