@@ -34,7 +34,7 @@ class Attention:
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
     "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h. gate: the query
     projection has as many numbers again for each head, behind its query; the head's result is multiplied by their
-    sigmoid.
+    sigmoid. sinks: a learned logit of each head in the sum of its softmax (gpt-oss; `models.attention`).
     """
 
     num_heads: int  # H
@@ -48,6 +48,7 @@ class Attention:
     query_scaling: QueryScaling | None = None
     gate: bool = False
     scale: float | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -105,15 +106,18 @@ class Dense:
 class Experts:
     """SwiGLU layers of this width, of which a router picks some for each token.
 
-    normalised: the weights of the picked experts are divided by their sum. shared: width of one that every token has,
-    times the sigmoid of a gate of its own, 0 for none. kernels: whether the platform's kernels may compute them (no
-    property of the model: `run.kernels` says so).
+    normalised: the weights of the picked experts are divided by their sum, which makes them the softmax of the picked
+    logits alone. activation: of gate and up, see `moe.activated`. bias: router and experts have biases. kernels:
+    whether the platform's kernels may compute them (no property of the model: `run.kernels` says so). shared: width of
+    one that every token has, times the sigmoid of a gate of its own, 0 for none.
     """
 
     width: int  # F
     count: int  # X
     picked: int  # k
     normalised: bool = False
+    activation: Literal["silu", "clamped"] = "silu"
+    bias: bool = False
     kernels: bool = True
     shared: int = 0
 

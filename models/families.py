@@ -26,6 +26,7 @@ from scope_jax.models.config import (
 )
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
+from scope_jax.models.moe import LIMIT, SLOPE
 from scope_jax.models.rope import Rope
 
 
@@ -44,7 +45,9 @@ class Family:
     times √D, a cap of the logits (final_logit_softcapping) and a scale of the scores (query_pre_attn_scalar).
     delta: layer_types has layers of a Gated DeltaNet ("linear_attention", or all but every
     full_attention_interval-th), with norms before them; "doubled" with linear_allow_neg_eigval. gate: attention has
-    a gate. shared: experts are normalised, and one is shared. What a config.json leaves out is in `models.defaults`.
+    a gate. shared: experts are normalised, and one is shared. sinks: attention has them. clamped: experts have the
+    clamped activation, biases and intermediate_size, and their files may be in MXFP4. What a config.json leaves out
+    is in `models.defaults`.
     """
 
     hf: str
@@ -64,6 +67,8 @@ class Family:
     delta: Literal["none", "plain", "doubled"] = "none"
     gate: bool = False
     shared: bool = False
+    sinks: bool = False
+    clamped: bool = False
 
 
 _QWEN3_5: dict[str, Any] = {"partial": True, "delta": "plain", "gate": True, "norm_offset": 1.0}
@@ -88,6 +93,7 @@ FAMILIES = {
         norm_offset=1.0,
         gemma=True,
     ),
+    "gpt_oss": Family("GptOssForCausalLM", windows="pattern", period=2, experts=True, sinks=True, clamped=True),
 }
 ACTIVATIONS: dict[Activation, tuple[str, str]] = {
     "silu": ("hidden_act", "silu"),
@@ -250,10 +256,12 @@ def _turned(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 
 
 def _refuse(config: Mapping[str, Any], family: Family) -> None:
-    """Raises ValueError for settings that are not implemented."""
+    """Raises ValueError for settings that the family's layers here do not implement."""
     field, activation = ACTIVATIONS[family.activation]
     wanted = {
         field: (activation, activation),
+        "swiglu_limit": (LIMIT, f"{LIMIT}"),
+        "swiglu_alpha": (SLOPE, f"{SLOPE}"),
         "mlp_bias": (False, "False"),
         "decoder_sparse_step": (1, "1"),
     }
@@ -268,7 +276,8 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
             f"config.json: field 'mlp_only_layers' is {cut(repr(config['mlp_only_layers']))}; only models with "
             "experts in every layer are supported."
         )
-    if config.get("quantization_config"):
+    quantised = table(config, "quantization_config")
+    if quantised and not (family.clamped and quantised.get("quant_method") == "mxfp4"):
         raise UserError(
             "config.json has a 'quantization_config'; quantised weights are not supported, use the model that they "
             "were made of."
@@ -322,6 +331,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             query_scaling=_query_scaling(config) if family.query_scaling else None,
             gate=family.gate,
             scale=number(config, "query_pre_attn_scalar") ** -0.5 if family.gemma else None,
+            sinks=family.sinks,
         )
         return Layer(mixer, feed, family.norms)
 
@@ -375,13 +385,12 @@ def _query_scaling(config: Mapping[str, Any]) -> QueryScaling:
 def _feed(config: Mapping[str, Any], family: Family) -> Feed:
     if not family.experts:
         return Dense(count(config, "intermediate_size"), family.activation)
-    return Experts(
-        count(config, "moe_intermediate_size"),
-        count(config, "num_experts", most=10_000),
-        count(config, "num_experts_per_tok"),
-        family.shared or flag(config, "norm_topk_prob", False),
-        shared=count(config, "shared_expert_intermediate_size") if family.shared else 0,
-    )
+    counts = count(config, "num_experts", most=10_000), count(config, "num_experts_per_tok")
+    if family.clamped:
+        return Experts(count(config, "intermediate_size"), *counts, True, "clamped", bias=True)
+    normalised = family.shared or flag(config, "norm_topk_prob", False)
+    shared = count(config, "shared_expert_intermediate_size") if family.shared else 0
+    return Experts(count(config, "moe_intermediate_size"), *counts, normalised, shared=shared)
 
 
 def _rope_to_hf(rope: Rope) -> dict[str, Any]:
@@ -460,6 +469,13 @@ def _mixers_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
 def _feed_to_hf(feed: Feed) -> dict[str, Any]:
     if isinstance(feed, Dense):
         return {"intermediate_size": feed.width}
+    if feed.activation == "clamped":
+        return {
+            "intermediate_size": feed.width,
+            "num_local_experts": feed.count,
+            "num_experts_per_tok": feed.picked,
+            "swiglu_limit": LIMIT,
+        }
     if feed.shared:
         return {
             "moe_intermediate_size": feed.width,

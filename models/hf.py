@@ -17,12 +17,13 @@ from scope_jax.sharding.spec import path_name
 
 @dataclass(frozen=True)
 class HfTensor:
-    """The checkpoint tensor of one of our weights: its name, and whether it is transposed.
+    """The checkpoint tensor of one of our weights: its name, whether it is transposed, and which part of it.
 
     "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
     layers: the number of the layer at each place of a stack, () if they are the same. rows: (first, all) of a tensor of
     which our weight is only some rows, those of other weights around them. fused: the experts are the first dimension
-    of one tensor. column: the tensor has a dimension of 1 behind its rows (a convolution of single features).
+    of one tensor. column: the tensor has a dimension of 1 behind its rows (a convolution of single features). turns:
+    (which, of how many) weights whose columns take turns in one tensor.
     """
 
     name: str
@@ -31,6 +32,7 @@ class HfTensor:
     rows: tuple[int, int] | None = None
     fused: bool = False
     column: bool = False
+    turns: tuple[int, int] = (0, 1)
 
     @property
     def leading(self) -> int:
@@ -48,6 +50,8 @@ class HfTensor:
             rest = (self.rows[1], *rest[1:])
         if self.column:
             rest = (rest[0], 1, *rest[1:])
+        if self.turns[1] > 1:
+            rest = (*rest[:-1], rest[-1] * self.turns[1])
         return (shape[self.leading - 1], *rest) if self.fused else rest
 
     def at(self, index: tuple[int, ...]) -> str:
@@ -68,6 +72,7 @@ _LAYER = {
     "k_bias_Kh": HfTensor("self_attn.k_proj.bias", False),
     "v_bias_Kh": HfTensor("self_attn.v_proj.bias", False),
     "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
+    "sinks_H": HfTensor("self_attn.sinks", False),
     "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
     "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
     "q_norm_Hh": HfTensor("self_attn.q_norm.weight", False),
@@ -143,6 +148,17 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# gpt-oss has the matrices of a layer's experts in one tensor, and gate and up in one, in turns.
+_CLAMPED = {
+    "router_DX": HfTensor("mlp.router.weight", True),
+    "router_bias_X": HfTensor("mlp.router.bias", False),
+    "gate_XDF": HfTensor("mlp.experts.gate_up_proj", False, fused=True, turns=(0, 2)),
+    "gate_bias_XF": HfTensor("mlp.experts.gate_up_proj_bias", False, turns=(0, 2)),
+    "up_XDF": HfTensor("mlp.experts.gate_up_proj", False, fused=True, turns=(1, 2)),
+    "up_bias_XF": HfTensor("mlp.experts.gate_up_proj_bias", False, turns=(1, 2)),
+    "down_XFD": HfTensor("mlp.experts.down_proj", False, fused=True),
+    "down_bias_XD": HfTensor("mlp.experts.down_proj_bias", False),
+}
 # With norms before and after, too.
 _BOTH_NORMS = {
     "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
@@ -167,7 +183,9 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     tensors = _BY_NORMS[layer.norms] | _SHARED
     if isinstance(layer.mixer, Delta):
         tensors |= _fused_delta(layer.mixer) if cfg.architecture in FUSED else _OLMO_DELTA
-    if isinstance(layer.feed, Experts) and cfg.architecture in FUSED:
+    if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
+        tensors |= _CLAMPED
+    elif isinstance(layer.feed, Experts) and cfg.architecture in FUSED:
         tensors |= _fused_experts(layer.feed)
     tensor = tensors[name]
     return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())

@@ -84,6 +84,8 @@ def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
+    if mixer.sinks:
+        found["sinks_H"] = weight((mixer.num_heads,), "head_bias")
     return found
 
 
@@ -142,9 +144,9 @@ class Call:
     """What a layer is computed with beside its weights and input.
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
-    heads, queries and keys after norm and rotation, and is responsible for mask, scale and cache; of a layer with a
-    state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.moe`, None for that of its kernels.
+    heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
+    scale and cache; of a layer with a state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what
+    computes norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels.
     """
 
     eps: float
@@ -174,7 +176,9 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
-    o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim))
+    sinks = (w["sinks_H"],) if mixer.sinks else ()
+    attend: Any = call.attend
+    o_BTHh = attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim), *sinks)
     if gate_BTHh is not None:
         o_BTHh = o_BTHh * jax.nn.sigmoid(gate_BTHh)
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
@@ -256,6 +260,7 @@ def _expert_weights(cfg: ModelConfig, feed: Experts) -> Weights:
         "up_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "down_XFD": weight((X, F, D), "experts", "ffn", "width"),
         **(_shared_weights(D, feed.shared) if feed.shared else {}),
+        **(_expert_biases(D, F, X) if feed.bias else {}),
     }
 
 
@@ -265,6 +270,15 @@ def _shared_weights(D: int, F: int) -> Weights:
         "shared_up_DF": weight((D, F), "width", "ffn"),
         "shared_down_FD": weight((F, D), "ffn", "width"),
         "shared_D1": weight((D, 1), "width", None),
+    }
+
+
+def _expert_biases(D: int, F: int, X: int) -> Weights:
+    return {
+        "router_bias_X": weight((X,), None, init=zeros),
+        "gate_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "up_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "down_bias_XD": weight((X, D), "experts", "width", init=zeros),
     }
 
 
@@ -418,6 +432,11 @@ def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
 def first_attention(cfg: ModelConfig) -> Attention:
     """The mixer of the first layer with attention."""
     return cfg.layers[cfg.attention_layers[0]].attention
+
+
+def has_sinks(cfg: ModelConfig) -> bool:
+    """Whether attention has sinks."""
+    return any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in cfg.layers)
 
 
 def kv_heads(cfg: ModelConfig) -> int:

@@ -150,9 +150,11 @@ class Implementation(Protocol):
         these are different, too."""
         ...
 
-    def attend(self, layer: Layer, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: Layer, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
         """softmax(q kᵀ / √h) v, [R, Q, H, h]: query i of row r is at position starts_R[r] + i and sees the positions up
-        to its own, with a window the last `window` of them."""
+        to its own, with a window the last `window` of them. sinks_H: see `models.attention`."""
         ...
 
 
@@ -186,7 +188,9 @@ class Loop:
         v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
         return LoopPages(k_PKht, v_PKth)
 
-    def attend(self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
         rows, queries, num_heads, head_dim = q_RQHh.shape
         num_kv = layer.k_PKht.shape[1]
         grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
@@ -194,6 +198,9 @@ class Loop:
         before = None
         if where.tiles is not None:
             before = begin(partial(self._together, layer), q_RKmh, where.table, where.tiles), where.tiles.pages_R
+        if sinks_H is not None:
+            carry, first_R = (Carry.empty(q_RKmh), jnp.zeros(rows, jnp.int32)) if before is None else before
+            before = carry.with_sinks(sinks_H), first_R
         out = self._attention(layer, q_RKmh, where, queries, window, before)
         out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
         return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
@@ -244,7 +251,7 @@ class Loop:
 # ---------------------------------------------------------------------------------------------------------- TPU kernel
 class Ragged:
     """`jax.experimental.pallas.ops.tpu.ragged_paged_attention`; keys and values of a head lie next to each other,
-    [P, PAGE, 2K, h]."""
+    [P, PAGE, 2K, h]. The kernel has no sinks, nor does it give the sums to which they could be added."""
 
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
@@ -277,7 +284,11 @@ class Ragged:
         both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
         return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop", unique_indices=True)
 
-    def attend(self, layer: Array, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: Array, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
+        if sinks_H is not None:
+            raise ValueError("the kernel for pages on TPUs has no sinks; `kernels.attention_over_pages` knows it.")
         # Pallas takes a second to import and is needed on TPUs only.
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
@@ -356,13 +367,15 @@ def feed(
             x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards)
             continue
 
-        def attend(q: Array, k: Array, v: Array, window=layer.mixer.window, home=homes[number]) -> Array:
+        def attend(
+            q: Array, k: Array, v: Array, sinks_H: Array | None = None, window=layer.mixer.window, home=homes[number]
+        ) -> Array:
             place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
             column_N = (position_RQ % PAGE).reshape(-1)
             new = storable(k.reshape(flat), v.reshape(flat))
             layers[place] = how.write(layers[place], *new, page_N, column_N)
-            return how.attend(layers[place], q, seen, window)
+            return how.attend(layers[place], q, seen, window, sinks_H)
 
         x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
     after: Pages | Stateful = tuple(layers)

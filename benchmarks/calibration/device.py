@@ -39,7 +39,7 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.pages import PAGE, Tables, pages_for
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.paged import PagedEngine
@@ -88,7 +88,7 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
     first = length - STEPS * dispatches // 2
     longest = first + STEPS * (dispatches + 4)
     config = EngineConfig(slots, longest, (longest,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
-    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model)))
+    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))
     weights = random_like(engine.abstract_weights())
     whole = SamplingParams(1.0, 0, 1.0, longest, (), (), False)
     numbers, limits, *how = rows_of(

@@ -2,8 +2,8 @@
 downloaded.
 
 The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
-deepseek-ai, mistralai, HuggingFaceTB); a test compares the number of weights they give with the one the hub states for
-each model.
+deepseek-ai, mistralai, HuggingFaceTB, openai); a test compares the number of weights they give with the one the hub, or
+of gpt-oss its model card, states for each model.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ SMOLLM3 = COMMON | {
     "max_position_embeddings": 65536,
     "tie_word_embeddings": True,
 }
+GPT_OSS = {"architectures": ["GptOssForCausalLM"]}  # all else as in the defaults of its class
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
 QWEN25_72B = QWEN25 | _shape(80, 8192, 64, 8, 29568, 152064)
@@ -153,6 +154,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Mistral-7B-Instruct-v0.3": MISTRAL | _shape(32, 4096, 32, 8, 14336, 32768),
     "Ministral-3-8B-Base-2512": MINISTRAL3 | _shape(34, 4096, 32, 8, 14336, 131072),
     "SmolLM3-3B": SMOLLM3 | _shape(36, 2048, 16, 4, 11008, 128256),
+    "gpt-oss-20b": GPT_OSS | _shape(24, 2880, 64, 8, 2880, 201088) | {"num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | _shape(36, 2880, 64, 8, 2880, 201088) | {"num_local_experts": 128},
     "Olmo-3-7B-Instruct": OLMO3 | _shape(32, 4096, 32, 32, 11008, 100278),
 }
 

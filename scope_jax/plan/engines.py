@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim, kept_bytes, kv_heads
+from scope_jax.models.kinds import has_sinks, head_dim, kept_bytes, kv_heads
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
@@ -144,7 +144,9 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
         try:
             mesh = make_mesh(MeshConfig(1, -1, tensor), on.devices)
             check_mesh(model, mesh)
-            engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model)))
+            engine = PagedEngine(
+                model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model))
+            )
         except UserError:
             continue
         state = engine.abstract_state()

@@ -11,7 +11,7 @@ from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
@@ -129,4 +129,4 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return DenseEngine(model, config, mesh)
     platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
-    return PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model)))
+    return PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))

@@ -15,6 +15,7 @@ from scope_jax.models import kernels
 from scope_jax.models.check import outcome
 from scope_jax.models.config import Experts, Layer, ModelConfig
 from scope_jax.models.kernels import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
+from scope_jax.models.kinds import has_sinks
 from scope_jax.run.world import Tell
 from scope_jax.sharding import distributed
 
@@ -53,10 +54,10 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
     if not begins or device.platform == "cpu":
         return {}
     checks = kernels.checks(device.platform, kernels.heads_of(model), cfg.model.compute_dtype)
-    windows, found = any(model.windows), {}
+    needed, found = {"window": any(model.windows), "sinks": has_sinks(model)}, {}
     for kernel in begins:
         for check in checks:
-            if kernel in found or not check.name.startswith(kernel) or (check.name.endswith("window") and not windows):
+            if kernel in found or not check.name.startswith(kernel) or not needed.get(check.name.split()[-1], True):
                 continue
             result = outcome(check)
             if result.failed:

@@ -21,8 +21,8 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer
 from scope_jax.models.check import Check
 from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, PICKS, attention_over_pages
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
@@ -38,7 +38,17 @@ WINDOWS = replace(
         for window in (70, 70, 70, None)
     ),
 )
-MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS}
+SINKS = replace(
+    EXPERTS,
+    architecture="gpt_oss",
+    layers=tuple(
+        Layer(
+            replace(HEADS, qk_norm="none", window=window, sinks=True), replace(PICKS, activation="clamped", bias=True)
+        )
+        for window in (70, None)
+    ),
+)
+MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS, "sinks": SINKS}
 
 CARD = LossCard(kl="k3", kl_coef=0.1)
 # A large eps: Adam's first step is otherwise ±1 for every weight, and rounding decides the sign of tiny gradients.
@@ -125,7 +135,7 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
         compute_dtype=jnp.dtype(dtype),
         prefill_tokens=128,
     )
-    how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model))
+    how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model), has_sinks(model))
     rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(learner_of(model, mesh, dtype).init_state(random_params(model), reference=False).params)
     return rollouts

@@ -144,6 +144,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 16,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 8,
+            "intermediate_size": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_parameters": YARN | {"truncate": False, "rope_theta": 1.5e5},
+        },
+    ),
     "olmo_hybrid": (
         "OlmoHybrid",
         {
@@ -195,6 +205,8 @@ def torch_model(case: str) -> Any:
         for weight_name, weight in model.named_parameters():
             if weight_name.endswith(("norm.weight", "layernorm.weight", "bias", "A_log")):
                 weight.add_(0.1 * torch.randn(weight.shape))
+            elif weight_name.endswith("sinks"):
+                weight.add_(torch.randn(weight.shape))  # some as large as the scores
             elif "Qwen3_5Moe" in name and weight_name.endswith("mlp.gate.weight"):
                 weight.copy_(0.5 * torch.randn(weight.shape))  # their class begins with zeros
     return model
@@ -337,7 +349,11 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
     gradients: dict[str, np.ndarray] = {}
     for name, weight in model.named_parameters():
         grad = weight.grad.numpy()
-        if not name.startswith("model.layers.") or ".experts." not in name or model.config.model_type in FUSED:
+        if (
+            not name.startswith("model.layers.")
+            or ".experts." not in name
+            or model.config.model_type in (*FUSED, "gpt_oss")
+        ):
             gradients[name] = grad
             continue
         # In memory the experts of a layer are stacked, gate and up in one tensor; in files every expert has its own.
@@ -353,6 +369,7 @@ def part_of(tensor: HfTensor, whole: np.ndarray, index: tuple[int, ...], ours: A
     """The part of a tensor of the file that is one of our weights."""
     whole = whole[index[-1]] if tensor.fused else whole
     whole = whole[:, 0] if tensor.column else whole
+    whole = whole[..., tensor.turns[0] :: tensor.turns[1]]
     if tensor.rows is None:
         return whole
     rows = ours.shape[-1 if tensor.transposed else tensor.leading]

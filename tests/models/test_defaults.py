@@ -30,6 +30,7 @@ CLASSES = {
     "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
     "olmo_hybrid": transformers.OlmoHybridConfig,
+    "gpt_oss": transformers.GptOssConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
@@ -58,7 +59,7 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
     usual = ["sliding_attention" if window else "full_attention"] * layers
     types = getattr(theirs, "layer_types", None) or usual
     full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-    moe = config["model_type"] == "qwen3_moe"
+    moe, clamped = (config["model_type"] == name for name in ("qwen3_moe", "gpt_oss"))
     return from_hf(config), {
         "vocab_size": theirs.vocab_size,
         "num_layers": layers,
@@ -70,9 +71,9 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
         "norm_eps": theirs.rms_norm_eps,
         "tie_embeddings": theirs.tie_word_embeddings,
         "layer_windows": tuple(window if kind == "sliding_attention" else None for kind in types),
-        "num_experts": theirs.num_experts if moe else 0,
-        "experts_per_token": theirs.num_experts_per_tok if moe else 0,
-        "norm_topk_prob": theirs.norm_topk_prob if moe else False,
+        "num_experts": theirs.num_experts if moe or clamped else 0,
+        "experts_per_token": theirs.num_experts_per_tok if moe or clamped else 0,
+        "norm_topk_prob": theirs.norm_topk_prob if moe else clamped,
         "theta": full["rope_theta"],
         "kind": full["rope_type"],
         "factor": full.get("factor", 1.0),

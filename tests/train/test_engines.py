@@ -53,7 +53,7 @@ def test_groups_attend_together_over_pages_only():
 
 def test_a_card_may_do_without_the_kernel_for_pages(monkeypatch):
     asked = []
-    monkeypatch.setattr(engines, "attention_over_pages", lambda platform, head_dim: asked.append(platform) or Loop())
+    monkeypatch.setattr(engines, "attention_over_pages", lambda platform, *_: asked.append(platform) or Loop())
     engine_of('rollout.cache="paged"')
     engine_of('rollout.cache="paged"', 'rollout.attention="loop"')
     assert asked == ["cpu", "any"]
