@@ -128,7 +128,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": {
-        **_QWEN3_5,
+        **{name: value for name, value in _QWEN3_5.items() if name != "intermediate_size"},
         "hidden_size": 2048,
         "num_hidden_layers": 40,
         "num_key_value_heads": 2,

@@ -310,7 +310,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
     width = count(config, "hidden_size")
     mixers = _mixers(config, family, num_layers)
-    turns = family.ropes != "optional" or table(config, "rope_parameters").get("rope_theta") is not None
+    turns = family.ropes != "optional" or table(config, "rope_parameters").get("rope_theta", True) is not None
     rope, sliding_rope = _ropes(config, stated, family) if turns else (None, None)
     bias = family.bias == "config" and flag(config, "attention_bias", False)
     feed, kv_heads = _feed(config, family), count(config, "num_key_value_heads", num_heads)

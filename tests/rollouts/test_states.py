@@ -33,16 +33,16 @@ def engine(request):
     return make_engine(cfg=HYBRID) if request.param == "dense" else make_paged(cfg=HYBRID)
 
 
-def cut(kept: int, turns: int = 1):
+def cut(kept: int, turns: int = 1, seen=SEEN):
     """Keeps the first tokens of each turn and says something."""
 
     def respond(said):
-        return Continuation(SEEN, "seen", kept=kept) if sum(t.kind == "sampled" for t in said) <= turns else None
+        return Continuation(seen, "seen", kept=kept) if sum(t.kind == "sampled" for t in said) <= turns else None
 
     return respond
 
 
-def conversations(count: int) -> list:
+def conversations(count: int, seen=SEEN) -> list:
     """Two turns that are cut after different tokens, then a last one; every other prompt is longer than a page."""
     return [
         request(
@@ -51,7 +51,7 @@ def conversations(count: int) -> list:
             stop_ids=(),
             max_tokens=20,
             max_turns=4,
-            respond=cut(1 + i, turns=2),
+            respond=cut(1 + i, turns=2, seen=seen),
         )
         for i in range(count)
     ]
@@ -108,7 +108,7 @@ def test_groups_share_the_whole_pages_of_their_prompt(params):
 @pytest.mark.slow
 def test_set_aside_and_back(params, monkeypatch):
     """With few pages episodes wait in host memory, their states with them."""
-    plenty = make_rollouts(make_paged(cfg=HYBRID), params).run(conversations(12))
+    plenty = make_rollouts(make_paged(cfg=HYBRID, max_length=256), params).run(conversations(12, SEEN * 8))
     aside, set_aside = [], PagedEngine.set_aside
 
     def counted(self, state, slot):
@@ -116,8 +116,8 @@ def test_set_aside_and_back(params, monkeypatch):
         return set_aside(self, state, slot)
 
     monkeypatch.setattr(PagedEngine, "set_aside", counted)
-    few = make_rollouts(make_paged(cfg=HYBRID, pages=6), params)
-    assert [bits(one) for one in few.run(conversations(12))] == [bits(one) for one in plenty]
+    few = make_rollouts(make_paged(cfg=HYBRID, max_length=256, pages=8), params)
+    assert [bits(one) for one in few.run(conversations(12, SEEN * 8))] == [bits(one) for one in plenty]
     assert aside and few._state.pools[0].used == 0 and not any(few._state.begun)
 
 
