@@ -267,7 +267,7 @@ def megablox_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array, interpr
 # --------------------------------------------------------------------------------------------------------------- layer
 def moe_layer(
     feed: Experts,
-    w: dict[str, jax.Array],
+    w: dict[str, Any],
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
     grouped: GroupedMatmul | None = None,

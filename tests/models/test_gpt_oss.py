@@ -15,7 +15,8 @@ import pytest
 
 from scope_jax.errors import UserError
 from scope_jax.models import moe, peft
-from scope_jax.models.adapter import Adapter, declare_factors
+from scope_jax.models.adapter import EXPERTS, Adapter, declare_factors
+from scope_jax.models.lowrank import LowRank, merged
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import init_params
 from tests.models.gpt_oss import CFG, weights
@@ -65,6 +66,23 @@ def test_adapters_of_experts_have_no_form_in_pefts_files(tmp_path):
     factors = init_params(declare_factors(CFG, adapter), jax.random.key(0))
     with pytest.raises(UserError, match=r"\(mlp.experts.\w+\) have no form in PEFT's files; export with"):
         peft.save(tmp_path / "out", CFG, adapter, factors, "base")
+
+
+def test_adapted_experts_equal_merged_ones():
+    names = [name for name in weights(CFG)["layers"] if "router" in name or "X" in name.split("_")[-1]]
+    w = {name: weights(CFG)["layers"][name][0] for name in names}
+    x = jax.random.normal(jax.random.key(1), (2, 9, CFG.width))
+
+    def low_rank(name: str) -> LowRank:
+        count, rows, columns = w[name].shape
+        a, b = (jax.random.normal(jax.random.key(len(name) + n), s) for n, s in enumerate(((rows, 2), (2, columns))))
+        return LowRank(w[name], jnp.stack([a] * count), jnp.stack([b] * count), 0.1)
+
+    adapted = w | {name: low_rank(name) for name in EXPERTS}
+    whole = w | {name: merged(adapted[name]) for name in EXPERTS}
+    ours, wanted = (moe.moe_layer(FEED, weights, x, LOCAL) for weights in (adapted, whole))
+    np.testing.assert_allclose(ours, wanted, atol=2e-5 * float(jnp.abs(wanted).max()))
+    assert jnp.abs(wanted - moe.moe_layer(FEED, w, x, LOCAL)).max() > 0.1
 
 
 def on_eight_devices(what: str) -> Any:
