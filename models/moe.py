@@ -312,7 +312,7 @@ def moe_layer(
     return (out_BTD + bias_ND.reshape(before.shape)).astype(x_ND.dtype)
 
 
-def _routed(feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> tuple[jax.Array, jax.Array]:
+def _routed(feed: Experts, w: dict[str, Any], x_BTD: jax.Array, shards: Shards) -> tuple[jax.Array, jax.Array]:
     """`route` of a device's tokens between the layers: with sequence parallelism its own, with a router that counts as
     a weight between layers."""
     weights = [shards.between_layers(w[name]) for name in ("router_DX", *["router_bias_X"] * feed.bias)]
@@ -345,7 +345,7 @@ def _by_experts(
     return grouped(x_JI, w.weight, sizes_X) + w.scale * grouped(low_Jr, w.b, sizes_X)
 
 
-def _over_experts(feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
+def _over_experts(feed: Experts, w: dict[str, Any], x_BTD: jax.Array, shards: Shards) -> jax.Array:
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
@@ -375,7 +375,7 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
+def _own_few(feed: Experts, w: dict[str, Any], x_ND: jax.Array, first: jax.Array) -> jax.Array:
     """The part of the own experts, from `first` on, by two kernels for TPUs."""
     from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
@@ -386,7 +386,7 @@ def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax
 
 def _own_sorted(
     feed: Experts,
-    w: dict[str, jax.Array],
+    w: dict[str, Any],
     gates: Callable[[jax.Array], jax.Array],
     x_ND: jax.Array,
     first: jax.Array,
