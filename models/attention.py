@@ -31,6 +31,7 @@ Attend = Callable[..., jax.Array]  # of queries, keys, values, and of a model th
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
 QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
+CUDNN_HEAD = 256  # the widest head that cuDNN takes
 MOST_BLOCKS = 16  # so that the program of a long row stays small
 SINK_DIMS, SINK_KEYS = 8, 64  # by which a sink lengthens heads and keys (cuDNN's heads are multiples of 8)
 
@@ -164,8 +165,11 @@ def _cudnn_block(
 ) -> jax.Array:
     """cuDNN's kernel. It takes the mask as an array of the queries' dtype and writes a gradient of that size.
 
-    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice.
+    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice. Wider
+    heads than it takes are computed by XLA.
     """
+    if q_BQHh.shape[-1] > CUDNN_HEAD:
+        return _reference_block(q_BQHh, k_BUKh, v_BUKh, mask)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("mask"))
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

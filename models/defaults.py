@@ -56,6 +56,30 @@ _BERT: dict[str, Any] = {
     "layer_norm_eps": 1e-12,
     "pad_token_id": 0,
 }
+_GEMMA: dict[str, Any] = {
+    **{name: value for name, value in _DECODER.items() if name not in ("hidden_act", "rope_theta")},
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": None,
+}
+_GEMMA4: dict[str, Any] = {
+    **_GEMMA,
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "sliding_window": 512,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
 # By model type; fields of other names (mlp_bias, decoder_sparse_step) are refused unless they have their usual value.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_DECODER, "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
@@ -148,23 +172,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "linear_allow_neg_eigval": True,
     },
     "gemma3_text": {
-        **{name: value for name, value in _DECODER.items() if name != "hidden_act"},
-        "hidden_activation": "gelu_pytorch_tanh",
+        **_GEMMA,
         "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
         "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
-        "final_logit_softcapping": None,
     },
+    "gemma4_text": {**_GEMMA4, "hidden_size_per_layer_input": 256, "enable_moe_block": False},
+    "gemma4_unified_text": {**_GEMMA4, "max_position_embeddings": 262144, "sliding_window": 1024},
     "gpt_oss": {
         **_DECODER,
         "vocab_size": 201088,

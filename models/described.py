@@ -45,7 +45,7 @@ def table() -> str:
 def _row(name: str, family: Family) -> tuple[str, ...]:
     norms = NORMS[family.norms] + (", × (1 + w)" if family.norm_offset else "")
     heads = [
-        QK_NORM[family.qk_norm],
+        QK_NORM[family.qk_norm] + (", and of values" if family.gemma == 4 else ""),
         "queries grow with the position" * family.query_scaling,
         "a sink for each head" * family.sinks,
         "a gate" * family.gate,
@@ -56,6 +56,7 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
     if family.experts:
         feed = "clamped experts with biases" if family.clamped else f"{feed} experts"
     feed += ", one shared" if family.shared else ""
+    feed += ", with `enable_moe_block` beside experts" if family.gemma == 4 else ""
     return (
         f"`{name}`",
         f"`{family.hf}`",

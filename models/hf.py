@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from scope_jax.models import stacks
-from scope_jax.models.config import Delta, Experts, ModelConfig
+from scope_jax.models.config import Delta, Experts, ModelConfig, Parallel
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
 
@@ -85,6 +85,12 @@ _LAYER = {
     "gate_XDF": HfTensor("mlp.experts.{x}.gate_proj.weight", True),
     "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
     "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
+    "scalar_1": HfTensor("layer_scalar", False),
+    "dense_out_norm_D": HfTensor("post_feedforward_layernorm_1.weight", False),
+    "experts_norm_D": HfTensor("pre_feedforward_layernorm_2.weight", False),
+    "experts_out_norm_D": HfTensor("post_feedforward_layernorm_2.weight", False),
+    "router_norm_D": HfTensor("router.scale", False),
+    "expert_scale_X": HfTensor("router.per_expert_scale", False),
 }
 _SHARED = {
     "shared_gate_DF": HfTensor("mlp.shared_expert.gate_proj.weight", True),
@@ -133,13 +139,13 @@ def _fused_delta(mixer: Delta) -> dict[str, HfTensor]:
     return found
 
 
-def _fused_experts(feed: Experts) -> dict[str, HfTensor]:
+def _fused_experts(feed: Experts, place: str) -> dict[str, HfTensor]:
     """Of experts whose matrices are one tensor in files, gate and up beside each other."""
     first, second = (0, 2 * feed.width), (feed.width, 2 * feed.width)
     return {
-        "gate_XDF": HfTensor("mlp.experts.gate_up_proj", True, rows=first, fused=True),
-        "up_XDF": HfTensor("mlp.experts.gate_up_proj", True, rows=second, fused=True),
-        "down_XFD": HfTensor("mlp.experts.down_proj", True, fused=True),
+        "gate_XDF": HfTensor(f"{place}experts.gate_up_proj", True, rows=first, fused=True),
+        "up_XDF": HfTensor(f"{place}experts.gate_up_proj", True, rows=second, fused=True),
+        "down_XFD": HfTensor(f"{place}experts.down_proj", True, fused=True),
     }
 
 
@@ -165,6 +171,7 @@ _BOTH_NORMS = {
     "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
     "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+_PARALLEL = {"router_DX": HfTensor("router.proj.weight", True)}
 _BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
@@ -186,7 +193,9 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
         tensors |= _CLAMPED
     elif isinstance(layer.feed, Experts) and cfg.architecture in FUSED:
-        tensors |= _fused_experts(layer.feed)
+        tensors |= _fused_experts(layer.feed, "mlp.")
+    if isinstance(layer.feed, Parallel):
+        tensors |= _PARALLEL | _fused_experts(layer.feed.experts, "")
     tensor = tensors[name]
     return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())
 

@@ -17,7 +17,7 @@ import numpy as np
 from scope_jax.models import attention, moe
 from scope_jax.models.check import ROUNDING, Check, apart
 from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig
-from scope_jax.models.kinds import first_attention, plain_heads
+from scope_jax.models.kinds import plain_heads
 from scope_jax.models.pages import PAGE, Implementation, Loop, Ragged, Where, pages_for
 from scope_jax.models.rope import Rope
 
@@ -44,11 +44,14 @@ class Heads(NamedTuple):
     dim: int = 128
 
 
-def heads_of(model: ModelConfig) -> Heads:
-    """Two kv heads, or one, with the model's queries and dimension."""
-    mixer = first_attention(model)
-    kv = min(2, mixer.num_kv_heads)
-    return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+def heads_of(model: ModelConfig) -> tuple[Heads, ...]:
+    """Two kv heads, or one, with the queries and dimension of each kind of attention in the model."""
+
+    def of(mixer: Attention) -> Heads:
+        kv = min(2, mixer.num_kv_heads)
+        return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+
+    return tuple(dict.fromkeys(of(model.layers[number].attention) for number in model.attention_layers))
 
 
 def attention_over_pages(platform: str, head_dim: int, sinks: bool = False) -> Implementation:

@@ -98,8 +98,9 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
         *(engine.jitted.init(), numbers, np.full(slots, 17, np.int32), np.full(slots, first, np.int32), limits, *how)
     )
     columns = pages_for(longest)
-    if engine.pages <= slots * columns:
-        raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {engine.pages}.")
+    (pages,) = engine.pages
+    if pages <= slots * columns:
+        raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {pages}.")
     own = 1 + np.random.default_rng(0).permutation(slots * columns).reshape(slots, 1, columns)
     tables, patience = Tables(own.astype(np.int32), None), engine.jitted.patience(slots)
 

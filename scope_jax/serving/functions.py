@@ -28,7 +28,11 @@ from scope_jax.text.schemas import Schema
 
 PROBE = {
     "type": "function",
-    "function": {"name": "probe", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+    "function": {
+        "name": "probe",
+        "description": "Probes.",  # gpt-oss's template fails without
+        "parameters": {"type": "object", "properties": {"text": {"type": "string", "description": "Any."}}},
+    },
 }
 ANSWERS = "a result answers one of the calls of the assistant's message before it"
 LOOK_BACK = 16  # tokens of a prompt's end that may open the thinking

@@ -13,7 +13,6 @@ from scope_jax.models import bert, encoder
 from scope_jax.models.config import Attention, Delta, ModelConfig
 from scope_jax.models.defaults import DEFAULTS
 from scope_jax.models.families import FAMILIES, from_hf, to_hf
-from scope_jax.models.kinds import first_attention
 from scope_jax.models.rope import Rope
 from tests.shapes import figures, rope_of
 
@@ -27,6 +26,8 @@ CLASSES = {
     "ministral3": transformers.Ministral3Config,
     "mistral": transformers.MistralConfig,
     "gemma3_text": transformers.Gemma3TextConfig,
+    "gemma4_text": transformers.Gemma4TextConfig,
+    "gemma4_unified_text": transformers.Gemma4UnifiedTextConfig,
     "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
     "olmo_hybrid": transformers.OlmoHybridConfig,
@@ -54,6 +55,7 @@ PARTS: list[dict[str, Any]] = [
 
 def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, Any]]:
     """(our reading of a config.json, the same facts as transformers has them, where ours has them)."""
+    first = theirs.per_layer_config[0] if config["model_type"].startswith("gemma4") else theirs
     layers = theirs.num_hidden_layers
     window = None if config["model_type"] == "llama" else theirs.sliding_window
     usual = ["sliding_attention" if window else "full_attention"] * layers
@@ -65,8 +67,8 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
         "num_layers": layers,
         "width": theirs.hidden_size,
         "num_heads": theirs.num_attention_heads,
-        "num_kv_heads": theirs.num_key_value_heads,
-        "head_dim": getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        "num_kv_heads": first.num_key_value_heads,
+        "head_dim": getattr(first, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
         "ffn_width": theirs.moe_intermediate_size if moe else theirs.intermediate_size,
         "norm_eps": theirs.rms_norm_eps,
         "tie_embeddings": theirs.tie_word_embeddings,
@@ -88,10 +90,15 @@ def facts(cfg: ModelConfig) -> dict[str, Any]:
 @pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta == "none"])
 def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
+    part = part | {"hidden_size_per_layer_input": 0} if model_type == "gemma4_text" else part
     config = {"model_type": model_type, **part}
     theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
-    if theirs.num_attention_heads % theirs.num_key_value_heads:
+    if not model_type.startswith("gemma4") and theirs.num_attention_heads % theirs.num_key_value_heads:
         with pytest.raises(ValueError, match="num_kv_heads"):
+            from_hf(config)
+        return
+    if "rope_scaling" in part and FAMILIES[model_type].gemma == 4:
+        with pytest.raises(ValueError, match="'rope_scaling'"):  # which their class ignores
             from_hf(config)
         return
     if "rope_scaling" in part and FAMILIES[model_type].query_scaling:
@@ -126,7 +133,7 @@ def test_layers_with_states_are_what_transformers_makes_of_a_config(model_type: 
     assert kinds == theirs.layer_types
     mixer, attention = (
         next(layer.mixer for layer in ours.layers if isinstance(layer.mixer, Delta)),
-        first_attention(ours),
+        ours.layers[ours.attention_layers[0]].attention,
     )
     assert (mixer.num_key_heads, mixer.num_heads, mixer.key_dim, mixer.value_dim, mixer.taps) == (
         theirs.linear_num_key_heads,
@@ -180,8 +187,9 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
     named = dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), "rope_parameters")
+    theirs = CLASSES[model_type]()
     for name in DEFAULTS[model_type]:
-        assert hasattr(CLASSES[model_type](), named.get(name, name)), name
+        assert named.get(name, name) in theirs.to_dict() or hasattr(theirs, name), name
 
 
 def test_the_type_names_an_encoder_without_architectures(tmp_path) -> None:

@@ -186,7 +186,7 @@ def tables() -> None:
 def gpt_oss() -> None:
     """gpt-oss-20b's attention with sinks in splash, and its experts with biases in megablox, forward and backward."""
     model = from_hf(SHAPES["gpt-oss-20b"])
-    mixer, feed = model.layers[0].mixer, model.layers[0].feed
+    mixer, feed = model.layers[0].attention, model.layers[0].feed
     assert isinstance(feed, Experts)
     length, dtype = 4096, jnp.bfloat16
     heads = [((1, length, count, mixer.head_dim), dtype) for count in (mixer.num_heads, *[mixer.num_kv_heads] * 2)]

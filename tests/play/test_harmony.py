@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.searching import queries_of, written_search
@@ -19,9 +14,9 @@ from scope_jax.serving.functions import ChannelReader, Functions
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, harmony
 from scope_jax.text.messages import Messages
+from tests.play.harmony import tokenizer_in
 
 DIALECT = dialects.load("harmony")
-MARKS = ("<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 THOUGHT = "<|channel|>analysis<|message|>Not <|call|>, but a search.<|end|><|start|>assistant"
 CALLED = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "Danube"}'
 ANSWERED = "<|channel|>final<|message|>It is long."
@@ -40,18 +35,7 @@ def python(code: str, seconds: int = 10) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Tokenizer:
-    """Bytes and the format's special tokens; a call ends a turn, as gpt-oss's generation_config.json says."""
-    folder = tmp_path_factory.mktemp("harmony")
-    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fast = FastTokenizer(models.BPE({char: place for place, char in enumerate(characters)}, []))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens([*MARKS])
-    fast.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>"}))
-    ends = [fast.token_to_id(name) for name in MARKS[:2]]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    return Tokenizer.load(folder, Path(__file__).with_name("harmony.jinja"))
+    return tokenizer_in(tmp_path_factory.mktemp("harmony"))
 
 
 def test_the_messages_of_a_turn():
