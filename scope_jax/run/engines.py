@@ -22,7 +22,7 @@ from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
 from scope_jax.sharding import distributed
-from scope_jax.sharding.mesh import MeshConfig, make_mesh, without_context
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, row_shards, without_context
 from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
 from scope_jax.sharding.spec import param_shardings
 

@@ -200,11 +200,11 @@ def torch_model(case: str) -> Any:
     return model
 
 
-def published(model) -> dict[str, Any]:
-    """OLMo-Hybrid's tensors under their names in published files: transformers, which reads them, writes the names of
-    norms of other layers, and cuts the convolution into three equal parts, which queries, keys and values are not."""
+def published(model, tensors) -> dict[str, Any]:
+    """OLMo-Hybrid's tensors, or their gradients, under their names in published files. transformers reads those, but
+    writes names of other norms, and three equal parts of the convolution, which queries, keys and values are not."""
     found, config = {}, model.config
-    for name, weight in model.state_dict().items():
+    for name, weight in tensors.items():
         linear = name.startswith("model.layers.") and config.layer_types[int(name.split(".")[2])] == "linear_attention"
         if linear and name.endswith("conv1d.weight"):
             keys = config.linear_num_key_heads * config.linear_key_head_dim
@@ -227,7 +227,7 @@ def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder)
     if request.param == "olmo_hybrid":
-        save_file(published(model), folder / "model.safetensors", {"format": "pt"})
+        save_file(published(model, model.state_dict()), folder / "model.safetensors", {"format": "pt"})
     cfg, params = load_hf(folder)
     return model, cfg, params, folder
 
@@ -335,8 +335,10 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
     model.zero_grad()
     model(ids, labels=ids).loss.backward()
     gradients: dict[str, np.ndarray] = {}
-    for name, weight in model.named_parameters():
-        grad = weight.grad.numpy()
+    given = {name: weight.grad for name, weight in model.named_parameters()}
+    given = published(model, given) if model.config.model_type == "olmo_hybrid" else given
+    for name, weight in given.items():
+        grad = weight.numpy()
         if not name.startswith("model.layers.") or ".experts." not in name or model.config.model_type in FUSED:
             gradients[name] = grad
             continue
