@@ -196,7 +196,7 @@ def torch_model(case: str) -> Any:
             if weight_name.endswith(("norm.weight", "layernorm.weight", "bias", "A_log")):
                 weight.add_(0.1 * torch.randn(weight.shape))
             elif "Qwen3_5Moe" in name and weight_name.endswith("mlp.gate.weight"):
-                weight.copy_(0.5 * torch.randn(weight.shape))  # their class begins with zeros
+                weight.copy_(0.2 * torch.randn(weight.shape))  # their class begins with zeros
     return model
 
 
@@ -440,7 +440,7 @@ def test_greedy_text_of_the_engine(pair, paged):
         assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
         logp_TV = torch.tensor(torch_logits(model, theirs[:, :-1])[0, len(prompt) - 1 :]).log_softmax(-1)
         their_logp_T = logp_TV.gather(1, theirs[0, len(prompt) :, None])[:, 0].numpy()
-        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2e-5
+        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2 * tolerance_of(cfg)
     assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # not one repeated token
     alone = rollouts.run(requests[2:3])[0]
     assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()
@@ -466,6 +466,8 @@ def test_bfloat16_folder_from_transformers(pair, tmp_path):
     half = type(model)(model.config).to(torch.bfloat16)
     half.load_state_dict({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
     half.save_pretrained(tmp_path / "half")
+    if cfg.architecture == "olmo_hybrid":
+        save_file(published(half, half.state_dict()), tmp_path / "half/model.safetensors", {"format": "pt"})
     loaded_cfg, loaded = load_hf(tmp_path / "half", dtype=jnp.bfloat16)
     assert loaded_cfg == cfg
     same = jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y.astype(jnp.bfloat16))), loaded, params)

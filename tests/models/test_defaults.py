@@ -178,7 +178,8 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
-    named: dict[str, str] = dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), "rope_parameters")
+    of_ropes = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+    named: dict[str, str] = dict.fromkeys(of_ropes, "rope_parameters")
     for name in DEFAULTS[model_type]:
         assert hasattr(CLASSES[model_type](), named.get(name, name)), name
 
