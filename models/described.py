@@ -56,7 +56,7 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
     if family.experts:
         feed = "clamped experts with biases" if family.clamped else f"{feed} experts"
     feed += ", one shared" if family.shared else ""
-    feed += ", with `enable_moe_block` beside experts" if family.gemma == 4 else ""
+    feed += ", with `enable_moe_block` beside experts" if name == "gemma4_text" else ""
     return (
         f"`{name}`",
         f"`{family.hf}`",

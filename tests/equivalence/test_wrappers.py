@@ -60,7 +60,13 @@ def written(request, tmp_path_factory):
     decoder, text = families.CASES[case]
     model_type = getattr(transformers, f"{decoder}Config").model_type
     config = getattr(transformers, f"{name}Config")(
-        text_config={**families.SIZES, **text, "model_type": model_type, "tie_word_embeddings": tied},
+        text_config={
+            **families.SIZES,
+            **text,
+            "model_type": model_type,
+            "tie_word_embeddings": tied,
+            **({"pad_token_id": 0} if name == "Gemma4" else {}),  # stands for images, without which it fails
+        },
         vision_config=vision,
         tie_word_embeddings=tied,
         attn_implementation="eager",
@@ -119,7 +125,7 @@ def test_what_is_not_of_the_decoder_passes_through_an_export(written, tmp_path):
     again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
     kept = dict(written[0].named_parameters())
     for name, weight in again.named_parameters():
-        assert of_decoder(name) or torch.equal(weight, kept[name]), name
+        assert "language_model." in name or "lm_head" in name or torch.equal(weight, kept[name]), name
 
 
 def test_converting_there_and_back_changes_no_bit(written, tmp_path):

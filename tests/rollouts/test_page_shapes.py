@@ -94,10 +94,11 @@ def cut(turns):
 
 
 def asked() -> list:
-    """Prompts shorter and longer than the window, two of them equal; some go on after a cut turn."""
+    """Prompts shorter and longer than the window, two of them equal; some go on after a cut turn, some grow long."""
     prompts = [tokens(20), tokens(200, 1), tokens(200, 1), tokens(130, 2)]
     ask = [request(ids, key=i, temperature=0.0, max_tokens=60, stop_ids=()) for i, ids in enumerate(prompts)]
-    return [replace(one, max_turns=2) for one in (*ask, *(replace(one, respond=cut) for one in ask[:3]))]
+    grow = [request(tokens(100, i), key=i, temperature=0.0, max_tokens=200, stop_ids=()) for i in (3, 4, 5)]
+    return [*grow, *(replace(one, max_turns=2) for one in (*ask, *(replace(one, respond=cut) for one in ask[:3])))]
 
 
 @pytest.mark.slow
