@@ -119,7 +119,7 @@ def test_what_is_not_of_the_decoder_passes_through_an_export(written, tmp_path):
     again = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
     kept = dict(written[0].named_parameters())
     for name, weight in again.named_parameters():
-        assert of_decoder(name) or torch.equal(weight, kept[name]), name
+        assert "language_model." in name or "lm_head" in name or torch.equal(weight, kept[name]), name
 
 
 def test_converting_there_and_back_changes_no_bit(written, tmp_path):
