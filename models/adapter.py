@@ -1,7 +1,7 @@
 """Low-rank adapters of a decoder: which matrices they adapt, their declarations, and a base combined with them.
 
-A policy's factors are a tree {"layers": {"q_D_Hh": {"a": [L, in, r], "b": [L, r, out]}, ...}}; those of experts have an
-X after L. The base is frozen and shared by all policies.
+A policy's factors are a tree {"layers": {"q_D_Hh": {"a": [L, in, r], "b": [L, r, out]}, ...}}, or of several stacks
+(`models.stacks`); those of experts have an X after L. The base is frozen and shared by all policies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from scope_jax.errors import UserError
+from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.kinds import FEEDS, MIXERS
 from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
@@ -56,7 +57,7 @@ def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises ValueError for targets that the model does not have.
     """
-    weights = declare(cfg)["layers"]
+    weights = tuple(stacks.named(cfg, declare(cfg)["layers"]))
     dense = {module: name for module, name in LINEAR.items() if name in weights}
     experts = [name for name in EXPERTS if name in weights]
     chosen: set[str] = set()
@@ -78,10 +79,13 @@ def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
 
 def declare_factors(cfg: ModelConfig, adapter: Adapter) -> Params:
     """The tree of Param of one policy's factors."""
-    layers = declare(cfg)["layers"]
-    init = normal(1 / adapter.rank) if adapter.init == "gaussian" else None
-    factors = {name: factors_of(layers[name], adapter.rank, adapter.dtype, init) for name in _names(cfg, adapter)}
-    return {"layers": {name: {"a": a, "b": b} for name, (a, b) in factors.items()}}
+    names, init = _names(cfg, adapter), normal(1 / adapter.rank) if adapter.init == "gaussian" else None
+
+    def stack(own: Params) -> Params:
+        factors = {name: factors_of(own[name], adapter.rank, adapter.dtype, init) for name in names if name in own}
+        return {name: {"a": a, "b": b} for name, (a, b) in factors.items()}
+
+    return {"layers": stacks.mapped(cfg, stack, declare(cfg)["layers"])}
 
 
 def _names(cfg: ModelConfig, adapter: Adapter) -> tuple[str, ...]:
@@ -90,15 +94,18 @@ def _names(cfg: ModelConfig, adapter: Adapter) -> tuple[str, ...]:
 
 def declare_adapted(cfg: ModelConfig, adapter: Adapter, policies: int) -> Params:
     """`declare` with a LowRank for every adapted matrix, whose factors are those of so many policies side by side."""
-    tree = declare(cfg)
-    layers: dict[str, Any] = dict(tree["layers"])
-    for name in _names(cfg, adapter):
-        weight: Param = layers[name]
-        layers[name] = LowRank(weight, *factors_of(weight, policies * adapter.rank, adapter.dtype), adapter.scale)
-    return {**tree, "layers": layers}
+    tree, names = declare(cfg), _names(cfg, adapter)
+
+    def adapted_weight(weight: Param) -> LowRank:
+        return LowRank(weight, *factors_of(weight, policies * adapter.rank, adapter.dtype), adapter.scale)
+
+    def stack(own: Params) -> Params:
+        return {name: adapted_weight(weight) if name in names else weight for name, weight in own.items()}
+
+    return {**tree, "layers": stacks.mapped(cfg, stack, tree["layers"])}
 
 
-def combined(base: Params, factors: Params, scale: float) -> Params:
+def combined(cfg: ModelConfig, base: Params, factors: Params, scale: float) -> Params:
     """The base's weights, with those that have factors as LowRank; the base is not copied.
 
     The base's layers are stacked, or a tuple of trees (`transformer.unstack_layers`); the factors are stacked.
@@ -112,15 +119,18 @@ def combined(base: Params, factors: Params, scale: float) -> Params:
 
     layers, pairs = base["layers"], factors["layers"]
     if isinstance(layers, dict):
-        return {**base, "layers": layer(layers, pairs)}
-    count = len(layers)
-    # The gradient of a split is a concatenation; that of an index per layer would be a sum of stacks full of zeros.
-    parts = jax.tree.map(lambda x: [part[0] for part in lax.split(x, [1] * count)], pairs)
-    each = jax.tree.transpose(jax.tree.structure(pairs), jax.tree.structure([0] * count), parts)
-    return {**base, "layers": tuple(map(layer, layers, each))}
+        return {**base, "layers": stacks.mapped(cfg, layer, layers, pairs)}
+
+    def taken_apart(own: Params) -> Params:
+        # The gradient of a split is a concatenation; that of an index per layer would be a sum of stacks full of zeros.
+        return jax.tree.map(lambda x: [part[0] for part in lax.split(x, [1] * len(x))], own)
+
+    apart = stacks.mapped(cfg, taken_apart, pairs)
+    own = stacks.each(cfg, apart, is_leaf=lambda x: isinstance(x, list))
+    return {**base, "layers": tuple(map(layer, layers, own))}
 
 
-def merge(base: Params, factors: Params, scale: float, dtype: Any) -> Params:
+def merge(cfg: ModelConfig, base: Params, factors: Params, scale: float, dtype: Any) -> Params:
     """Whole weights of a policy, W + scale · A B, computed in float32 and rounded once."""
-    whole = jax.tree.map(merged, combined(base, factors, scale), is_leaf=is_low_rank)
+    whole = jax.tree.map(merged, combined(cfg, base, factors, scale), is_leaf=is_low_rank)
     return jax.tree.map(lambda w: w.astype(dtype), whole)

@@ -12,6 +12,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
+Activation = Literal["silu", "gelu_tanh"]
 TABLE_MULTIPLE = 512  # 8 rows, the tile of a TPU, on each of 64 devices
 TABLE_PADDED = 2**14  # the padding of smaller vocabularies would be a considerable part of the work
 
@@ -31,7 +32,7 @@ class Attention:
 
     rope: rotary positions, None for none. window: the number of tokens a token attends to, itself included, None for
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
-    "none". qkv_bias, output_bias: biases on the projections.
+    "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h.
     """
 
     num_heads: int  # H
@@ -43,6 +44,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     query_scaling: QueryScaling | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -52,15 +54,18 @@ class Attention:
             )
         if self.head_dim % 2:
             raise UserError(f"Attention.head_dim ({self.head_dim}) must be even for rotary embeddings.")
+        if self.scale is not None and self.qk_norm != "head":
+            raise UserError('Attention.scale needs qk_norm = "head": the norm of the queries multiplies by it.')
         if self.window is not None and self.window < 1:
             raise UserError(f"Attention.window is {self.window}, a window below 1 token.")
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A SwiGLU layer of this width."""
+    """A gated layer of this width: SwiGLU, or GeGLU with the tanh approximation."""
 
     width: int  # F
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         _positive(self, "width")
@@ -91,16 +96,17 @@ Feed = Dense | Experts
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x))."""
+    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x)), "both" x + norm(f(norm(x)))."""
 
     mixer: Attention
     feed: Feed
-    norms: Literal["pre", "post"] = "pre"
+    norms: Literal["pre", "post", "both"] = "pre"
 
     @property
     def weights(self) -> Layer:
-        """This layer without what needs no weights of its own: layers that are equal in it can be stacked."""
-        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None))
+        """This layer without what needs no weights of its own: layers that are equal in it are stacked
+        (`models.stacks`)."""
+        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ class ModelConfig:
     """Shape and conventions of one decoder.
 
     architecture: our name of the family. max_positions: the model's longest context. tie_embeddings: the output table
-    is the embedding table.
+    is the embedding table. norm_offset: RMS norms multiply by this + w. embed_scale: embeddings times this, rounded to
+    their dtype. final_softcap: logits are c tanh(x / c), None: x.
     """
 
     architecture: str
@@ -118,15 +125,14 @@ class ModelConfig:
     norm_eps: float
     tie_embeddings: bool
     max_positions: int
+    norm_offset: float = 0.0
+    embed_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "width", "max_positions")
         if not self.layers:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
-        if len({layer.weights for layer in set(self.layers)}) > 1:
-            raise UserError(
-                "ModelConfig.layers differ in their weights; they may differ in window, rope and query_scaling only."
-            )
 
     @property
     def num_layers(self) -> int:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import Attention, Dense, Experts, Feed, Layer, ModelConfig, QkNorm, QueryScaling
+from scope_jax.models.config import (
+    Activation,
+    Attention,
+    Dense,
+    Experts,
+    Feed,
+    Layer,
+    ModelConfig,
+    QkNorm,
+    QueryScaling,
+)
 from scope_jax.models.defaults import completed
 from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
 from scope_jax.models.rope import Rope
@@ -22,24 +32,30 @@ from scope_jax.models.rope import Rope
 class Family:
     """Properties that a Hugging Face class fixes and its config.json does not state.
 
-    bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v; "none".
-    windows: which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on),
-    "pattern" (layer_types, or three of four), "all", "stated" (all, and nothing else switches it on). ropes: "windows":
-    sliding layers keep unscaled rotary positions; "listed": no_rope_layers says which layers have any, or all but every
-    no_rope_layer_interval-th. query_scaling: rope_parameters has llama_4_scaling_beta. padded: the class
-    has a padding token of its published vocabulary where config.json names none. What a config.json leaves out is in
-    `models.defaults`.
+    bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v;
+    "none". windows: which layers use the sliding window: "none", "types" (layer_types, or from layer
+    max_window_layers on), "pattern" (layer_types, or all but every `period`-th), "all", "stated" (all, and nothing
+    else switches it on). ropes: "windows": sliding layers keep unscaled rotary positions, or have a θ of their own;
+    "listed": no_rope_layers says which layers have any, or all but every no_rope_layer_interval-th. query_scaling:
+    rope_parameters has llama_4_scaling_beta. padded: the class has a padding token of its published vocabulary
+    where config.json names none. activation: of dense layers. norm_offset: of `ModelConfig`. gemma: embeddings
+    times √D, a cap of the logits (final_logit_softcapping) and a scale of the scores (query_pre_attn_scalar). What
+    a config.json leaves out is in `models.defaults`.
     """
 
     hf: str
     qk_norm: QkNorm = "none"
-    norms: Literal["pre", "post"] = "pre"
+    norms: Literal["pre", "post", "both"] = "pre"
     bias: Literal["config", "qkv", "none"] = "config"
     windows: Literal["none", "types", "pattern", "all", "stated"] = "none"
     ropes: Literal["one", "windows", "listed"] = "one"
     experts: bool = False
     query_scaling: bool = False
     padded: bool = False
+    period: int = 4
+    activation: Activation = "silu"
+    norm_offset: float = 0.0
+    gemma: bool = False
 
 
 FAMILIES = {
@@ -51,11 +67,28 @@ FAMILIES = {
     "smollm3": Family("SmolLM3ForCausalLM", windows="types", ropes="listed", padded=True),
     "ministral3": Family("Ministral3ForCausalLM", bias="none", windows="stated", query_scaling=True),
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
+    "gemma3_text": Family(
+        *("Gemma3ForCausalLM", "head", "both"),
+        windows="pattern",
+        period=6,
+        ropes="windows",
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        gemma=True,
+    ),
 }
+ACTIVATIONS: dict[Activation, tuple[str, str]] = {
+    "silu": ("hidden_act", "silu"),
+    "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh"),
+}  # as config.json names them
 
 
+CAP = "final_logit_softcapping"
 # Classes with other modalities beside a decoder: how the names of the decoder's tensors begin in their files.
-WRAPPERS = {"Mistral3ForConditionalGeneration": "language_model."}
+WRAPPERS = {
+    "Mistral3ForConditionalGeneration": "language_model.",
+    "Gemma3ForConditionalGeneration": "language_model.",
+}
 
 
 def wrapper(config: Mapping[str, Any]) -> str | None:
@@ -86,7 +119,9 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
                 f"config.json: field 'partial_rotary_factor' is {shown(share)}; only whole heads are rotated."
             )
     if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise UserError("config.json gives rotary parameters by layer type, which only OLMo-3 has; correct them.")
+        raise UserError(
+            "config.json gives rotary parameters by layer type, which its class does not have; correct them."
+        )
     if kind == "default":
         return Rope(theta)
     if kind not in ("linear", "llama3", "yarn"):
@@ -136,17 +171,19 @@ def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
 
 def _ropes(config: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> tuple[Rope, Rope]:
     """(rope of full layers, of sliding layers). transformers up to 4 writes rope_theta and rope_scaling; from 5 on,
-    rope_parameters holds both, keyed by layer type where a family has several.
+    rope_parameters holds both, keyed by layer type where a family has several. Gemma 3's older form has the θ of
+    sliding layers in rope_local_base_freq.
 
     Whoever adds rope_scaling to a config of the newer form keeps its theta, and with OLMo-3 its sliding layers.
     """
+    local = {"rope_theta": config["rope_local_base_freq"]} if "rope_local_base_freq" in config else {}
     newer, scaling = table(config, "rope_parameters"), table(config, "rope_scaling")
     if family.ropes == "windows" and ("full_attention" in newer or "sliding_attention" in newer):
         full, sliding = (table(newer, name) for name in ("full_attention", "sliding_attention"))
-        return _rope({**full, **scaling}, config), _rope(sliding, config)
+        return _rope({**full, **scaling}, config), _rope({**local, **sliding}, config)
     theta = {"rope_theta": newer["rope_theta"]} if "rope_theta" in newer and "rope_theta" not in stated else {}
     full = _rope({**theta, **scaling} if scaling else newer, config)
-    return full, Rope(full.theta) if family.ropes == "windows" else full
+    return full, Rope(number(local, "rope_theta", full.theta)) if family.ropes == "windows" else full
 
 
 def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
@@ -167,7 +204,8 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
         first = num_layers if window is None else count(config, "max_window_layers", least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     elif types is None:
-        types = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(num_layers)]
+        period = count(config, "sliding_window_pattern", family.period)
+        types = ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(num_layers)]
     strange = set(types) - {"sliding_attention", "full_attention"}
     if strange or len(types) != num_layers:
         raise UserError(
@@ -193,16 +231,20 @@ def _turned(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     return [bool(one) for one in listed]
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings that no supported family implements."""
+def _refuse(config: Mapping[str, Any], family: Family) -> None:
+    """Raises ValueError for settings that are not implemented."""
+    field, activation = ACTIVATIONS[family.activation]
     wanted = {
-        "hidden_act": ("silu", "silu"),
+        field: (activation, activation),
         "mlp_bias": (False, "False"),
         "decoder_sparse_step": (1, "1"),
     }
     for name, (value, supported) in wanted.items():
         if config.get(name, value) != value:
             raise UserError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {supported} is supported.")
+    for name in ("attn_logit_softcapping", "use_bidirectional_attention") if family.gemma else ():
+        if config.get(name):
+            raise UserError(f"config.json: field {name!r} is {shown(config[name])}; only null is supported.")
     if config.get("mlp_only_layers"):
         raise UserError(
             f"config.json: field 'mlp_only_layers' is {cut(repr(config['mlp_only_layers']))}; only models with "
@@ -235,8 +277,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """
     config = _of_decoder(config)
     architecture = _architecture(config)
-    _refuse(config)
     family, stated = FAMILIES[architecture], config
+    _refuse(config, family)
     config = completed(architecture, stated)
     num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
     width = count(config, "hidden_size")
@@ -256,6 +298,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             qkv_bias=bias or family.bias == "qkv",
             output_bias=bias,
             query_scaling=_query_scaling(config) if family.query_scaling else None,
+            scale=number(config, "query_pre_attn_scalar") ** -0.5 if family.gemma else None,
         )
         return Layer(mixer, feed, family.norms)
 
@@ -267,6 +310,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         norm_eps=number(config, "rms_norm_eps"),
         tie_embeddings=flag(config, "tie_word_embeddings", False),
         max_positions=_positions(config, rope),
+        norm_offset=family.norm_offset,
+        embed_scale=math.sqrt(width) if family.gemma else 1.0,
+        final_softcap=number(config, CAP) if family.gemma and config[CAP] is not None else None,
     )
 
 
@@ -278,7 +324,7 @@ def _query_scaling(config: Mapping[str, Any]) -> QueryScaling:
 
 def _feed(config: Mapping[str, Any], family: Family) -> Feed:
     if not family.experts:
-        return Dense(count(config, "intermediate_size"))
+        return Dense(count(config, "intermediate_size"), family.activation)
     return Experts(
         count(config, "moe_intermediate_size"),
         count(config, "num_experts", most=10_000),
@@ -330,6 +376,8 @@ def _ropes_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
         }
         parameters = by_type
     written = {"rope_theta": full.theta, "rope_parameters": parameters}
+    if family.gemma:
+        written["rope_local_base_freq"] = sliding.theta
     if family.ropes == "listed":
         written["no_rope_layers"] = [int(layer.mixer.rope is not None) for layer in cfg.layers]
     return written if full.kind == "default" else written | {"rope_scaling": scaling}  # read by transformers up to 4
@@ -371,7 +419,7 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": mixer.num_kv_heads,
         "head_dim": mixer.head_dim,
         **_feed_to_hf(cfg.layers[0].feed),
-        "hidden_act": "silu",
+        **dict((ACTIVATIONS[family.activation],)),
         **_ropes_to_hf(cfg, family),
         "rms_norm_eps": cfg.norm_eps,
         "tie_word_embeddings": cfg.tie_embeddings,
@@ -384,6 +432,8 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
         written["attention_bias"] = mixer.qkv_bias
     if family.padded:
         written["pad_token_id"] = None
+    if mixer.scale is not None:
+        written |= {"query_pre_attn_scalar": round(mixer.scale**-2), CAP: cfg.final_softcap}
     if from_hf(written) != cfg:
         raise ValueError(f"A config.json of {family.hf} cannot express this ModelConfig: {cfg}.")
     return written

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
+from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
@@ -19,10 +20,12 @@ class HfTensor:
     """The checkpoint tensor of one of our weights: its name, and whether it is transposed.
 
     "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
+    layers: the number of the layer at each place of a stack, () if they are the same.
     """
 
     name: str
     transposed: bool
+    layers: tuple[int, ...] = ()
 
     @property
     def leading(self) -> int:
@@ -31,6 +34,8 @@ class HfTensor:
 
     def at(self, index: tuple[int, ...]) -> str:
         """The tensor's name at an index of the leading dimensions, () if there are none."""
+        if self.layers and index:
+            index = (self.layers[index[0]], *index[1:])
         return self.name.format(**dict(zip("ix", index, strict=False)))
 
 
@@ -62,6 +67,13 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# With norms before and after, too.
+_BOTH_NORMS = {
+    "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
+    "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
+}
+_BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
@@ -70,12 +82,14 @@ _TOP = {
 
 
 def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
-    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
+    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "layers.1.q_D_Hh", "embed.table_VD", ..."""
     if not path.startswith("layers."):
         return _TOP[path]
-    name = path.removeprefix("layers.")
-    tensor = _POST_NORM[name] if cfg.layers[0].norms == "post" and name in _POST_NORM else _LAYER[name]
-    return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
+    stack, name = stacks.by_path(path)
+    numbers = stacks.stacks(cfg)
+    layer = cfg.layers[numbers[stack][0]]
+    tensor = _BY_NORMS[layer.norms][name]
+    return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())
 
 
 def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -6,8 +6,10 @@ what a mixer keeps of a token for later ones; the rest of the product reads thes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -17,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from scope_jax.models.attention import Attend
-from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.config import Activation, Attention, Dense, Experts, Layer, ModelConfig, QueryScaling
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
 from scope_jax.models.rope import rotate
@@ -27,6 +29,10 @@ from scope_jax.sharding.spec import Initializer, Param, normal, ones, zeros
 
 Params = dict[str, Any]
 Weights = dict[str, Param]
+ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -42,9 +48,22 @@ def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> F
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def scale_of(w: Float[Array, " n"], offset: float) -> Float[Array, " n"]:
+    """What a norm multiplies with: offset + w, in float32 (`ModelConfig.norm_offset`).
+
+    The sum is never stored: near 1 bfloat16 is too coarse for weights near 0.
+    """
+    return w if offset == 0 else offset + w.astype(jnp.float32)
+
+
+def norm_weight(cfg: ModelConfig, size: int, *axes: str | None) -> Param:
+    """A norm's weight [size], with which it first multiplies by 1."""
+    return weight((size,), *(axes or (None,)), init=zeros if cfg.norm_offset == 1 else ones)
+
+
 # ----------------------------------------------------------------------------------------------------------- attention
-def _attention_weights(width: int, mixer: Attention) -> Weights:
-    D, h = width, mixer.head_dim
+def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
+    D, h = cfg.width, mixer.head_dim
     Hh, Kh = mixer.num_heads * h, mixer.num_kv_heads * h
     found = {
         "q_D_Hh": weight((D, Hh), "width", "heads"),
@@ -53,11 +72,11 @@ def _attention_weights(width: int, mixer: Attention) -> Weights:
         "o_Hh_D": weight((Hh, D), "heads", "width"),
     }
     if mixer.qk_norm == "head":
-        found |= {name: weight((h,), None, init=ones) for name in ("q_norm_h", "k_norm_h")}
+        found |= {name: norm_weight(cfg, h) for name in ("q_norm_h", "k_norm_h")}
     elif mixer.qk_norm == "width":
         found |= {
-            "q_norm_Hh": weight((Hh,), "head_bias", init=ones),
-            "k_norm_Kh": weight((Kh,), "head_bias", init=ones),
+            "q_norm_Hh": norm_weight(cfg, Hh, "head_bias"),
+            "k_norm_Kh": norm_weight(cfg, Kh, "head_bias"),
         }
     if mixer.qkv_bias:
         sizes = {"q_bias_Hh": Hh, "k_bias_Kh": Kh, "v_bias_Kh": Kh}
@@ -79,16 +98,14 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def _project(
-    mixer: Attention, eps: float, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards
-) -> jax.Array:
+def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], call: Call) -> jax.Array:
     """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if mixer.qkv_bias:
         y = with_bias(y, w[f"{name}_bias_{axes}"])
     if mixer.qk_norm == "width" and name != "v":
-        y = _width_norm(y, w[f"{name}_norm_{axes}"], eps, shards)
+        y = _width_norm(y, scale_of(w[f"{name}_norm_{axes}"], call.offset), call.eps, call.shards)
     return y
 
 
@@ -123,12 +140,13 @@ def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.
 class Call:
     """What a layer is computed with beside its weights and input.
 
-    eps: of its norms. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm
-    and rotation, and is responsible for mask, scale and cache. heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.moe`, None for that of its kernels.
+    eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
+    heads, queries and keys after norm and rotation, and is responsible for mask, scale and cache. heads: what computes
+    norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels.
     """
 
     eps: float
+    offset: float
     positions_BT: Any
     attend: Attend
     shards: Shards
@@ -139,10 +157,14 @@ class Call:
 def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
-    q_BTn, k_BTn, v_BTn = (_project(mixer, call.eps, w, x_BTD, name, shards) for name in ("q", "k", "v"))
+    q_BTn, k_BTn, v_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k", "v"))
     # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
     norms = ("q_norm_h", "k_norm_h") if mixer.qk_norm == "head" else ()
-    scales = tuple(shards.enter(w[name]) for name in norms) or None
+    scales = tuple(scale_of(shards.enter(w[name]), call.offset) for name in norms) or None
+    if scales is not None and mixer.scale is not None:
+        # Attention multiplies by 1/√h. In float32 the rest costs no rounding of its own.
+        of_q, of_k = scales
+        scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), of_k
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
@@ -152,8 +174,8 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
 
 
 # ---------------------------------------------------------------------------------------------------------------- feeds
-def _dense_weights(width: int, feed: Dense) -> Weights:
-    D, F = width, feed.width
+def _dense_weights(cfg: ModelConfig, feed: Dense) -> Weights:
+    D, F = cfg.width, feed.width
     return {
         "gate_DF": weight((D, F), "width", "ffn"),
         "up_DF": weight((D, F), "width", "ffn"),
@@ -162,14 +184,14 @@ def _dense_weights(width: int, feed: Dense) -> Weights:
 
 
 def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
-    """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
+    """SwiGLU or GeGLU (Shazeer 2020): (activation(x W_gate) ⊙ x W_up) W_down."""
     x_BTD = call.shards.enter_layer(x_BTD)
-    hidden_BTF = jax.nn.silu(product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
+    hidden_BTF = ACTIVATIONS[feed.activation](product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
     return call.shards.leave_layer(product(hidden_BTF, w["down_FD"]))
 
 
-def _expert_weights(width: int, feed: Experts) -> Weights:
-    D, F, X = width, feed.width, feed.count
+def _expert_weights(cfg: ModelConfig, feed: Experts) -> Weights:
+    D, F, X = cfg.width, feed.width, feed.count
     return {
         "router_DX": weight((D, X), "width", None),
         "gate_XDF": weight((X, D, F), "experts", "width", "ffn"),
@@ -187,13 +209,13 @@ def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Arra
 class Part:
     """A mixer or a feed-forward part; the functions take its description from `models.config`.
 
-    weights(D, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the residual.
-    multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and its last
-    product. divided(part): sizes that a tensor group divides, by name. targets: module of Hugging Face -> weight, what
-    adapters call "all-linear". expert_targets: what they call "experts".
+    weights(cfg, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the
+    residual. multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and
+    its last product. divided(part): sizes that a tensor group divides, by name. targets: module of Hugging Face ->
+    weight, what adapters call "all-linear". expert_targets: what they call "experts".
     """
 
-    weights: Callable[[int, Any], Weights]
+    weights: Callable[[ModelConfig, Any], Weights]
     apply: Callable[[Any, Params, jax.Array, Call], jax.Array]
     multiplied: Callable[[int, Any], int]
     values: Callable[[Any], int]
@@ -253,13 +275,16 @@ def feed_of(layer: Layer) -> Part:
     return FEEDS[type(layer.feed)]
 
 
-def layer_weights(width: int, layer: Layer) -> Weights:
+def layer_weights(cfg: ModelConfig, layer: Layer) -> Weights:
     """The declarations of one layer's weights."""
+    after = layer.norms == "both"
     return {
-        "attn_norm_D": weight((width,), None, init=ones),
-        **mixer_of(layer).weights(width, layer.mixer),
-        "ffn_norm_D": weight((width,), None, init=ones),
-        **feed_of(layer).weights(width, layer.feed),
+        "attn_norm_D": norm_weight(cfg, cfg.width),
+        **mixer_of(layer).weights(cfg, layer.mixer),
+        **({"attn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
+        "ffn_norm_D": norm_weight(cfg, cfg.width),
+        **feed_of(layer).weights(cfg, layer.feed),
+        **({"ffn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
     }
 
 

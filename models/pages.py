@@ -247,9 +247,11 @@ class Ragged:
         """`plain_heads`, while rows decode by a kernel."""
         from scope_jax.models.heads_tpu import norm_and_rotate
 
-        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or mixer.rope is None:
+        rope = mixer.rope
+        whole = rope is not None and (rope.share == 1 or rope.kind == "proportional")
+        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or rope is None or not whole:
             return plain_heads(mixer, eps, scales, q_BTn, k_BTn, positions_BT)
-        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], mixer.rope, mixer.head_dim, eps
+        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, mixer.head_dim, eps
         q_BHh, k_BKh = norm_and_rotate(*flat)
         return q_BHh[:, None], k_BKh[:, None]
 

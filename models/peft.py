@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import claims
+from scope_jax.models import claims, stacks
 from scope_jax.models.adapter import EXPERTS, LINEAR, Adapter, declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.fields import WeightsError, count, cut, flag, number, read_object
@@ -68,8 +69,9 @@ def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[t
 
 def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
     weight, _, which = path.rpartition(".")
-    name = hf_tensor(cfg, weight).name.removesuffix(".weight")
-    return HfTensor(f"{PREFIX}{name}.lora_{which.upper()}.weight", True)
+    tensor = hf_tensor(cfg, weight)
+    name = tensor.name.removesuffix(".weight")
+    return replace(tensor, name=f"{PREFIX}{name}.lora_{which.upper()}.weight", transposed=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -214,7 +216,7 @@ def save(
         for place, name in _tensor_names(cfg, path_name(path), values.shape).items():
             tensors[name] = np.ascontiguousarray(values[place].T)
     modules = LINEAR
-    chosen = set(factors["layers"])
+    chosen = set(stacks.named(cfg, factors["layers"]))
     targets = {name for name, ours in modules.items() if ours in chosen}
     targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in chosen}
     contents = {

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import Params, output_table
+from scope_jax.models.transformer import Params, logits_of, output_table
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -270,7 +270,7 @@ class DenseEngine:
 
         def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
+            logits_SV = logits_of(hidden_SD, table_VD, self.model.final_softcap)
             return logits_SV[:, : self.model.vocab_size], cache
 
         part = state._replace(cache=kv.view(state.cache, columns))

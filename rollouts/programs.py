@@ -14,9 +14,10 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scope_jax.errors import UserError
+from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
 from scope_jax.models.pages import Implementation, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
-from scope_jax.models.transformer import Params, output_table, with_wide_norms
+from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.writes import put
 from scope_jax.rollouts.pages import CHUNK
 from scope_jax.rollouts.sampling import Sampling, draw
@@ -65,8 +66,7 @@ class PagedPrograms:
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)
-        each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
-        params = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
+        params = {**specs, "layers": stacks.each(model, specs["layers"], lambda spec, _: PartitionSpec(*spec[1:]))}
         state = DecodeState(cache, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
         self.state_sharding = whole = jax.tree.map(partial(NamedSharding, mesh), state)
         steps = PartitionSpec(None, ROWS)
@@ -193,8 +193,7 @@ class PagedPrograms:
         def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)
             hidden_S1D, cache = feed(self.model, self.how, params, cache, token_S[:, None], where, self._shards)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
-            return logits_SV, cache
+            return logits_of(hidden_S1D[:, 0], table_VD, self.model.final_softcap), cache
 
         return sample_tokens(
             *(forward, state, self.config.decode_steps, patience, self._draw),

@@ -109,6 +109,7 @@ class LearnerPrograms:
             self.section.logprob_chunk,
             self.shards,
             self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
+            self.model.final_softcap,
             entropy_slope=entropy_slope,
         )
 

@@ -18,7 +18,7 @@ the engine keeps its weights while a teacher rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner
+from scope_jax.models import stacks
 from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
@@ -51,6 +52,19 @@ def device_bytes(tree: Any) -> int:
 def _whole_bytes(tree: Any) -> int:
     """Bytes of whole arrays."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _numbers(tree: Any) -> int:
+    """The numbers of all arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _largest(model: ModelConfig, layers: Any, size: Callable[[Any], float]) -> float:
+    """The size of the largest layer of a tree of stacks, or of layers."""
+    if not isinstance(layers, dict):
+        return max(map(size, layers))
+    own = zip(stacks.split(model, layers), stacks.stacks(model), strict=True)
+    return max(size(stack) / len(numbers) for stack, numbers in own)
 
 
 class Teacher(NamedTuple):
@@ -159,12 +173,11 @@ def residents(
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)
-    one = _whole_bytes(weights["layers"][0]) if apart else device_bytes(weights["layers"][0])
-    layers = engine.model.num_layers
+    one = max(map(_whole_bytes if apart else device_bytes, weights["layers"]))
     # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end; to
     # other devices they are sent from whole copies.
     stacked = state.params if learner.adapter is None else state.ref_params
-    layer = device_bytes(stacked["layers"]) / layers + one
+    layer = _largest(engine.model, stacked["layers"], device_bytes) + one
     tables = [_whole_bytes(tree) if apart else device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
@@ -241,7 +254,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
             kept += tokens * (projected + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
-    gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
+    gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
@@ -256,7 +269,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     model, (weights,) = teacher.model, teacher.program.resident
     leaf = jax.tree.leaves(weights)[0]
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
-    layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
+    layer = _largest(model, weights["layers"], _numbers) / tensor
     return {
         "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,

@@ -154,7 +154,8 @@ class Planner:
 
     def _unrolled(self, programs: Callable[[ModelConfig], Sequence[AbstractProgram]]) -> list[Compiled]:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
-        step = sum(len(layers) for _, layers, _ in layer_stages(self.model.layers))
+        first, *_ = stages = [len(layers) for _, layers, _ in layer_stages(self.model.layers)]
+        step = first if first > 1 else len(stages)  # of a period, or of runs of equal layers
         if self.whole or self.model.num_layers <= 2 * step:
             return self._compile(programs(self.model))
         few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]

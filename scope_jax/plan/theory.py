@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jax.sharding import PartitionSpec
 
+from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.collectives import mesh_axes
@@ -43,7 +44,8 @@ def step_collectives(
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
         return sum(name in fsdp for spec in leaves for entry in spec for name in mesh_axes(entry))
 
-    layers = model.num_layers * stages(specs["layers"])
+    own = zip(stacks.split(model, specs["layers"]), stacks.stacks(model), strict=True)
+    layers = sum(len(numbers) * stages(stack) for stack, numbers in own)
     tables = (1 if model.tie_embeddings else 2) * stages(specs["embed"])
     passes = 2 if recomputed else 1  # forward
     found = {"all-gather": passes * layers + tables, "reduce-scatter": layers + tables}

@@ -186,7 +186,7 @@ def _merged(card: Config, cfg: ModelConfig, place: Path, policy: str, dtype: Any
     _, base = weights.load(card.model.checkpoint, mesh, TRAIN, adapter.base_dtype)
     factors = saved_factors(card, cfg, mesh, TRAIN, place, policy)
     donated = 0 if adapter.base_dtype == dtype else ()
-    return jax.jit(partial(merge_factors, scale=adapter.scale, dtype=dtype), donate_argnums=donated)(base, factors)
+    return jax.jit(partial(merge_factors, cfg, scale=adapter.scale, dtype=dtype), donate_argnums=donated)(base, factors)
 
 
 def export_adapters(source: Path, card: Config, folder: Path, dtype: Any, policy: str | None) -> dict[str, Any]:

@@ -105,6 +105,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3_window": ("SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True}),
     "ministral3": ("Ministral3", {"head_dim": 12, "sliding_window": None, "rope_parameters": MINISTRAL}),
     "mistral": ("Mistral", {"head_dim": 12}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "head_dim": 12,
+            "query_pre_attn_scalar": 10,
+            "tie_word_embeddings": True,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "gemma3_capped": ("Gemma3Text", {"head_dim": 8, "final_logit_softcapping": 3.0, "attention_bias": True}),
     "mistral_full": ("Mistral", {"sliding_window": None, "rope_theta": 1e6}),
 }
 # Each family has a case in the quick suite; these compile as long and cover little that their family's does not.
@@ -116,6 +128,7 @@ SLOW = (
     "qwen3_moe_unnormed",
     "mistral_full",
     "smollm3_window",
+    "gemma3_capped",
 )
 SIZES = {
     "vocab_size": VOCAB,
@@ -140,10 +153,10 @@ def torch_model(case: str) -> Any:
     sizes = SIZES if name != "Llama" else {k: v for k, v in SIZES.items() if k != "sliding_window"}
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            if weight_name.endswith(("norm.weight", "bias")):
+            if weight_name.endswith(("norm.weight", "layernorm.weight", "bias")):
                 weight.add_(0.1 * torch.randn(weight.shape))
     return model
 
@@ -177,7 +190,12 @@ def our_hidden(cfg, params, ids_BT):
 
 
 def our_logits(cfg, params, ids_BT):
-    return our_hidden(cfg, params, ids_BT) @ transformer.output_table(cfg, params).T
+    return logits(cfg, params, our_hidden(cfg, params, ids_BT))
+
+
+def logits(cfg, params, hidden_BTD):
+    flat = hidden_BTD.reshape(-1, cfg.width), transformer.output_table(cfg, params), cfg.final_softcap
+    return transformer.logits_of(*flat).reshape(*hidden_BTD.shape[:2], -1)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -191,7 +209,7 @@ def our_layers(cfg, params, ids_BT):
     """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
-    for w, layer in zip(transformer.unstack_layers(params)["layers"], cfg.layers, strict=True):
+    for w, layer in zip(transformer.unstack_layers(cfg, params)["layers"], cfg.layers, strict=True):
         states.append(one_layer(cfg, layer, w, states[-1], positions_BT))
     return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
 
@@ -233,7 +251,7 @@ def test_rotary_frequencies(pair):
     """To within two float32 roundings, and the attention factor exactly, for both kinds of layers."""
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
-    nested = cfg.architecture == "olmo3"
+    nested = cfg.architecture in ("olmo3", "gemma3_text")
     for mixer in {layer.mixer for layer in cfg.layers}:
         if mixer.rope is None:
             continue
@@ -294,10 +312,10 @@ def test_packed_rows_equal_transformers_rows(pair, ids_BT):
     positions = np.concatenate([np.arange(n) for n in [*lengths, padding]])
     arrays = (jnp.asarray(np.tile(x, (ROWS, 1)), jnp.int32) for x in (row, positions, behind))
     hidden = packed_hidden(cfg, params, *arrays)
-    logits = np.asarray(hidden @ transformer.output_table(cfg, params).T)[0]
+    packed = np.asarray(logits(cfg, params, hidden))[0]
     start = 0
     for i, n in enumerate(lengths):
-        assert_close(logits[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0])
+        assert_close(packed[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0])
         start += n
 
 
@@ -305,7 +323,7 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
     """Rows of different lengths, prefilled, extended and decoded, across a block boundary of the cache."""
     _, cfg, params, _ = pair
     expected = np.asarray(our_hidden(cfg, params, ids_BT))
-    layers = transformer.unstack_layers(params)
+    layers = transformer.unstack_layers(cfg, params)
     append = jax.jit(lambda cache, ids, starts, counts: kv.append(cfg, layers, cache, ids, starts, counts))
     step = jax.jit(lambda cache, ids, lengths: kv.step(cfg, layers, cache, ids, lengths))
     first, lengths, rows = np.asarray([1, 5, 20, 40]), np.asarray([2, 30, 50, 63]), np.arange(ROWS)
@@ -339,6 +357,9 @@ def test_greedy_text_of_the_engine(pair, paged):
         with torch.no_grad():
             theirs = model.generate(ids, attention_mask=seen, max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)
         assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
+        logp_TV = torch.tensor(torch_logits(model, theirs[:, :-1])[0, len(prompt) - 1 :]).log_softmax(-1)
+        their_logp_T = logp_TV.gather(1, theirs[0, len(prompt) :, None])[:, 0].numpy()
+        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2e-5
     assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # not one repeated token
     alone = rollouts.run(requests[2:3])[0]
     assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()

@@ -25,6 +25,7 @@ CLASSES = {
     "smollm3": transformers.SmolLM3Config,
     "ministral3": transformers.Ministral3Config,
     "mistral": transformers.MistralConfig,
+    "gemma3_text": transformers.Gemma3TextConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
@@ -125,7 +126,7 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
-    named = {"rope_theta": "rope_parameters"}
+    named = {"rope_theta": "rope_parameters", "rope_local_base_freq": "rope_parameters"}
     for name in DEFAULTS[model_type]:
         assert hasattr(CLASSES[model_type](), named.get(name, name)), name
 

@@ -121,7 +121,7 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
     ids, lengths = rng.integers(0, 256, (3, 160)).astype(np.int32), [3, 64, 150]
     forward = partial(transformer.hidden, cfg, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
     hidden = jax.jit(forward)(params, ids, np.broadcast_to(np.arange(160), ids.shape), np.full_like(ids, 160))
-    how, weights = Loop(), transformer.unstack_layers(params)
+    how, weights = Loop(), transformer.unstack_layers(cfg, params)
     groups = len(layer_groups(cfg))
     pages = init_pages(cfg, how, 1 + 11 * groups, jnp.float32)
     one = np.asarray([[7, 2, 5], [1, 9, 3], [4, 11, 6]], np.int32)
