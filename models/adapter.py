@@ -64,9 +64,8 @@ def linear(cfg: ModelConfig) -> dict[str, set[str]]:
 
 
 def _experts(cfg: ModelConfig) -> list[str]:
-    """The matrices of experts that adapters may adapt: those that are tensors of their own in files."""
-    found = stacks.paths(cfg, declare(cfg)["layers"])
-    own = {name for path, name in found if name in EXPERTS and not hf_tensor(cfg, path).fused}
+    """The matrices of experts. Where one tensor holds those of several in files, adapters have no form in PEFT's."""
+    own = stacks.named(cfg, declare(cfg)["layers"])
     return [name for name in EXPERTS if name in own]
 
 

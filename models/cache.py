@@ -188,9 +188,11 @@ def step(
             continue
         seen_SC = _seen(behind_SC, layer.attention.window)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, seen_SC=seen_SC) -> jax.Array:
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, sinks_H: jax.Array | None = None, held=held, seen_SC=seen_SC
+        ) -> jax.Array:
             caches.append(_written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
-            return _attend_one(q[:, 0], caches[-1], seen_SC)[:, None]
+            return _attend_one(q[:, 0], caches[-1], seen_SC, sinks_H)[:, None]
 
         x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
     return final_norm(cfg, params, x_S1D)[:, 0], tuple(caches)
@@ -212,7 +214,7 @@ def _seen(behind: jax.Array, window: int | None) -> jax.Array:
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
-def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.Array:
+def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array, sinks_H: jax.Array | None = None) -> jax.Array:
     """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
 
     The exponentials are computed in a loop over the blocks: in one operation over all columns, their last bit would
@@ -231,6 +233,8 @@ def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.
     seen_SKbqt = seen_SC.reshape(rows, 1, blocks, 1, BLOCK)
     scores = jnp.where(seen_SKbqt, scores / math.sqrt(head_dim), MASKED)
     top_SKq = jnp.max(scores, axis=(2, 4))
+    sinks_Kq = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(num_kv, -1)
+    top_SKq = top_SKq if sinks_Kq is None else jnp.maximum(top_SKq, sinks_Kq)
     dtype = layer.v_SKbth[0].dtype
 
     def weigh(scores_SKqt: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -238,7 +242,7 @@ def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.
         return weights.astype(dtype), jnp.sum(weights, axis=-1)
 
     weights_bSKqt, masses_bSKq = lax.map(weigh, jnp.moveaxis(scores, 2, 0))
-    total, mass = jnp.float32(0), jnp.float32(0)
+    total, mass = jnp.float32(0), jnp.float32(0) if sinks_Kq is None else jnp.exp(sinks_Kq - top_SKq)
     for weights, v_SKbth in zip(jnp.split(weights_bSKqt, ends[:-1]), layer.v_SKbth, strict=True):
         parts = jnp.einsum("bSKqt,SKbth->SKbqh", weights, v_SKbth, preferred_element_type=jnp.float32)
         for b in range(v_SKbth.shape[2]):
@@ -279,9 +283,17 @@ def append(
         window = layer.attention.window
         first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, first=first, window=window) -> jax.Array:
+        def attend(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            sinks_H: jax.Array | None = None,
+            held=held,
+            first=first,
+            window=window,
+        ) -> jax.Array:
             caches.append(_written(held, rows_S1, write_ST, k, v))
-            return _attend_many(q, caches[-1], positions_ST, first, blocks, window)
+            return _attend_many(q, caches[-1], positions_ST, first, blocks, window, sinks_H)
 
         x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul)
     return tuple(caches)
@@ -294,6 +306,7 @@ def _attend_many(
     first: jax.Array | int,
     blocks: jax.Array,
     window: int | None,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention over the blocks `first` to `blocks` - 1 with a running maximum (Milakov & Gimelshein 2018).
 
@@ -322,6 +335,9 @@ def _attend_many(
 
     shape = q_SKqTh.shape[:-1]
     carry = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
+    if sinks_H is not None:
+        sinks_Kq1 = sinks_H.astype(jnp.float32).reshape(num_kv, -1, 1)
+        carry = (jnp.broadcast_to(sinks_Kq1, shape), jnp.ones(shape, jnp.float32), carry[2])
     start = 0
     for k_SKbht, v_SKbth in zip(*layer, strict=True):
         count = k_SKbht.shape[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from scope_jax.models.config import Experts, ModelConfig
+from scope_jax.models.config import ModelConfig
 from scope_jax.models.kinds import mixer_of, multiplied
 
 
@@ -56,5 +56,5 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
 def expert_flops(model: ModelConfig, tokens: float, products: int) -> float:
     """FLOPs of so many grouped products of experts, which kernels compute: 3 forward, 6 backward (3 with frozen
     weights), 2 where they are recomputed, as the gradients do not need the last one. 0 of a dense model."""
-    feeds = [layer.feed for layer in model.layers if isinstance(layer.feed, Experts)]
+    feeds = [layer.experts for layer in model.layers if layer.experts is not None]
     return products * sum(2.0 * model.width * feed.width * feed.picked for feed in feeds) * tokens

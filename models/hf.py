@@ -12,19 +12,20 @@ import jax
 import numpy as np
 
 from scope_jax.models import stacks
-from scope_jax.models.config import Delta, Experts, ModelConfig
+from scope_jax.models.config import Delta, Experts, ModelConfig, Parallel
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.spec import path_name
 
 
 @dataclass(frozen=True)
 class HfTensor:
-    """The checkpoint tensor of one of our weights: its name, and whether it is transposed.
+    """The checkpoint tensor of one of our weights: its name, whether it is transposed, and which part of it.
 
     "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
     layers: the number of the layer at each place of a stack, () if they are the same. rows: (first, all) of a tensor of
     which our weight is only some rows, those of other weights around them. fused: the experts are the first dimension
-    of one tensor. column: the tensor has a dimension of 1 behind its rows (a convolution of single features).
+    of one tensor. column: the tensor has a dimension of 1 behind its rows (a convolution of single features). turns:
+    (which, of how many) weights whose columns take turns in one tensor.
     """
 
     name: str
@@ -33,6 +34,7 @@ class HfTensor:
     rows: tuple[int, int] | None = None
     fused: bool = False
     column: bool = False
+    turns: tuple[int, int] = (0, 1)
 
     @property
     def leading(self) -> int:
@@ -50,6 +52,8 @@ class HfTensor:
             rest = (self.rows[1], *rest[1:])
         if self.column:
             rest = (rest[0], 1, *rest[1:])
+        if self.turns[1] > 1:
+            rest = (*rest[:-1], rest[-1] * self.turns[1])
         return (shape[self.leading - 1], *rest) if self.fused else rest
 
     def at(self, index: tuple[int, ...]) -> str:
@@ -71,6 +75,7 @@ _LAYER = {
     "k_bias_Kh": HfTensor("self_attn.k_proj.bias", False),
     "v_bias_Kh": HfTensor("self_attn.v_proj.bias", False),
     "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
+    "sinks_H": HfTensor("self_attn.sinks", False),
     "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
     "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
     "q_norm_Hh": HfTensor("self_attn.q_norm.weight", False),
@@ -83,6 +88,12 @@ _LAYER = {
     "gate_XDF": HfTensor("mlp.experts.{x}.gate_proj.weight", True),
     "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
     "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
+    "scalar_1": HfTensor("layer_scalar", False),
+    "dense_out_norm_D": HfTensor("post_feedforward_layernorm_1.weight", False),
+    "experts_norm_D": HfTensor("pre_feedforward_layernorm_2.weight", False),
+    "experts_out_norm_D": HfTensor("post_feedforward_layernorm_2.weight", False),
+    "router_norm_D": HfTensor("router.scale", False),
+    "expert_scale_X": HfTensor("router.per_expert_scale", False),
 }
 _SHARED = {
     "shared_gate_DF": HfTensor("mlp.shared_expert.gate_proj.weight", True),
@@ -131,13 +142,13 @@ def _fused_delta(mixer: Delta) -> dict[str, HfTensor]:
     return found
 
 
-def _fused_experts(feed: Experts) -> dict[str, HfTensor]:
+def _fused_experts(feed: Experts, place: str) -> dict[str, HfTensor]:
     """Of experts whose matrices are one tensor in files, gate and up beside each other."""
     first, second = (0, 2 * feed.width), (feed.width, 2 * feed.width)
     return {
-        "gate_XDF": HfTensor("mlp.experts.gate_up_proj", True, rows=first, fused=True),
-        "up_XDF": HfTensor("mlp.experts.gate_up_proj", True, rows=second, fused=True),
-        "down_XFD": HfTensor("mlp.experts.down_proj", True, fused=True),
+        "gate_XDF": HfTensor(f"{place}experts.gate_up_proj", True, rows=first, fused=True),
+        "up_XDF": HfTensor(f"{place}experts.gate_up_proj", True, rows=second, fused=True),
+        "down_XFD": HfTensor(f"{place}experts.down_proj", True, fused=True),
     }
 
 
@@ -146,12 +157,24 @@ _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+# gpt-oss has the matrices of a layer's experts in one tensor, and gate and up in one, in turns.
+_CLAMPED = {
+    "router_DX": HfTensor("mlp.router.weight", True),
+    "router_bias_X": HfTensor("mlp.router.bias", False),
+    "gate_XDF": HfTensor("mlp.experts.gate_up_proj", False, fused=True, turns=(0, 2)),
+    "gate_bias_XF": HfTensor("mlp.experts.gate_up_proj_bias", False, turns=(0, 2)),
+    "up_XDF": HfTensor("mlp.experts.gate_up_proj", False, fused=True, turns=(1, 2)),
+    "up_bias_XF": HfTensor("mlp.experts.gate_up_proj_bias", False, turns=(1, 2)),
+    "down_XFD": HfTensor("mlp.experts.down_proj", False, fused=True),
+    "down_bias_XD": HfTensor("mlp.experts.down_proj_bias", False),
+}
 # With norms before and after, too.
 _BOTH_NORMS = {
     "attn_out_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("pre_feedforward_layernorm.weight", False),
     "ffn_out_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
+_PARALLEL = {"router_DX": HfTensor("router.proj.weight", True)}
 _BY_NORMS = {"pre": _LAYER, "post": _LAYER | _POST_NORM, "both": _LAYER | _BOTH_NORMS}
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
@@ -177,8 +200,12 @@ def hf_tensor(cfg: ModelConfig, path: str, fused: bool = True) -> HfTensor:
     tensors = _BY_NORMS[layer.norms] | _SHARED
     if isinstance(layer.mixer, Delta):
         tensors |= _fused_delta(layer.mixer) if cfg.architecture in FUSED else _OLMO_DELTA
-    if isinstance(layer.feed, Experts) and cfg.architecture in FUSED and fused:
-        tensors |= _fused_experts(layer.feed)
+    if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
+        tensors |= _CLAMPED
+    elif isinstance(layer.feed, Experts) and cfg.architecture in FUSED and fused:
+        tensors |= _fused_experts(layer.feed, "mlp.")
+    if isinstance(layer.feed, Parallel):
+        tensors |= _PARALLEL | _fused_experts(layer.feed.experts, "")
     tensor = tensors[name]
     return replace(tensor, name="model.layers.{i}." + tensor.name, layers=numbers[stack] if len(numbers) > 1 else ())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,7 +17,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.config import Activation, Attention, Delta, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.activations import ACTIVATIONS
+from scope_jax.models.config import Attention, Delta, Dense, Experts, Layer, ModelConfig, Parallel, QueryScaling
 from scope_jax.models.delta import Streams, Taps
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
@@ -29,10 +29,7 @@ from scope_jax.sharding.spec import Initializer, Param, normal, ones, zeros
 
 Params = dict[str, Any]
 Weights = dict[str, Param]
-ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-}
+FROZEN = ("scalar_1",)  # weights that training does not move: buffers of transformers' classes
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -41,11 +38,12 @@ def weight(shape: tuple[int, ...], *axes: str | None, init: Initializer = normal
     return Param(shape, axes, init, jnp.float32)
 
 
-def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> Float[Array, "..."]:
-    """x / √(mean(x²) + eps) · scale over the last dimension, computed in float32 (Zhang & Sennrich 2019)."""
+def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"] | None, eps: float) -> Float[Array, "..."]:
+    """x / √(mean(x²) + eps) · scale over the last dimension, computed in float32 (Zhang & Sennrich 2019). scale None:
+    of ones."""
     x32 = x.astype(jnp.float32)
     normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+    return normed.astype(x.dtype) if scale is None else (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 def scale_of(w: Float[Array, " n"], offset: float) -> Float[Array, " n"]:
@@ -69,9 +67,10 @@ def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
     found = {
         "q_D_Hh": weight((D, queries), "width", "heads"),
         "k_D_Kh": weight((D, Kh), "width", "kv_heads"),
-        "v_D_Kh": weight((D, Kh), "width", "kv_heads"),
         "o_Hh_D": weight((Hh, D), "heads", "width"),
     }
+    if mixer.values == "own":
+        found["v_D_Kh"] = weight((D, Kh), "width", "kv_heads")
     if mixer.qk_norm == "head":
         found |= {name: norm_weight(cfg, h) for name in ("q_norm_h", "k_norm_h")}
     elif mixer.qk_norm == "width":
@@ -80,10 +79,12 @@ def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
             "k_norm_Kh": norm_weight(cfg, Kh, "head_bias"),
         }
     if mixer.qkv_bias:
-        sizes = {"q_bias_Hh": queries, "k_bias_Kh": Kh, "v_bias_Kh": Kh}
+        sizes = {"q_bias_Hh": queries, "k_bias_Kh": Kh} | ({"v_bias_Kh": Kh} if mixer.values == "own" else {})
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
+    if mixer.sinks:
+        found["sinks_H"] = weight((mixer.num_heads,), "head_bias")
     return found
 
 
@@ -142,9 +143,10 @@ class Call:
     """What a layer is computed with beside its weights and input.
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
-    heads, queries and keys after norm and rotation, and is responsible for mask, scale and cache; of a layer with a
-    state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.moe`, None for that of its kernels.
+    heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
+    scale and cache; of a layer with a state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what
+    computes norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels. stream_BTD:
+    what the layer's result is added to, whose norm is its input.
     """
 
     eps: float
@@ -154,12 +156,14 @@ class Call:
     shards: Shards
     heads: Heads
     grouped: GroupedMatmul | None
+    stream_BTD: Any = None
 
 
 def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
-    q_BTn, k_BTn, v_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k", "v"))
+    q_BTn, k_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k"))
+    v_BTn = _project(mixer, w, x_BTD, "v", call) if mixer.values == "own" else k_BTn
     gate_BTHh = None
     if mixer.gate:
         q_BTHh, gate_BTHh = jnp.split(q_BTn.reshape(*q_BTn.shape[:2], -1, 2 * mixer.head_dim), 2, axis=-1)
@@ -174,7 +178,11 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
-    o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim))
+    v_BTKh = v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim)
+    v_BTKh = rms_norm(v_BTKh, None, call.eps) if mixer.v_norm else v_BTKh
+    sinks = (w["sinks_H"],) if mixer.sinks else ()
+    attend: Any = call.attend
+    o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh, *sinks)
     if gate_BTHh is not None:
         o_BTHh = o_BTHh * jax.nn.sigmoid(gate_BTHh)
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
@@ -256,6 +264,7 @@ def _expert_weights(cfg: ModelConfig, feed: Experts) -> Weights:
         "up_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "down_XFD": weight((X, F, D), "experts", "ffn", "width"),
         **(_shared_weights(D, feed.shared) if feed.shared else {}),
+        **(_expert_biases(D, F, X) if feed.bias else {}),
     }
 
 
@@ -265,6 +274,15 @@ def _shared_weights(D: int, F: int) -> Weights:
         "shared_up_DF": weight((D, F), "width", "ffn"),
         "shared_down_FD": weight((F, D), "ffn", "width"),
         "shared_D1": weight((D, 1), "width", None),
+    }
+
+
+def _expert_biases(D: int, F: int, X: int) -> Weights:
+    return {
+        "router_bias_X": weight((X,), None, init=zeros),
+        "gate_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "up_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "down_bias_XD": weight((X, D), "experts", "width", init=zeros),
     }
 
 
@@ -279,6 +297,28 @@ def _shared(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
     hidden_BTF = jax.nn.silu(product(x_BTD, w["shared_gate_DF"])) * product(x_BTD, w["shared_up_DF"])
     gate_BT1 = jax.nn.sigmoid(product(x_BTD, shards.enter(w["shared_D1"])))
     return shards.leave_layer(gate_BT1 * product(hidden_BTF, w["shared_down_FD"]))
+
+
+def _parallel_weights(cfg: ModelConfig, feed: Parallel) -> Weights:
+    norms = ("dense_out_norm_D", "experts_norm_D", "experts_out_norm_D", "router_norm_D")
+    return {
+        **_dense_weights(cfg, feed.dense),
+        **_expert_weights(cfg, feed.experts),
+        **{name: norm_weight(cfg, cfg.width) for name in norms},
+        "expert_scale_X": weight((feed.experts.count,), None, init=ones),
+    }
+
+
+def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+    """norm(dense(x)) + norm(experts(norm(stream))); the router reads a norm of its own of the stream, times D^−½."""
+
+    def norm(x_BTD: jax.Array, name: str) -> jax.Array:
+        return rms_norm(x_BTD, scale_of(call.shards.between_layers(w[name]), call.offset), call.eps)
+
+    dense_BTD = norm(_dense(feed.dense, w, x_BTD, call), "dense_out_norm_D")
+    router_BTD = norm(call.stream_BTD, "router_norm_D") * jnp.asarray(x_BTD.shape[-1] ** -0.5, x_BTD.dtype)
+    inputs = norm(call.stream_BTD, "experts_norm_D"), call.shards, call.grouped, router_BTD
+    return dense_BTD + norm(moe_layer(feed.experts, w, *inputs), "experts_out_norm_D")
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -314,13 +354,18 @@ class Mixer(Part):
     kept: Callable[[Any], dict[str, tuple[int, ...]]] | None = None
 
 
+def _projected(mixer: Attention) -> int:
+    queries, keys = (2 if mixer.gate else 1) * mixer.num_heads, (2 if mixer.values == "own" else 1) * mixer.num_kv_heads
+    return (queries + keys) * mixer.head_dim
+
+
 MIXERS: dict[type, Mixer] = {
     Attention: Mixer(
         _attention_weights,
         _attention,
-        multiplied=lambda D, a: D * ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        multiplied=lambda D, a: D * (a.num_heads * a.head_dim + _projected(a)),
         values=lambda a: ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
-        projected=lambda a: ((2 if a.gate else 1) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        projected=_projected,
         divided=lambda a: {"num_kv_heads": a.num_kv_heads, "num_heads": a.num_heads},
         targets=("q_D_Hh", "k_D_Kh", "v_D_Kh", "o_Hh_D"),
         page=lambda a: (a.num_kv_heads, a.head_dim),
@@ -366,6 +411,16 @@ FEEDS: dict[type, Part] = {
         expert_targets=("gate_XDF", "up_XDF", "down_XFD"),
     ),
 }
+_of_dense, _of_experts = FEEDS[Dense], FEEDS[Experts]
+FEEDS[Parallel] = Part(
+    _parallel_weights,
+    _parallel,
+    multiplied=lambda D, f: _of_dense.multiplied(D, f.dense) + _of_experts.multiplied(D, f.experts),
+    values=lambda f: _of_dense.values(f.dense) + _of_experts.values(f.experts),
+    divided=lambda f: {"ffn_width": f.dense.width, "expert_width": f.experts.width},
+    targets=_of_dense.targets,
+    expert_targets=_of_experts.expert_targets,
+)
 
 
 def mixer_of(layer: Layer) -> Mixer:
@@ -386,6 +441,7 @@ def layer_weights(cfg: ModelConfig, layer: Layer) -> Weights:
         "ffn_norm_D": norm_weight(cfg, cfg.width),
         **feed_of(layer).weights(cfg, layer.feed),
         **({"ffn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
+        **({"scalar_1": weight((1,), None, init=ones)} if layer.scalar else {}),
     }
 
 
@@ -415,16 +471,23 @@ def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
     return found
 
 
-def first_attention(cfg: ModelConfig) -> Attention:
-    """The mixer of the first layer with attention."""
-    return cfg.layers[cfg.attention_layers[0]].attention
+def has_sinks(cfg: ModelConfig) -> bool:
+    """Whether attention has sinks."""
+    return any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in cfg.layers)
 
 
 def kv_heads(cfg: ModelConfig) -> int:
-    """The number of kv heads, which all layers with attention have in common."""
-    return first_attention(cfg).num_kv_heads
+    """The largest number that divides the kv heads of every layer with attention."""
+    return math.gcd(*(cfg.layers[number].attention.num_kv_heads for number in cfg.attention_layers))
 
 
 def head_dim(cfg: ModelConfig) -> int:
-    """The dimension of a head, which all layers with attention have in common."""
-    return first_attention(cfg).head_dim
+    """The largest number that divides the dimension of a head in every layer with attention."""
+    return math.gcd(*(cfg.layers[number].attention.head_dim for number in cfg.attention_layers))
+
+
+def cached(cfg: ModelConfig, tensor: int, kept: Callable[[int | None], float]) -> float:
+    """Keys and values in the cache of a row, as numbers, on one of `tensor` devices that share its heads; kept(window):
+    tokens that a layer keeps."""
+    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    return sum(2 * max(1.0, one.num_kv_heads / tensor) * one.head_dim * kept(one.window) for one in mixers)

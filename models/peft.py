@@ -70,6 +70,11 @@ def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[t
 def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
     weight, _, which = path.rpartition(".")
     tensor = hf_tensor(cfg, weight)
+    if ".experts." in tensor.name and "{x}" not in tensor.name:
+        raise WeightsError(
+            f"adapters of experts that one tensor holds ({tensor.name.partition('{i}.')[2]}) have no form in PEFT's "
+            "files; export with --merge."
+        )
     name = tensor.name.removesuffix(".weight")
     return replace(tensor, name=f"{PREFIX}{name}.lora_{which.upper()}.weight", transposed=True)
 

@@ -8,7 +8,7 @@ donated buffer, or cut one out of a sharded weight, transpose and cast on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,10 @@ def _read_rows(
     """Rows of our weight at `at` of its leading dimensions, from where the file has them."""
     first = 0 if tensor.rows is None else tensor.rows[0]
     cut = (slice(first + cut[0].start, first + cut[0].stop), *cut[1:])
+    which, several = tensor.turns
+    if several > 1:
+        last = cut[-1]
+        cut = (*cut[:-1], slice(which + several * last.start, which + several * (last.stop - 1) + 1, several))
     if tensor.column:
         cut, out = (cut[0], slice(0, 1), *cut[1:]), out[:, None]
     if tensor.fused:
@@ -236,6 +240,31 @@ def _cut(
     return jax.shard_map(
         body, mesh=mesh, in_specs=(sharding.spec, PartitionSpec()), out_specs=PartitionSpec(), check_vma=False
     )(weight, start)
+
+
+Source = tuple[jax.Array, HfTensor, tuple[int, ...]]  # a weight, its tensor, and the tensor's leading index
+
+
+def tensor_blocks(sources: Sequence[Source], dtype: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """The rows of one checkpoint tensor of this shape, in pieces, from its weights in the order of their experts, rows
+    and turns (`HfTensor`); otherwise as `blocks`."""
+    several = sources[0][1].turns[1]
+    for first in range(0, len(sources), several):
+        each = [_rows(*source, dtype, shape) for source in sources[first : first + several]]
+        if several == 1:
+            yield from each[0]
+            continue
+        for parts in zip(*each, strict=True):
+            yield np.stack([np.asarray(part) for part in parts], axis=-1).reshape(*parts[0].shape[:-1], -1)
+
+
+def _rows(
+    weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: Any, shape: tuple[int, ...]
+) -> Iterator[jax.Array]:
+    """The rows of a tensor that are those of one weight."""
+    rest = weight.shape[tensor.leading :]
+    whole = tensor.rows is None and not tensor.fused
+    return blocks(weight, tensor, place, dtype, shape[0] if whole else rest[-1 if tensor.transposed else 0])
 
 
 def named(weight: jax.Array) -> jax.Array:

@@ -113,7 +113,9 @@ def block(
         return x_BTD + (norm(y_BTD, f"{name}_out_norm_D") if layer.norms == "both" else y_BTD)
 
     x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
-    return add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    call = replace(call, stream_BTD=x_BTD)
+    x_BTD = add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    return x_BTD * lax.stop_gradient(w["scalar_1"]) if layer.scalar else x_BTD
 
 
 def embed(

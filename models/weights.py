@@ -180,6 +180,14 @@ def stored_dtypes(folder: str | Path) -> set[str]:
         return {checkpoint.dtype(name).name for name in shapes}
 
 
+def packed(folder: str | Path) -> frozenset[str]:
+    """The tensors of a model folder that are stored in MXFP4 and read as bfloat16."""
+    if is_orbax(folder):
+        return frozenset()
+    with ExitStack() as stack:
+        return opened(Path(folder), stack).packed
+
+
 def load_tree(
     folder: str | Path,
     tree: Params,
@@ -373,24 +381,20 @@ def save_hf(
     FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
-    sources: dict[str, list[tuple[jax.Array, HfTensor, tuple[int, ...]]]] = {}  # in the order of their rows
+    sources: dict[str, list[streaming.Source]] = {}  # in the order of their rows
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
         tensor = hf_tensor(cfg, path_name(path))
         for place in np.ndindex(weight.shape[: tensor.leading]):
             sources.setdefault(tensor.at(place), []).append((weight, tensor, place))
     for parts in sources.values():
-        parts.sort(key=lambda part: (part[2][-1:] if part[1].fused else (), part[1].rows or (0, 0)))
+        parts.sort(key=lambda part: (part[2][-1:] if part[1].fused else (), part[1].rows or (0, 0), part[1].turns))
     if set(shapes) != set(sources):
         raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
 
     def blocks(name: str) -> Iterator[jax.Array]:
         nonlocal done
-        for weight, tensor, place in sources[name]:
-            rest = weight.shape[tensor.leading :]
-            whole = tensor.rows is None and not tensor.fused
-            rows = shapes[name][0] if whole else rest[-1 if tensor.transposed else 0]
-            yield from streaming.blocks(weight, tensor, place, dtype, rows)
+        yield from streaming.tensor_blocks(sources[name], dtype, shapes[name])
         done += 1
         report(done, len(shapes))
 
@@ -429,7 +433,8 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
-                config = read_object(source / "config.json")
+                config = {**read_object(source / "config.json")}
+                config.pop("quantization_config", None)  # what it names was read as numbers
                 wrappers.write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
                 _companions(new, config, dtype, source)
 

@@ -23,6 +23,7 @@ from scope_jax.models.pages import (
     Stateful,
     Tables,
     Where,
+    arrays,
     feed,
     init_pages,
     init_states,
@@ -53,13 +54,14 @@ MOVED = 8  # pages per dispatch when they are copied, or moved to the host or ba
 class PagedPrograms:
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
-    how: layout of the pages and attention over them. pages: of one row shard. Raises UserError if the configuration
-    asks for cascade attention and `how` or the model has none.
+    how: layout of the pages and attention over them. pages: of one row shard, of each shape. Raises UserError if the
+    configuration asks for cascade attention and `how` or the model has none.
     """
 
-    def __init__(self, weights: EngineWeights, how: Implementation, pages: int) -> None:
+    def __init__(self, weights: EngineWeights, how: Implementation, pages: Sequence[int]) -> None:
         model, config, mesh = weights.model, weights.config, weights.mesh
-        self.weights, self.how, self.pages = weights, how, pages
+        self.weights, self.how, self.pages = weights, how, tuple(pages)
+        self._of_shape = arrays(model)
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
@@ -74,11 +76,12 @@ class PagedPrograms:
             experts=expert_axes(model.num_experts, mesh.shape),
         )
         rows = PartitionSpec(ROWS)
+        counts = [self.row_shards * count for count in self.pages]
         self.states = len(model.attention_layers) < model.num_layers
         self.snapshots = snapshots_for(self.slots) if self.states else 0  # of one shard
 
         def empty() -> Pages | Stateful:
-            pages = init_pages(model, how, self.row_shards * self.pages, config.compute_dtype)
+            pages = init_pages(model, how, counts, config.compute_dtype)
             if not self.states:
                 return pages
             count = self.row_shards * (self.slots + self.snapshots)
@@ -107,11 +110,12 @@ class PagedPrograms:
         self.init = jax.jit(init, out_shardings=whole)
         where = Where(rows, rows, rows, rows=Rows(rows, rows, rows) if self.states else None)
         self.append = mapped(self._append_body, (params, cache, rows, where, rows), cache, 1)
-        self.copy = mapped(_copied, (pages_alone, rows, rows), pages_alone, 0)
-        self.read = mapped(_read, (pages_alone, rows), pages_alone)
-        self.write = mapped(_written, (pages_alone, rows, pages_alone), pages_alone, 0)
-        self.read_states = mapped(_read, (states, rows), states)
-        self.write_states = mapped(_written, (states, rows, states), states, 0)
+        some = (rows,) * len(self.pages)
+        self.copy = mapped(partial(_copied, self._of_shape), (pages_alone, some, some), pages_alone, 0)
+        self.read = mapped(partial(_read, self._of_shape), (pages_alone, some), pages_alone)
+        self.write = mapped(partial(_written, self._of_shape), (pages_alone, some, pages_alone), pages_alone, 0)
+        self.read_states = mapped(_read_rows, (states, rows), states)
+        self.write_states = mapped(_written_rows, (states, rows, states), states, 0)
         tables = Tables(rows, Tiles(rows, rows, rows) if self.lanes else None)
         takes = (params, state, tables, PartitionSpec())
         self.generate = mapped(self._generate_body, takes, (state, result), 1)
@@ -129,42 +133,52 @@ class PagedPrograms:
         return np.int32(-(-slots // self.row_shards) * together)
 
     # ------------------------------------------------------------------------------------------------- moving pages
-    def copied(self, cache: Pages | Stateful, copies: Sequence[tuple[int, int, int]]) -> Pages | Stateful:
-        """The cache, consumed, after copies of pages (shard, from, to)."""
+    def copied(self, cache: Pages | Stateful, copies: Sequence[tuple[int, int, int, int]]) -> Pages | Stateful:
+        """The cache, consumed, after copies of pages (shard, shape, from, to)."""
         if isinstance(cache, Stateful):
             return cache._replace(pages=self.copied(cache.pages, copies))
-        queues = [[copy[1:] for copy in copies if copy[0] == shard] for shard in range(self.row_shards)]
-        for first in range(0, max(map(len, queues), default=0), MOVED):
-            source, target = self._nowhere(0), self._nowhere(self.pages)
-            for shard, queue in enumerate(queues):
+        queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for shard, shape, a, b in copies:
+            queues.setdefault((shard, shape), []).append((a, b))
+        for first in range(0, max(map(len, queues.values()), default=0), MOVED):
+            source, target = self._first(), self._past()
+            for (shard, shape), queue in queues.items():
                 for place, (a, b) in enumerate(queue[first : first + MOVED]):
-                    source[shard, place], target[shard, place] = a, b
+                    source[shape][shard, place], target[shape][shard, place] = a, b
             cache = self.copy(cache, source, target)
         return cache
 
-    def contents(self, cache: Pages | Stateful, shard: int, pages: Sequence[int] | np.ndarray) -> Any:
-        """Pages of a shard in host memory, in their order, by layer; () if there are none."""
+    def contents(self, cache: Pages | Stateful, shard: int, pages: Sequence[np.ndarray]) -> Any:
+        """Pages of a shard in host memory, for each shape in their order, by array; () if there are none."""
         parts, cache = [], cache.pages if isinstance(cache, Stateful) else cache
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(0)
-            where[shard, : len(some)] = some
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._first()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
             read = jax.device_get(self.read(cache, where))
-            parts.append(jax.tree.map(lambda x, n=len(some): x[shard * MOVED : shard * MOVED + n], read))
+            counts = [len(pages[shape][first : first + MOVED]) for shape in self._of_shape]
+            ranges = [slice(shard * MOVED, shard * MOVED + count) for count in counts]
+            parts.append(
+                tuple(jax.tree.map(lambda x, own=own: x[own], layer) for layer, own in zip(read, ranges, strict=True))
+            )
         return jax.tree.map(lambda *some: np.concatenate(some), *parts) if parts else ()
 
-    def written(self, cache: Pages | Stateful, shard: int, pages: Sequence[int], contents: Any) -> Pages | Stateful:
+    def written(
+        self, cache: Pages | Stateful, shard: int, pages: Sequence[Sequence[int]], contents: Any
+    ) -> Pages | Stateful:
         """The cache, consumed, with these contents in pages of a shard."""
         if isinstance(cache, Stateful):
             return cache._replace(pages=self.written(cache.pages, shard, pages, contents))
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(self.pages)
-            where[shard, : len(some)] = some
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._past()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
 
-            def block(x: np.ndarray, first: int = first, count: int = len(some)) -> np.ndarray:
-                out = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype)
-                out[shard * MOVED : shard * MOVED + count] = x[first : first + count]
+            def block(x: np.ndarray, first: int = first) -> np.ndarray:
+                out, part = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype), x[first : first + MOVED]
+                out[shard * MOVED : shard * MOVED + len(part)] = part
                 return out
 
             cache = self.write(cache, where, jax.tree.map(block, contents))
@@ -197,13 +211,16 @@ class PagedPrograms:
         if isinstance(cache, Stateful):
             cache = cache._replace(pages=self.run_for_nothing(cache.pages))
             return self.with_states(cache, 0, self.slots + self.snapshots, self.states_of(cache, 0, 0))
-        some, past = self._nowhere(0), self._nowhere(self.pages)
-        read = jax.device_get(self.read(cache, some))
-        return self.write(self.copy(cache, some, past), past, read)
+        read = jax.device_get(self.read(cache, self._first()))
+        return self.write(self.copy(cache, self._first(), self._past()), self._past(), read)
 
-    def _nowhere(self, page: int) -> np.ndarray:
-        """[row shards, MOVED] of one page; `self.pages`, past the end: nothing is written."""
-        return np.full((self.row_shards, MOVED), page, np.int32)
+    def _first(self) -> tuple[np.ndarray, ...]:
+        """For each shape [row shards, MOVED] of page 0."""
+        return tuple(np.zeros((self.row_shards, MOVED), np.int32) for _ in self.pages)
+
+    def _past(self) -> tuple[np.ndarray, ...]:
+        """The same of the page past the end: nothing is written."""
+        return tuple(np.full((self.row_shards, MOVED), count, np.int32) for count in self.pages)
 
     # ---------------------------------------------------------------------------------------------- abstract values
     def abstract_state(self) -> DecodeState:
@@ -282,13 +299,25 @@ class PagedPrograms:
         return jax.tree.map(lambda x_s: lax.all_gather(x_s, axis, tiled=True), drawn)
 
 
-def _read(cache: Any, at: jax.Array) -> Any:
-    return jax.tree.map(lambda x: x[at[0]], cache)
+def _read_rows(states: Any, at: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x[at[0]], states)
 
 
-def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
-    return jax.tree.map(lambda x: put(x, target[0], x[source[0]]), cache)
+def _written_rows(states: Any, target: jax.Array, values: Any) -> Any:
+    return jax.tree.map(lambda x, new: put(x, target[0], new), states, values)
 
 
-def _written(cache: Any, target: jax.Array, values: Any) -> Any:
-    return jax.tree.map(lambda x, new: put(x, target[0], new), cache, values)
+Some = tuple[jax.Array, ...]  # pages [1, MOVED] of each shape
+
+
+def _read(of_shape: tuple[int, ...], cache: Pages, at: Some) -> Pages:
+    return tuple(_read_rows(layer, at[shape]) for shape, layer in zip(of_shape, cache, strict=True))
+
+
+def _written(of_shape: tuple[int, ...], cache: Pages, target: Some, values: Pages) -> Pages:
+    layers = zip(of_shape, cache, values, strict=True)
+    return tuple(_written_rows(layer, target[shape], new) for shape, layer, new in layers)
+
+
+def _copied(of_shape: tuple[int, ...], cache: Pages, source: Some, target: Some) -> Pages:
+    return _written(of_shape, cache, target, _read(of_shape, cache, source))

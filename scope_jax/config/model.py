@@ -83,7 +83,7 @@ class ModelSection(Section):
     """Passed to the template, e.g. `{ enable_thinking = false }`."""
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     """How the model writes calls, such as searches, and reads results: `xml`, `hermes`, `function` (SCOPE Table 11),
-    `observation`, `llama`, `qwen-coder`, or a TOML file (docs/tools.md#dialects)."""
+    `observation`, `llama`, `qwen-coder`, `harmony` (gpt-oss), or a TOML file (docs/tools.md#dialects)."""
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"
     """How an observation is added to the conversation: `raw`, `chat`, `chat-trimmed` (docs/rollouts.md#turns)."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)

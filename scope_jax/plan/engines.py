@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim, kept_bytes, kv_heads
+from scope_jax.models.kinds import cached, has_sinks, head_dim, kept_bytes
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
@@ -121,8 +121,7 @@ def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
     weights = {name: _weights(model) for name, model in models.items()}
     for name in sorted(models, key=lambda name: -weights[name]):  # of equal ones the first that is listed
-        keys = sum(min(length, window or length) for window in models[name].windows)
-        cache = 2 * slots * keys * kv_heads(models[name]) * head_dim(models[name])
+        cache = slots * cached(models[name], 1, lambda window: min(length, window or length))
         cache += slots * kept_bytes(models[name], 2) // 2
         if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
             continue
@@ -144,7 +143,9 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
         try:
             mesh = make_mesh(MeshConfig(1, -1, tensor), on.devices)
             check_mesh(model, mesh)
-            engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model)))
+            engine = PagedEngine(
+                model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model))
+            )
         except UserError:
             continue
         state = engine.abstract_state()

@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
-from scope_jax.models.config import Experts, ModelConfig
-from scope_jax.models.kinds import feed_of, head_dim, kept_bytes, kv_heads, mixer_of
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import cached, feed_of, kept_bytes, mixer_of
 from scope_jax.models.pages import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
@@ -131,7 +131,6 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         experts = experts * (1 - (1 - chosen) ** (slots * gathered))
     dense = 2.0 * flops.weights_per_token(model) + 2.0 * model.width * model.vocab_size
     grouped = flops.expert_flops(model, 1, 3)
-    heads = max(1.0, kv_heads(model) / tensor) * head_dim(model)
 
     def seen(window: int | None) -> float:
         return min(length, window or math.inf) + PAGE / 2  # the last page is whole
@@ -144,7 +143,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
         weights=weights + experts,
-        cache=2 * slots * sum(map(seen, model.windows)) * heads * size,
+        cache=slots * cached(model, tensor, seen) * size,
         # What is kept of a text is read and written.
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor + 2 * slots * kept_bytes(model, size) / tensor,
         layers=model.num_layers,
@@ -184,14 +183,13 @@ def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
 
 def _picked(model: ModelConfig) -> int:
     """Experts of a token, 0 of a dense model."""
-    feed = model.layers[0].feed
-    return feed.picked if isinstance(feed, Experts) else 0
+    experts = model.layers[0].experts
+    return 0 if experts is None else experts.picked
 
 
 def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
     """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
-    kept = sum(min(1.0, (window or math.inf) / length) for window in model.windows)
-    return 2 * kept * max(1.0, kv_heads(model) / tensor) * head_dim(model) * size
+    return cached(model, tensor, lambda window: min(1.0, (window or math.inf) / length)) * size
 
 
 # --------------------------------------------------------------------------------------------------------------- update
