@@ -84,7 +84,7 @@ FAMILIES = {
     "mistral": Family("MistralForCausalLM", bias="none", windows="stated"),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", "head", **_QWEN3_5),
     "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", "head", **_QWEN3_5, experts=True, shared=True),
-    "olmo_hybrid": Family("OlmoHybridForCausalLM", "width", "post", ropes="optional", delta="doubled"),
+    "olmo_hybrid": Family("OlmoHybridForCausalLM", "width", "post", ropes="optional", delta="doubled", padded=True),
     "gemma3_text": Family(
         *("Gemma3ForCausalLM", "head", "both"),
         windows="pattern",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,6 +63,7 @@ class HfTensor:
         return self.name.format(**dict(zip("ix", index, strict=False)))
 
 
+EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
 FUSED = ("qwen3_5_text", "qwen3_5_moe_text")  # whose files have several matrices in one tensor
 _LAYER = {
     "attn_norm_D": HfTensor("input_layernorm.weight", False),
@@ -180,8 +183,15 @@ _TOP = {
 }
 
 
-def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
-    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "layers.1.q_D_Hh", "embed.table_VD", ..."""
+def tensors_of(cfg: ModelConfig, names: Iterable[str]) -> Callable[[str], HfTensor]:
+    """`hf_tensor` of a checkpoint with tensors of these names: transformers writes each expert's matrices as tensors of
+    their own where the published files have one for all."""
+    return partial(hf_tensor, cfg, fused=not any(map(EXPERT.search, names)))
+
+
+def hf_tensor(cfg: ModelConfig, path: str, fused: bool = True) -> HfTensor:
+    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "layers.1.q_D_Hh", "embed.table_VD", ... fused: of
+    families that have it so, a layer's experts are one tensor."""
     if not path.startswith("layers."):
         return _TOP[path]
     stack, name = stacks.by_path(path)
@@ -192,7 +202,7 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
         tensors |= _fused_delta(layer.mixer) if cfg.architecture in FUSED else _OLMO_DELTA
     if isinstance(layer.feed, Experts) and layer.feed.activation == "clamped":
         tensors |= _CLAMPED
-    elif isinstance(layer.feed, Experts) and cfg.architecture in FUSED:
+    elif isinstance(layer.feed, Experts) and cfg.architecture in FUSED and fused:
         tensors |= _fused_experts(layer.feed, "mlp.")
     if isinstance(layer.feed, Parallel):
         tensors |= _PARALLEL | _fused_experts(layer.feed.experts, "")

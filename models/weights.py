@@ -32,7 +32,7 @@ from scope_jax.models import claims, redundant, streaming, tensorfile, wrappers
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.families import from_hf, in_wrapper, to_hf, wrapper
 from scope_jax.models.fields import WeightsError, read_object
-from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
+from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tensors_of, tree_shapes
 from scope_jax.models.redundant import Redundant
 from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.models.tokenizer import Tokenizer
@@ -94,7 +94,8 @@ def checked_config(folder: str | Path) -> ModelConfig:
         _compare_orbax(folder, cfg)
     elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
         with ExitStack() as stack:
-            claims.compare(folder, opened(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+            shapes = opened(folder, stack).shapes
+            claims.compare(folder, shapes, declare(cfg), tensors_of(cfg, shapes))
     return cfg
 
 
@@ -155,7 +156,12 @@ def load_hf(
     folder = Path(folder)
     cfg = checked_config(folder)
     tree, extra = declare(cfg), redundant.of_decoder(cfg)
-    return cfg, load_tree(folder, tree, lambda path: hf_tensor(cfg, path), extra, mesh, rules, dtype, report)
+    return cfg, load_tree(folder, tree, _tensors(folder, cfg), extra, mesh, rules, dtype, report)
+
+
+def _tensors(folder: Path, cfg: ModelConfig) -> Callable[[str], HfTensor]:
+    with ExitStack() as stack:
+        return tensors_of(cfg, opened(folder, stack).names)
 
 
 def stored_dtypes(folder: str | Path) -> set[str]:
@@ -169,7 +175,7 @@ def stored_dtypes(folder: str | Path) -> set[str]:
     with ExitStack() as stack:
         checkpoint = opened(folder, stack)
         cfg = checked_config(folder)
-        shapes = hf_shapes(cfg)
+        shapes = tree_shapes(declare(cfg), tensors_of(cfg, checkpoint.names))
         redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
         return {checkpoint.dtype(name).name for name in shapes}
 
@@ -412,10 +418,10 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     """
     source = Path(source)
     cfg = checked_config(source)
-    shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
-    done = 0
+    extra, done = redundant.of_decoder(cfg), 0
     with ExitStack() as stack:
         checkpoint = opened(source, stack)
+        shapes = tree_shapes(declare(cfg), tensors_of(cfg, checkpoint.names))
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 

@@ -68,13 +68,16 @@ class Absent:
 @dataclass(frozen=True)
 class Hardware:
     """The devices of a plan. platform: "tpu", "gpu" or "cpu". devices: of JAX, or `Absent` ones, those of one slice or
-    node together. domains: the number of slices or nodes, between which they communicate over the network."""
+    node together. domains: the number of slices or nodes, between which they communicate over the network. host: bytes
+    of this machine's memory that are available to a run; None of devices that are not here, and of CPUs, whose own it
+    is."""
 
     name: str
     platform: str
     chip: Chip
     devices: Sequence[Any]
     domains: int = 1
+    host: float | None = None
 
     @property
     def compiles(self) -> bool:
@@ -190,6 +193,16 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
 
 
 def _this_machine() -> Hardware:
+    """Raises UserError if the memory of its accelerator is not known."""
+    import jax
+
+    if (here := started()) is None:
+        raise _unknown(str(jax.devices()[0].device_kind))
+    return here
+
+
+def started() -> Hardware | None:
+    """This machine with its devices; None if the memory of its accelerator is not known."""
     import jax
 
     devices = jax.devices()
@@ -199,10 +212,33 @@ def _this_machine() -> Hardware:
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     known = chip_of(kind)
     if limit is None and known is None:
-        raise UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
+        return None
     base = known or Chip(kind, 0.0, None, None)
     chip = base if limit is None else replace(base, hbm=float(limit))
-    return Hardware(THIS_MACHINE, platform, chip, devices, len({_domain(device) for device in devices}))
+    domains = len({_domain(device) for device in devices})
+    return Hardware(THIS_MACHINE, platform, chip, devices, domains, host_memory.free())
+
+
+def without_compiler(on: Hardware) -> Hardware:
+    """The same hardware, for plans by arithmetic."""
+    stand_ins = [
+        Absent(
+            device.id,
+            device.platform,
+            device.device_kind,
+            device.process_index,
+            None,
+            getattr(device, "coords", None),
+            getattr(device, "core_on_chip", 0),
+            getattr(device, "slice_index", None),
+        )
+        for device in on.devices
+    ]
+    return replace(on, devices=stand_ins)
+
+
+def _unknown(kind: str) -> UserError:
+    return UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
 
 
 def _processor(kind: str, devices: int) -> Chip:
@@ -220,8 +256,9 @@ def _unstarted() -> Hardware:
     gpus = [] if wanted == ["cpu"] or not _cuda_plugin() else _listed_gpus()
     if gpus:
         if (chip := chip_of(gpus[0])) is None:
-            raise UserError(f"the memory of {gpus[0]} is not known; name its kind with --on, for example --on 8xH100.")
-        return Hardware(THIS_MACHINE, "gpu", chip, gpu_devices(chip, len(gpus), compiled=False))
+            raise _unknown(gpus[0])
+        devices = gpu_devices(chip, len(gpus), compiled=False)
+        return Hardware(THIS_MACHINE, "gpu", chip, devices, host=host_memory.free())
     if wanted != ["cpu"] and find_spec("libtpu") is not None and lists_tpu():
         raise UserError(
             "which TPU this machine has is known only when it has been started; name it with --on, for example --on "

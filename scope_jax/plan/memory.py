@@ -37,6 +37,7 @@ from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
 PHASES = ("publish", "generate", "rate", "learn")
+PROGRAM = 0.9 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
 
 
 def device_bytes(tree: Any) -> int:
@@ -106,6 +107,8 @@ class Residents:
     """What several processes need to send each other the episodes that they have generated."""
     teachers: tuple[float, ...] = ()
     """The weights of each teacher with a folder; they are in host memory unless it rates."""
+    program: float = 0.0
+    """The device's part of `PROGRAM` where its memory is the host's, as of a CPU."""
 
     @property
     def state(self) -> float:
@@ -121,13 +124,15 @@ class Residents:
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         engine |= {"exchange": self.exchange}
         rating = {"teacher": max(self.teachers, default=0.0), "exchange": self.exchange}
+        program = {"program": self.program}
         if self.apart and phase == "rate":
-            return {"search index": self.index, "engine weights": self.engine - self.shared, **rating}
+            return {**program, "search index": self.index, "engine weights": self.engine - self.shared, **rating}
         if self.apart and phase == "generate":
-            return {"search index": self.index, **engine}
+            return {**program, "search index": self.index, **engine}
         away = self.offload and phase != "learn"
         here = 0 if away else (1 if self.offload else self.policies)
         parts = {
+            **program,
             "master weights": here * self.master,
             "moments": here * self.moments,
             "reference": 0.0 if away else self.reference,
@@ -162,6 +167,7 @@ def residents(
     teachers: Sequence[Teacher] = (),
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
+    devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
@@ -189,6 +195,7 @@ def residents(
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
+        program=PROGRAM / len(devices) if searching.devices.flat[0].platform == "cpu" else 0.0,
     )
 
 

@@ -227,6 +227,7 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
             for name, one in needs.peaks.items()
         },
         "host_gib": gib(needs.held.host),
+        **_host(planner.on, needs),
         "mesh": dict(needs.learner.mesh.shape),
         "slots": needs.engine.config.slots,
         "max_length": needs.engine.config.max_length,
@@ -251,6 +252,15 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "collectives": {} if decode is None else _moved(decode.round),
     }
     return found
+
+
+def _host(on: Hardware, needs: Needs) -> dict[str, Any]:
+    """Of this machine's memory, where the devices have their own: what a run needs, what is available."""
+    if on.host is None:
+        return {}
+    own = sum(device.process_index == on.devices[0].process_index for device in on.devices)
+    needed = own * needs.held.host + memory.PROGRAM
+    return {"host_needed_gib": gib(needed), "host_available_gib": gib(on.host), "host_fits": needed <= on.host}
 
 
 def _gibs(parts: Mapping[str, float]) -> dict[str, float]:

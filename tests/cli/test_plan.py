@@ -5,15 +5,20 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
+from scope_jax.config import Config
 from scope_jax.errors import UserError
+from scope_jax.plan.command import warning
 from scope_jax.plan.hardware import cuda_compiler, hardware
+from scope_jax.report.progress import Progress
 from scope_jax.run import host_memory
 from tests.plan.world import CARD, MODEL, SMALL, absent
 
@@ -205,3 +210,25 @@ def test_train_refuses_a_card_that_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 2, result.output
     assert "does not fit: it needs" in result.stderr.splitlines()[-1]
     assert not run.exists()
+
+
+def test_a_run_begins_with_a_warning_if_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By arithmetic, for the card as it is given, before anything is loaded; the run goes on."""
+
+    def loop(cfg: Config, folder: Path, progress: Progress, *options: Any) -> None:
+        options[-1](cfg)
+        raise UserError("the run went on.")
+
+    monkeypatch.setattr("scope_jax.train.train", loop)
+    for gib, expected in (
+        (0.001, "warning: memory is short: configs/ssp/atlas.toml on 1xH100"),
+        (80, "scope-jax: the run went on."),
+    ):
+        monkeypatch.setattr("scope_jax.plan.hardware.started", lambda gib=gib: absent(1, gib))
+        result = CliRunner().invoke(app, ["train", CARD, "--run", str(tmp_path / "run"), *SETS])
+        lines = result.stderr.strip().splitlines()
+        assert lines[0].startswith(expected) and lines[-1] == "scope-jax: the run went on.", lines
+    small, mismatched = replace(absent(1, 80), host=2**29), ["rollout.slots=16", "mesh.tensor=3"]
+    assert warning(Path(CARD), SMALL, replace(small, host=2**32)) is None
+    assert "at least 0.9 GiB of this machine's memory" in str(warning(Path(CARD), SMALL, small))
+    assert warning(Path(CARD), mismatched, small) is None and warning(Path(CARD), SMALL, None) is None

@@ -258,15 +258,15 @@ def torch_model(case: str) -> Any:
             elif weight_name.endswith("router.proj.weight"):  # which reads what has a root mean square of 1 / √D
                 weight.mul_(4)
             elif "Qwen3_5Moe" in name and weight_name.endswith("mlp.gate.weight"):
-                weight.copy_(0.5 * torch.randn(weight.shape))  # their class begins with zeros
+                weight.copy_(0.2 * torch.randn(weight.shape))  # their class begins with zeros
     return model
 
 
-def published(model) -> dict[str, Any]:
-    """OLMo-Hybrid's tensors under their names in published files: transformers, which reads them, writes the names of
-    norms of other layers, and cuts the convolution into three equal parts, which queries, keys and values are not."""
+def published(model, tensors) -> dict[str, Any]:
+    """OLMo-Hybrid's tensors, or their gradients, under their names in published files. transformers reads those, but
+    writes names of other norms, and three equal parts of the convolution, which queries, keys and values are not."""
     found, config = {}, model.config
-    for name, weight in model.state_dict().items():
+    for name, weight in tensors.items():
         linear = name.startswith("model.layers.") and config.layer_types[int(name.split(".")[2])] == "linear_attention"
         if linear and name.endswith("conv1d.weight"):
             keys = config.linear_num_key_heads * config.linear_key_head_dim
@@ -289,7 +289,7 @@ def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder)
     if request.param == "olmo_hybrid":
-        save_file(published(model), folder / "model.safetensors", {"format": "pt"})
+        save_file(published(model, model.state_dict()), folder / "model.safetensors", {"format": "pt"})
     cfg, params = load_hf(folder)
     return model, cfg, params, folder
 
@@ -399,8 +399,10 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
     model(ids, labels=ids).loss.backward()
     gradients: dict[str, np.ndarray] = {}
     fused = (*FUSED, "gemma4_text", "gpt_oss")
-    for name, weight in model.named_parameters():
-        grad = weight.grad.numpy()
+    given = {name: weight.grad for name, weight in model.named_parameters()}
+    given = published(model, given) if model.config.model_type == "olmo_hybrid" else given
+    for name, weight in given.items():
+        grad = weight.numpy()
         if not name.startswith("model.layers.") or ".experts." not in name or model.config.model_type in fused:
             gradients[name] = grad
             continue
@@ -506,7 +508,7 @@ def test_greedy_text_of_the_engine(pair, paged):
         assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
         logp_TV = torch.tensor(torch_logits(model, theirs[:, :-1])[0, len(prompt) - 1 :]).log_softmax(-1)
         their_logp_T = logp_TV.gather(1, theirs[0, len(prompt) :, None])[:, 0].numpy()
-        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2e-5
+        assert np.abs(completion.logprobs_T - their_logp_T).max() <= 2 * tolerance_of(cfg)
     assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # not one repeated token
     alone = rollouts.run(requests[2:3])[0]
     assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()
@@ -532,6 +534,8 @@ def test_bfloat16_folder_from_transformers(pair, tmp_path):
     half = type(model)(model.config).to(torch.bfloat16)
     half.load_state_dict({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
     half.save_pretrained(tmp_path / "half")
+    if cfg.architecture == "olmo_hybrid":
+        save_file(published(half, half.state_dict()), tmp_path / "half/model.safetensors", {"format": "pt"})
     loaded_cfg, loaded = load_hf(tmp_path / "half", dtype=jnp.bfloat16)
     assert loaded_cfg == cfg
     same = jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y.astype(jnp.bfloat16))), loaded, params)

@@ -186,7 +186,8 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
-    named = dict.fromkeys(("rope_theta", "rope_local_base_freq", "partial_rotary_factor"), "rope_parameters")
+    of_ropes = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+    named: dict[str, str] = dict.fromkeys(of_ropes, "rope_parameters")
     theirs = CLASSES[model_type]()
     for name in DEFAULTS[model_type]:
         assert named.get(name, name) in theirs.to_dict() or hasattr(theirs, name), name

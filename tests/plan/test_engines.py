@@ -70,10 +70,12 @@ def test_a_plan_by_arithmetic_has_times_and_says_which_mesh_is_the_fastest(tmp_p
 
 
 def test_the_largest_model_that_an_engine_holds():
-    """Qwen3.5-9B takes 16.7 GiB of weights and 16 of keys and values, as only 8 of its layers have any, beside 144
-    states of 48 MiB; on a device of 40 GiB there is no room for all."""
+    """One H100 holds gpt-oss-20b. Of 50 GiB, Qwen3.5-9B takes 16.7 for its weights and 16 for keys and values, as only
+    8 of its layers have any, beside 144 states of 48 MiB; on a device of 40 GiB there is no room for all."""
     one = hardware("1xH100", compiled=False)
-    held = largest(one, 64, 8192)
+    most = largest(one, 64, 8192)
+    assert most is not None and (most.model, most.tensor) == ("gpt-oss-20b", 1)
+    held = largest(replace(one, chip=replace(one.chip, hbm=50.0 * GIB)), 64, 8192)
     assert held is not None and (held.model, held.tensor) == ("Qwen3.5-9B", 1)
     token, state = 2 * 8 * 4 * 256 * 2, 24 * 32 * 128 * 128 * 4
     weights = 2 * sum(math.prod(shape) for shape in hf_shapes(from_hf(SHAPES["Qwen3.5-9B"])).values())

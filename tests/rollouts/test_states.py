@@ -3,24 +3,32 @@ is batched with, where a turn is cut, and whether it was set aside."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from scope_jax.models.adapter import Adapter, combined, declare_factors
 from scope_jax.models.config import Attention, Delta, Dense, Layer
 from scope_jax.models.pages import PAGE
 from scope_jax.models.rope import Rope
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.pages import Snapshots
 from scope_jax.rollouts.types import Continuation
+from scope_jax.sharding.spec import init_params
 from tests.rollouts.world import CFG, bits, make_engine, make_paged, make_params, make_rollouts, mixed, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
 
 MIXERS = (Delta(2, 4, 8, 6, 4, 1e-6), Attention(4, 2, 8, Rope(1e4, share=0.5), qk_norm="head", gate=True))
 HYBRID = replace(CFG, layers=tuple(Layer(mixer, Dense(48)) for mixer in MIXERS), norm_offset=1.0)
 SEEN = list(b" seen. ")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +129,37 @@ def test_set_aside_and_back(params, monkeypatch):
     assert aside and few._state.pools[0].used == 0 and not any(few._state.begun)
 
 
+@pytest.mark.slow
+def test_eight_devices_give_the_episodes_of_one():
+    """Slots and their snapshots over data and fsdp, heads over tensor."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.rollouts.eight_states"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, *others = json.loads(done.stdout.splitlines()[-1]).values()
+    for other in others:
+        assert other["ids"] == one["ids"]
+        for ours, theirs in zip(other["logprobs"], one["logprobs"], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_both_kinds_of_layers(params):
+    adapter = Adapter(2, 4.0, ("all-linear",))
+    factors = init_params(declare_factors(HYBRID, adapter), jax.random.key(0))
+    factors = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), factors)
+    assert set(factors["layers"]["0"]) == {
+        *("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "o_He_D"),
+        *("gate_DF", "up_DF", "down_FD"),
+    }
+    rollouts = make_rollouts(make_paged(cfg=HYBRID, adapter=adapter, policies=("a",)), params)
+    rollouts.load_adapter("a", factors)
+    asked = [replace(one, policy=policy) for policy in ("a", None) for one in conversations(3)]
+    said = rollouts.run(asked)
+    assert_the_learners(combined(HYBRID, params, factors, adapter.scale), said[:3])
+    assert_the_learners(params, said[3:])
+
+
 def test_slots_that_do_not_decode_keep_their_states(params):
     engine = make_engine(cfg=HYBRID)
     weights = engine.load_params(params)
@@ -138,6 +177,7 @@ def test_slots_that_do_not_decode_keep_their_states(params):
 def test_the_least_recently_used_snapshot_goes():
     states = Snapshots(4, 3)
     one, two = states.enter(11), states.enter(12)
+    assert one is not None and two is not None
     assert {one, two} < {4, 5, 6} and states.enter(11) is None and states.find(11) == one
     turn = states.take()
     assert sorted((one, two, turn)) == [4, 5, 6] and set(states.known) == {11, 12}
