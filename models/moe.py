@@ -293,9 +293,8 @@ def moe_layer(
         return _over_experts(feed, w, x_BTD, shards, router_BTD)
     grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
     own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards)
-    weights_Nk, picked_Nk = (
-        shards.enter_layer(y_Nk.reshape(len(x_BTD), -1, feed.picked)).reshape(-1, feed.picked) for y_Nk in own
-    )
+    entered = [shards.enter_layer(y_Nk.reshape(len(x_BTD), -1, feed.picked)) for y_Nk in own]
+    weights_Nk, picked_Nk = (y_BTk.reshape(-1, feed.picked) for y_BTk in entered)
     before, x_BTD = x_BTD, shards.enter_layer(x_BTD)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
