@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.weights import load_hf
 from scope_jax.sharding.collectives import LOCAL

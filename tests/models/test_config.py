@@ -102,9 +102,8 @@ def test_biases_and_head_dim_of_qwen2():
     cfg = from_hf(QWEN2)
     mixer = cfg.layers[0].attention
     assert (mixer.qkv_bias, mixer.output_bias, mixer.qk_norm, mixer.head_dim) == (True, False, "none", 8)
-    assert (
-        from_hf(without(QWEN3, "head_dim")).layers[0].attention.head_dim == 128
-    )  # transformers' default for this class
+    own = from_hf(without(QWEN3, "head_dim")).layers[0].attention
+    assert own.head_dim == 128  # transformers' default for this class
 
 
 @pytest.mark.parametrize(
