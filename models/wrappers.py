@@ -14,7 +14,7 @@ from scope_jax.models.families import WRAPPERS, wrapper
 from scope_jax.models.fields import read_object
 from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes, renamed
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def opened(folder: Path, stack: ExitStack) -> Checkpoint:

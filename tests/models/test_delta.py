@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from scope_jax.errors import UserError
+from scope_jax.models import weights
 from scope_jax.models.delta import (
     CHUNK,
     Kept,
@@ -26,6 +28,8 @@ from scope_jax.models.delta import (
     over_rows,
     since_of,
 )
+from scope_jax.models.families import from_hf
+from scope_jax.models.transformer import declare
 
 HEADS, KEY, VALUE = 2, 4, 6
 
@@ -106,6 +110,7 @@ def streams_of(length: int, rows: int = 1, seed: int = 0) -> tuple[Streams, Taps
     return Streams(q, k, v, decay, beta), taps
 
 
+@pytest.mark.slow
 def test_texts_in_a_row_are_as_alone():
     """Values and gradients; texts shorter than the convolution, and borders within a chunk and at its end."""
     lengths = [1, 2, 3, 40, 18, 7, 20]
@@ -137,6 +142,7 @@ def test_texts_in_a_row_are_as_alone():
 SHAPES = {"state_BHhe": (HEADS, KEY, VALUE), "q_BKah": (1, 3, KEY), "k_BKah": (1, 3, KEY), "v_BHae": (HEADS, 3, VALUE)}
 
 
+@pytest.mark.slow
 def test_pieces_and_tokens_give_the_whole():
     """A text in pieces of other lengths, then token by token; a row that adds nothing keeps every bit."""
     streams, taps = streams_of(30, rows=2)
@@ -182,3 +188,60 @@ def test_key_heads_that_a_context_axis_does_not_divide():
     check_context(16, 2, 8)
     with pytest.raises(UserError, match="8 key heads"):
         check_context(16, 2, 16)
+
+
+TINY = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 12}
+EXPERTS |= {"num_experts": 3, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("more", [{"model_type": "qwen3_5_text"}, {"model_type": "qwen3_5_moe_text", **EXPERTS}])
+def test_files_in_both_layouts(tmp_path, more):
+    """Bit for bit, and matrices that are one tensor in files; experts also as tensors of their own."""
+    cfg = from_hf(TINY | more)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda param: jnp.asarray(rng.normal(size=param.shape), jnp.float32), declare(cfg))
+
+    def same(other):
+        return jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), params, other))
+
+    weights.save_hf(tmp_path / "hf", cfg, params, jnp.float32, None)
+    loaded, again = weights.load_hf(tmp_path / "hf")
+    assert loaded == cfg and same(again)
+    weights.save_orbax(tmp_path / "orbax", cfg, params, jnp.float32, None)
+    loaded, again = weights.load_orbax(tmp_path / "orbax")
+    assert loaded == cfg and same(again)
+    weights.recast_hf(tmp_path / "hf", tmp_path / "copy", jnp.float32)
+    stored, copied = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "copy"))
+    assert stored.keys() == copied.keys() and all(np.array_equal(stored[name], copied[name]) for name in stored)
+    layers, at = params["layers"]["0"], "model.layers.4.linear_attn."  # the fourth of its kind
+    wanted = np.concatenate([layers[name][3] for name in ("q_D_Kh", "k_D_Kh", "v_D_He")], axis=1).T
+    assert np.array_equal(stored[at + "in_proj_qkv.weight"], wanted)
+    wanted = np.concatenate([layers[f"{name}_a"][3] for name in ("q_taps_Kh", "k_taps_Kh", "v_taps_He")])
+    assert np.array_equal(stored[at + "conv1d.weight"], wanted[:, None])
+    if cfg.num_experts:
+        fused = stored["model.layers.4.mlp.experts.gate_up_proj"]
+        assert fused.shape == (3, 16, 16) and np.array_equal(fused[2, 8:], layers["up_XDF"][3, 2].T)
+        apart = {}
+        for name, tensor in stored.items():
+            if ".mlp.experts." not in name:
+                apart[name] = tensor
+                continue
+            parts = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+            for expert, whole in enumerate(tensor):
+                for part, own in zip(parts, np.split(whole, len(parts)), strict=True):
+                    apart[f"{name.rpartition('.')[0]}.{expert}.{part}.weight"] = np.ascontiguousarray(own)
+        save_file(apart, tmp_path / "hf/model.safetensors", {"format": "pt"})
+        assert same(weights.load_hf(tmp_path / "hf")[1])

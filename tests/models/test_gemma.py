@@ -46,7 +46,7 @@ def test_full_layers_have_heads_of_their_own_in_both_forms():
     assert full == Attention(4, 1, 16, turns, None, "head", scale=1.0, v_norm=True, values="keys")
     assert cfg.layers[0].scalar and cfg.final_softcap == 30.0 and cfg.embed_scale == math.sqrt(32)
     assert (cfg.norm_offset, cfg.layers[0].norms, cfg.layers[0].feed) == (0.0, "both", Dense(48, "gelu_tanh"))
-    own = from_hf(GEMMA4 | OLDER | {"attention_k_eq_v": False}).layers[3].mixer  # then the number is another's
+    own = from_hf(GEMMA4 | OLDER | {"attention_k_eq_v": False}).layers[3].attention  # then the number is another's
     assert (own.num_kv_heads, own.head_dim, own.values) == (2, 16, "own")
 
 
@@ -67,8 +67,8 @@ def test_gemma_3():
     }
     cfg = from_hf(gemma3)
     assert cfg.windows == (8,) * 5 + (None, 8) and cfg == from_hf(to_hf(cfg))
-    assert cfg.layers[5].mixer.rope == Rope(1e6, "linear", 8.0) and cfg.layers[0].mixer.rope == Rope(1e4)
-    assert cfg.norm_offset == 1.0 and cfg.layers[0].mixer.scale == 168**-0.5
+    assert cfg.layers[5].attention.rope == Rope(1e6, "linear", 8.0) and cfg.layers[0].attention.rope == Rope(1e4)
+    assert cfg.norm_offset == 1.0 and cfg.layers[0].attention.scale == 168**-0.5
     assert from_hf(gemma3 | {"sliding_window_pattern": 3}).windows == (8, 8, None, 8, 8, None, 8)
 
 

@@ -20,6 +20,7 @@ from scope_jax.models.pages import PAGE
 from scope_jax.models.rope import Rope
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.pages import Snapshots
+from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation
 from scope_jax.sharding.spec import init_params
 from tests.rollouts.world import CFG, bits, make_engine, make_paged, make_params, make_rollouts, mixed, request
@@ -160,18 +161,23 @@ def test_an_adapter_of_both_kinds_of_layers(params):
     assert_the_learners(params, said[3:])
 
 
+@pytest.mark.slow
 def test_slots_that_do_not_decode_keep_their_states(params):
+    """After a dispatch in which no slot is live, what is kept is what was there, bit for bit."""
     engine = make_engine(cfg=HYBRID)
     weights = engine.load_params(params)
-    rollouts = make_rollouts(engine, params)
-    rollouts.run(mixed(8))
-    state = engine.pause(rollouts._loop.state if rollouts._loop else engine.init_decode_state(), range(8))
+    how, key = request("x").params, np.zeros(2, np.uint32)
+    prefix = engine.prefill(weights, [np.arange(20)])
+    state = engine.insert(engine.init_decode_state(), prefix, [Placement(3, 0, 100, how, key)])
+    state, _ = engine.generate(weights, state)
+    state = engine.pause(state, [3])
     before = jax.device_get(state.cache)
     state, _ = engine.generate(weights, state)
     after = jax.device_get(state.cache)
     for name in ("begun", "begin_S", "ids_SC"):
         jax.tree.map(np.testing.assert_array_equal, getattr(before, name), getattr(after, name))
     jax.tree.map(np.testing.assert_array_equal, before.layers[0], after.layers[0])
+    assert np.abs(before.layers[0].state_BHhe[3]).max() > 0 and not np.any(before.layers[0].state_BHhe[:3])
 
 
 def test_the_least_recently_used_snapshot_goes():

@@ -56,7 +56,7 @@ def test_a_page_is_one_layer_of_each_group():
     assert [group.layers for group in layer_groups(SLIDING)] == [(0,), (1,), (2,)]
     olmo = like(CFG, num_layers=8, layer_windows=(4096, 4096, 4096, None) * 2)
     assert layer_groups(olmo) == ((4096, (0, 1), 0), (4096, (2, 4), 0), (4096, (5, 6), 0), (None, (3, 7), 0))
-    mixer = olmo.layers[0].mixer
+    mixer = olmo.layers[0].attention
     assert page_bytes(olmo, np.float32, 1) == (2 * 2 * mixer.num_kv_heads * mixer.head_dim * PAGE * 4,)
     assert layer_groups(CFG) == ((None, (0, 1), 0),)
 
