@@ -18,13 +18,13 @@ from jax import lax
 from scope_jax.errors import UserError
 from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.hf import hf_tensor
 from scope_jax.models.kinds import FEEDS, MIXERS
 from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
 from scope_jax.models.transformer import Params, declare
 from scope_jax.sharding.spec import Param, normal
 
-# Of all kinds of layers: module of Hugging Face -> weight; and the matrices of experts.
-LINEAR = {module: name for part in (*MIXERS.values(), *FEEDS.values()) for module, name in part.targets.items()}
+TARGETS = {name for part in (*MIXERS.values(), *FEEDS.values()) for name in part.targets}
 EXPERTS = tuple(name for part in FEEDS.values() for name in part.expert_targets)
 
 
@@ -52,22 +52,38 @@ class Adapter:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
+def linear(cfg: ModelConfig) -> dict[str, set[str]]:
+    """The modules of a model's Hugging Face class that adapters may adapt, with our weights, in the order of `declare`.
+    Of a module that is several weights here there is none."""
+    found: dict[str, set[str]] = {}
+    for path, name in stacks.paths(cfg, declare(cfg)["layers"]):
+        tensor = hf_tensor(cfg, path)
+        if name in TARGETS and tensor.rows is None:
+            found.setdefault(tensor.name.removesuffix(".weight").rpartition(".")[2], set()).add(name)
+    return found
+
+
+def _experts(cfg: ModelConfig) -> list[str]:
+    """The matrices of experts. Where one tensor holds those of several in files, adapters have no form in PEFT's."""
+    own = stacks.named(cfg, declare(cfg)["layers"])
+    return [name for name in EXPERTS if name in own]
+
+
 def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the layer weights that these targets name, in the order of `declare`.
 
     Raises ValueError for targets that the model does not have.
     """
     weights = tuple(stacks.named(cfg, declare(cfg)["layers"]))
-    dense = {module: name for module, name in LINEAR.items() if name in weights}
-    experts = [name for name in EXPERTS if name in weights]
+    dense, experts = linear(cfg), _experts(cfg)
     chosen: set[str] = set()
     for target in targets:
         if target == "all-linear":
-            chosen |= set(dense.values())
+            chosen |= set().union(*dense.values())
         elif target == "experts" and experts:
             chosen |= set(experts)
         elif target in dense:
-            chosen.add(dense[target])
+            chosen |= dense[target]
         else:
             known = ", ".join((*dense, "all-linear", *(["experts"] if experts else [])))
             raise UserError(

@@ -69,6 +69,13 @@ def by_path(path: str) -> tuple[int, str]:
     return (int(first), rest) if first.isdecimal() else (0, path.removeprefix("layers."))
 
 
+def paths(cfg: ModelConfig, layers: Tree) -> Iterator[tuple[str, str]]:
+    """(path, name) of every weight, stack by stack: ("layers.1.q_D_Hh", "q_D_Hh")."""
+    own = split(cfg, layers)
+    for stack, tree in enumerate(own):
+        yield from ((f"layers.{stack}.{name}" if len(own) > 1 else f"layers.{name}", name) for name in tree)
+
+
 def named(cfg: ModelConfig, layers: Tree) -> Iterator[str]:
     """The names of the weights in any stack, each once."""
-    yield from dict.fromkeys(name for own in split(cfg, layers) for name in own)
+    yield from dict.fromkeys(name for _, name in paths(cfg, layers))

@@ -18,9 +18,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models import context, kinds, stacks
-from scope_jax.models.attention import Attend, make_attend
-from scope_jax.models.config import Layer, ModelConfig
+from scope_jax.models import context, delta, kinds, stacks
+from scope_jax.models.attention import make_attend
+from scope_jax.models.config import Attention, Layer, ModelConfig
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.moe import GroupedMatmul
@@ -90,7 +90,7 @@ def block(
     w: Params,
     x_BTD: Float[Array, "B T D"],
     positions_BT: Int[Array, "B T"],
-    attend: Attend,
+    attend: Callable[..., jax.Array],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
@@ -113,7 +113,9 @@ def block(
         return x_BTD + (norm(y_BTD, f"{name}_out_norm_D") if layer.norms == "both" else y_BTD)
 
     x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
-    return add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    call = replace(call, stream_BTD=x_BTD)
+    x_BTD = add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    return x_BTD * lax.stop_gradient(w["scalar_1"]) if layer.scalar else x_BTD
 
 
 def embed(
@@ -231,14 +233,17 @@ def hidden(
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
         attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
+        recur = delta.over_rows(ends_BT)
     else:
         how = context.resolve(context_attention, kinds.kv_heads(cfg) // shards.size, lax.axis_size(shards.context))
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
+        recur = delta.over_context(ends_BT, shards.context)
 
     def compute(number: int, x_BTD: jax.Array, w_local: Params) -> jax.Array:
         layer, specs = cfg.layers[number], layer_specs[places[number][0]]
         w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
-        return block(cfg, layer, w, x_BTD, positions_BT, attends[layer.mixer.window], shards)
+        attend = attends[layer.mixer.window] if isinstance(layer.mixer, Attention) else recur
+        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     if not stacked:

@@ -40,7 +40,7 @@ def test_a_stack_for_each_kind_of_layer(mixed, tiny):
     layers = transformer.declare(mixed)["layers"]
     assert list(layers) == ["0", "1"] and layers["0"]["up_DF"].shape == (3, 32, 48)
     assert layers["1"]["up_DF"].shape == (4, 32, 24) and "q_norm_h" not in layers["1"]
-    assert list(transformer.declare(tiny)["layers"])[0] == "attn_norm_D"
+    assert next(iter(transformer.declare(tiny)["layers"])) == "attn_norm_D"
     one = stacks.each(mixed, layers, lambda param, place: place)
     assert [layer["up_DF"] for layer in one] == [0, 0, 1, 1, 2, 3, 2]
     stacked = stacks.together(mixed, one, lambda *places: places)
@@ -57,7 +57,7 @@ def test_names_in_files(mixed, tiny):
 def test_a_scan_over_periods_equals_a_loop_over_layers(mixed, weights):
     """Hidden states, and gradients of every weight and of the factors of an adapter of both kinds of layers."""
     ids = np.random.default_rng(1).integers(0, mixed.vocab_size, (1, 12)).astype(np.int32)
-    row = ids, np.arange(12)[None], np.full((1, 12), 12)
+    row = [jnp.asarray(x, jnp.int32) for x in (ids, np.arange(12)[None], np.full((1, 12), 12))]
     adapter = Adapter(2, 4.0, ("q_proj", "down_proj"), base_dtype=jnp.float32)
     factors = init_params(declare_factors(mixed, adapter), jax.random.key(2))
     factors = jax.tree.map(lambda x: x + 0.1, factors)
@@ -79,7 +79,7 @@ def test_a_scan_over_periods_equals_a_loop_over_layers(mixed, weights):
         weights, factors
     )
     np.testing.assert_allclose(hidden, same, atol=1e-5)
-    assert scanned == pytest.approx(looped, rel=1e-5)
+    assert float(scanned) == pytest.approx(float(looped), rel=1e-5)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(jnp.abs(b).max()))
     whole = combined(mixed, weights, factors, adapter.scale)
