@@ -351,7 +351,7 @@ def test_longer_exams_are_counted_in_if_the_card_has_any():
 
 def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
     """An adapter of Qwen3-0.6B: a layer has values of 1,536 tokens × (4 · 1024 + 48 heads · 128 + 3 · 3072), each of
-    four bytes; a row of the cache 1,536 tokens × 2 · 8 heads · 128 · 28 layers. Measured: 7.0 GiB while it samples."""
+    four bytes; a row of the cache 1,536 tokens × 2 · 8 heads · 128 · 28 layers."""
     card = load_card("configs/ssp/adapters/qwen3-0.6b-cpu.toml")
     on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
     needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
@@ -361,4 +361,3 @@ def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
     values = 4 * 1536 * (4 * 1024 + 48 * 128 + 3 * 3072)
     assert learn.parts["activations"] == pytest.approx(28 * (4 * 1536 * 1024 + UNROLLED * values))
     assert learn.parts["gathered weights"] == 0 and learn.parts["logits"] == 3 * 256 * 152064 * 4  # padded
-    assert generate.total / GIB == pytest.approx(7.0, rel=0.1)
