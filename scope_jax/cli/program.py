@@ -92,11 +92,12 @@ def _refuse(error: click.UsageError) -> NoReturn:
     """Prints a wrong use of the command line as one sentence and exits with code 2; a bare command prints its help."""
     if isinstance(error, click.NoArgsIsHelpError):
         raise error
-    message = " ".join(error.format_message().split()).removesuffix(".")
+    message = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you mean", "; did you mean")
     command, ctx = "", error.ctx
     while ctx is not None and ctx.parent is not None:
         command, ctx = f" {ctx.info_name}{command}", ctx.parent
-    _say(f"scope-jax: {message[0].lower()}{message[1:]}; see scope-jax{command} --help.")
+    see = " See" if message.endswith("?") else "; see"
+    _say(f"scope-jax: {message[0].lower()}{message[1:]}{see} scope-jax{command} --help.")
     raise typer.Exit(2) from None
 
 

@@ -83,7 +83,10 @@ class LearnerPrograms:
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        options = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
+        options: dict[str, Any] | None = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
+        if platform == "cpu" and layout.unstacked and section.remat != "none":
+            # Otherwise XLA begins to compute all unrolled layers again at once, and keeps what they need.
+            options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
         self.score = jax.jit(self._score, static_argnames=("policy", "reference"), compiler_options=options)
         self.step = jax.jit(self._step, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)
         self.rest = jax.jit(self._rest, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)

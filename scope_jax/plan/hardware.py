@@ -185,6 +185,8 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
     if found := GPUS.fullmatch(on):
         nodes, chip = int(found[1] or 1), CHIPS[found[3]]
         return Hardware(on, "gpu", chip, gpu_devices(chip, int(found[2]), nodes, compiled), nodes)
+    if on in CUDA:
+        raise UserError(f"--on {on} does not say how many; give --on 1x{on} for one, 8x{on} for a node of eight.")
     raise UserError(
         f"--on {on} is not known hardware; give a TPU topology such as v5p:4x4x4, v5e:8x8, v6e:4x4 or v7x:2x2x1, a GPU "
         "node such as 8xH100 (A100, H100, H200, B200, B300, GB200), several of either such as 2xv6e:8x8 or 4x8xH100, "

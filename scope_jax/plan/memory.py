@@ -37,7 +37,8 @@ from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
 PHASES = ("publish", "generate", "rate", "learn")
-PROGRAM = 0.9 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
+PROGRAM = 1.2 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
+UNROLLED = 1.6  # of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers
 
 
 def device_bytes(tree: Any) -> int:
@@ -236,7 +237,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
 
     gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
     layer's intermediate values (all layers' without rematerialisation), and what `learner.remat` keeps. gathered:
-    weights of one layer and the output table on the device. logits: of one block of the vocabulary with their gradient.
+    weights of one layer and the output table on the device, none where the base of adapters is there as it computes.
+    logits: of one block of the vocabulary with their gradient.
+
+    A CPU keeps of unrolled layers what they are computed from again, `UNROLLED` of their intermediate values.
     """
     from scope_jax.learner.batching import rows_per_shard
 
@@ -245,7 +249,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     inside = layer_bytes(model, tokens, tensor, size)
+    unrolled = learner.layout.unstacked and mesh.devices.flat[0].platform == "cpu"
     kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
+    if unrolled and section.remat != "none":
+        kept = UNROLLED * sum(inside)
     if section.remat in ("qkv", "dots"):
         for layer in model.layers:
             projected = mixer_of(layer).projected(layer.mixer) // tensor
@@ -259,8 +266,8 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
         "activations": model.num_layers * tokens * model.width * size + kept,
-        "gathered weights": 2 * gathered * size + 2 * table * size,
-        "logits": 3.0 * section.logprob_chunk * model.table_rows / tensor * 4,
+        "gathered weights": 0.0 if learner.layout.unstacked else 2 * gathered * size + 2 * table * size,
+        "logits": 3.0 * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
     }
 
 
@@ -285,8 +292,10 @@ def arithmetic_peak(
     slots: int,
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
+    prompts: int = 0,
 ) -> Peak:
-    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
+    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots, and
+    two copies of the rows of a cache without pages that `prompts` prompts at a time are computed in."""
     parts, name = held.parts(phase), ""
     if phase == "learn":
         parts, name = parts | estimated_temporaries(learner, bucket), f"update @{bucket}"
@@ -296,4 +305,5 @@ def arithmetic_peak(
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor
+        parts["prompts"] = 2.0 * held.cache * prompts / slots
     return Peak(phase, name, parts, False)

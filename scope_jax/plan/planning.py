@@ -97,9 +97,9 @@ class Planner:
 
         def peak(phase: str) -> Peak:
             if not self.on.compiles:
-                return memory.arithmetic_peak(
-                    held, phase, learner, buckets[-1], engine.config.slots, searching, teachers
-                )
+                prompts = engine.config.prefill_batch if engine.budget is None else 0
+                sizes = (buckets[-1], engine.config.slots, searching, teachers, prompts)
+                return memory.arithmetic_peak(held, phase, learner, *sizes)
             return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
 
         phases = [phase for phase in PHASES if teachers or phase != "rate"]
