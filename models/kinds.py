@@ -82,14 +82,16 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 def _project(
     mixer: Attention, eps: float, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards
 ) -> jax.Array:
-    """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
+    """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them.
+
+    Of more devices in a tensor group than kv heads, several have the same one: each computes a part of its columns."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if mixer.qkv_bias:
         y = with_bias(y, w[f"{name}_bias_{axes}"])
     if mixer.qk_norm == "width" and name != "v":
         y = _width_norm(y, w[f"{name}_norm_{axes}"], eps, shards)
-    return y
+    return y if name == "q" else shards.whole_heads(y, mixer.head_dim)
 
 
 def plain_heads(
@@ -269,19 +271,21 @@ def multiplied(cfg: ModelConfig) -> Iterator[int]:
         yield mixer_of(layer).multiplied(cfg.width, layer.mixer) + feed_of(layer).multiplied(cfg.width, layer.feed)
 
 
-def divided(cfg: ModelConfig) -> dict[str, set[int]]:
-    """Sizes that a tensor group must divide, by name."""
-    found: dict[str, set[int]] = {}
+def undivided(cfg: ModelConfig, size: int) -> str | None:
+    """A figure of the model that a tensor group of this size does not divide, as name=value; None if there is none.
+    Devices may share a kv head."""
     for layer in cfg.layers:
         sizes = mixer_of(layer).divided(layer.mixer) | feed_of(layer).divided(layer.feed)
-        for name, size in sizes.items():
-            found.setdefault(name, set()).add(size)
-    return found | {"table_rows": {cfg.table_rows}}
+        for name, count in (sizes | {"table_rows": cfg.table_rows}).items():
+            if count % size and (name != "num_kv_heads" or size % count):
+                return f"{name}={count}"
+    return None
 
 
-def kv_heads(cfg: ModelConfig) -> int:
-    """The number of kv heads, which all layers have in common."""
-    return cfg.layers[0].mixer.num_kv_heads
+def kv_heads(cfg: ModelConfig, tensor: int = 1) -> int:
+    """The number of kv heads, which all layers have in common, on each device of a tensor group of this size: one, if
+    several devices have the same."""
+    return max(1, cfg.layers[0].mixer.num_kv_heads // tensor)
 
 
 def head_dim(cfg: ModelConfig) -> int:

@@ -284,10 +284,10 @@ class Ragged:
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) -> Pages:
-    """Empty pages, with all kv heads: one array for each layer of a group."""
-    layers = len(layer_groups(cfg)[0].layers)
-    return tuple(how.empty(pages, kv_heads(cfg), head_dim(cfg), dtype) for _ in range(layers))
+def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any, tensor: int = 1) -> Pages:
+    """Empty pages, with the kv heads of all devices of a tensor group: one array for each layer of `layer_groups`."""
+    layers, heads = len(layer_groups(cfg)[0].layers), tensor * kv_heads(cfg, tensor)
+    return tuple(how.empty(pages, heads, head_dim(cfg), dtype) for _ in range(layers))
 
 
 def feed(

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import kv_heads
 from scope_jax.models.transformer import Params, output_table
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
@@ -66,8 +67,9 @@ class DenseEngine:
         prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
         self._whole = spread(PartitionSpec())
         self._prefill_rows = spread(PartitionSpec(prefill_rows))
-        heads = spread(PartitionSpec(None, "tensor"))
-        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
+        split = "tensor" if kv_heads(model) % mesh.shape["tensor"] == 0 else None  # otherwise each device has them all
+        heads = spread(PartitionSpec(None, split))
+        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, split))
         self._state_sharding = DecodeState(slot_heads, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
         results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)

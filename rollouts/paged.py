@@ -55,7 +55,7 @@ from scope_jax.sharding.rules import decode_rules
 
 def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
     """Bytes of one page on each of the `tensor` devices that share its heads, all layers of a group together."""
-    heads, layers = kv_heads(model) // tensor, len(layer_groups(model)[0].layers)
+    heads, layers = kv_heads(model, tensor), len(layer_groups(model)[0].layers)
     return 2 * layers * heads * head_dim(model) * PAGE * jnp.dtype(dtype).itemsize
 
 

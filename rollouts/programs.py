@@ -61,7 +61,7 @@ class PagedPrograms:
             experts=expert_axes(model.num_experts, mesh.shape),
         )
         rows = PartitionSpec(ROWS)
-        empty = partial(init_pages, model, how, self.row_shards * pages, config.compute_dtype)
+        empty = partial(init_pages, model, how, self.row_shards * pages, config.compute_dtype, mesh.shape["tensor"])
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)

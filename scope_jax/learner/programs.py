@@ -66,7 +66,7 @@ class LearnerPrograms:
         self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
-        kv_heads = kinds.kv_heads(model) // tensor
+        kv_heads = kinds.kv_heads(model, tensor)
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
         self.work = Work(model, sparse) if section.share_prefixes == "auto" else None

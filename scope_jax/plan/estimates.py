@@ -131,11 +131,12 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         experts = experts * (1 - (1 - chosen) ** (slots * gathered))
     dense = 2.0 * flops.weights_per_token(model) + 2.0 * model.width * model.vocab_size
     grouped = flops.expert_flops(model, 1, 3)
-    heads = max(1.0, kv_heads(model) / tensor) * head_dim(model)
+    heads = kv_heads(model, tensor) * head_dim(model)
 
     def seen(window: int | None) -> float:
         return min(length, window or math.inf) + PAGE / 2  # the last page is whole
 
+    layer = 2 if tensor <= kv_heads(model) else 4  # parts of a head that several devices have are gathered, too
     crossing = _crossing(mesh, ("tensor",), on)
     sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
     sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor
@@ -148,7 +149,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor,
         layers=model.num_layers,
         slots=slots * model.num_layers,
-        collectives=(2 * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
+        collectives=(layer * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
     )
     work = work.plus(_moved(sent, crossing))
     if gathered > 1:  # tokens of all, to the devices with their experts, and their sums back
@@ -189,7 +190,7 @@ def _picked(model: ModelConfig) -> int:
 def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
     """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
     kept = sum(min(1.0, (window or math.inf) / length) for window in model.windows)
-    return 2 * kept * max(1.0, kv_heads(model) / tensor) * head_dim(model) * size
+    return 2 * kept * kv_heads(model, tensor) * head_dim(model) * size
 
 
 # --------------------------------------------------------------------------------------------------------------- update
