@@ -93,6 +93,9 @@ class Residents:
     teachers: tuple[float, ...] = ()
     """The weights of each teacher with a folder; they are in host memory unless it rates."""
 
+    copies: int = 0
+    """Models of which host memory has a copy in the engine's form, for a step that is played ahead."""
+
     @property
     def state(self) -> float:
         return self.master + self.moments
@@ -134,7 +137,7 @@ class Residents:
     @property
     def host(self) -> float:
         """Bytes in host memory for each device."""
-        return (self.idle if self.offload else 0.0) + sum(self.teachers)
+        return (self.idle if self.offload else 0.0) + sum(self.teachers) + self.copies * self.engine
 
 
 def residents(
@@ -146,8 +149,10 @@ def residents(
     vectors: int,
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
+    copies: int = 0,
 ) -> Residents:
-    """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
+    """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh.
+    copies: of models in host memory."""
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
@@ -176,6 +181,7 @@ def residents(
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
+        copies=copies,
     )
 
 
