@@ -20,6 +20,7 @@ from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
+from scope_jax.learner.batching import DEPTH
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
@@ -402,6 +403,8 @@ def check_names(cfg: Config, game: Game) -> None:
     known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
     roles = {share.role for update in updates for share in update.roles}
     known |= {*(f"{role}/baseline" for role in roles), *collapse.names(roles)}
+    depths = range(-(-max(cfg.learner.buckets) // DEPTH))
+    known |= {f"{role}/mismatch_{name}@{depth + 1}k" for role in roles for name in ("bias", "kl") for depth in depths}
     known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
     for rule in cfg.train.watch:
         name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric
