@@ -27,7 +27,8 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import Work
 from scope_jax.learner.state import TrainState, advance, global_norm
-from scope_jax.models import attention, context, kinds, transformer
+from scope_jax.models import attention, context, delta, kinds, transformer
+from scope_jax.models.config import Delta
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
 from scope_jax.sharding.mesh import ROWS, TOKENS
@@ -69,8 +70,13 @@ class LearnerPrograms:
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
         kv_heads = kinds.kv_heads(model, tensor)
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
+        states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Delta)]
+        for mixer in states[:1]:
+            delta.check_context(mixer.num_key_heads, tensor, divided)
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
-        self.work = Work(model, sparse) if section.share_prefixes == "auto" else None
+        # A state is of one text: where texts part, each would need one of its own.
+        shares = section.share_prefixes == "auto" and not states
+        self.work = Work(model, sparse) if shares else None
         for bucket in section.buckets:
             context.token_order(bucket, divided)
             if self.shards.sequence and bucket // divided % tensor:
@@ -110,6 +116,7 @@ class LearnerPrograms:
             self.section.logprob_chunk,
             self.shards,
             self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
+            self.model.final_softcap,
             entropy_slope=entropy_slope,
         )
 

@@ -18,7 +18,7 @@ the engine keeps its weights while a teacher rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner
+from scope_jax.models import stacks
 from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
@@ -36,6 +37,7 @@ from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
 PHASES = ("publish", "generate", "rate", "learn")
+PROGRAM = 0.9 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
 
 
 def device_bytes(tree: Any) -> int:
@@ -50,6 +52,19 @@ def device_bytes(tree: Any) -> int:
 def _whole_bytes(tree: Any) -> int:
     """Bytes of whole arrays."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _numbers(tree: Any) -> int:
+    """The numbers of all arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _largest(model: ModelConfig, layers: Any, size: Callable[[Any], float]) -> float:
+    """The size of the largest layer of a tree of stacks, or of layers."""
+    if not isinstance(layers, dict):
+        return max(map(size, layers))
+    own = zip(stacks.split(model, layers), stacks.stacks(model), strict=True)
+    return max(size(stack) / len(numbers) for stack, numbers in own)
 
 
 class Teacher(NamedTuple):
@@ -92,6 +107,8 @@ class Residents:
     """What several processes need to send each other the episodes that they have generated."""
     teachers: tuple[float, ...] = ()
     """The weights of each teacher with a folder; they are in host memory unless it rates."""
+    program: float = 0.0
+    """The device's part of `PROGRAM` where its memory is the host's, as of a CPU."""
 
     copies: int = 0
     """Models of which host memory has a copy in the engine's form, for a step that is played ahead."""
@@ -110,13 +127,15 @@ class Residents:
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         engine |= {"exchange": self.exchange}
         rating = {"teacher": max(self.teachers, default=0.0), "exchange": self.exchange}
+        program = {"program": self.program}
         if self.apart and phase == "rate":
-            return {"search index": self.index, "engine weights": self.engine - self.shared, **rating}
+            return {**program, "search index": self.index, "engine weights": self.engine - self.shared, **rating}
         if self.apart and phase == "generate":
-            return {"search index": self.index, **engine}
+            return {**program, "search index": self.index, **engine}
         away = self.offload and phase != "learn"
         here = 0 if away else (1 if self.offload else self.policies)
         parts = {
+            **program,
             "master weights": here * self.master,
             "moments": here * self.moments,
             "reference": 0.0 if away else self.reference,
@@ -153,17 +172,17 @@ def residents(
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh.
     copies: of models in host memory."""
+    devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)
-    one = _whole_bytes(weights["layers"][0]) if apart else device_bytes(weights["layers"][0])
-    layers = engine.model.num_layers
+    one = max(map(_whole_bytes if apart else device_bytes, weights["layers"]))
     # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end; to
     # other devices they are sent from whole copies.
     stacked = state.params if learner.adapter is None else state.ref_params
-    layer = device_bytes(stacked["layers"]) / layers + one
+    layer = _largest(engine.model, stacked["layers"], device_bytes) + one
     tables = [_whole_bytes(tree) if apart else device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
@@ -182,6 +201,7 @@ def residents(
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
         copies=copies,
+        program=PROGRAM / len(devices) if searching.devices.flat[0].platform == "cpu" else 0.0,
     )
 
 
@@ -240,7 +260,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
             kept += tokens * (projected + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
-    gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
+    gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
@@ -255,7 +275,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     model, (weights,) = teacher.model, teacher.program.resident
     leaf = jax.tree.leaves(weights)[0]
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
-    layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
+    layer = _largest(model, weights["layers"], _numbers) / tensor
     return {
         "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,

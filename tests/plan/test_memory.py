@@ -44,6 +44,8 @@ STATED = {
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
     "Mistral-7B-Instruct-v0.3": 7_248_023_552,
     "SmolLM3-3B": 3_075_098_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "Olmo-3-7B-Instruct": 7_298_011_136,
     "Qwen2.5-72B-Instruct": 72_706_203_648,
     "Qwen3-14B": 14_768_307_200,

@@ -1,0 +1,102 @@
+"""Runs of TRL's GRPOTrainer: `PYTHON -m benchmarks.curves.trl_run SEED …` prints the curve of each as a JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]  # in the peer's environment
+
+from benchmarks.curves import task
+
+
+class Exams(TrainerCallback):
+    """Greedy answers by transformers' `generate` before the first step and after every few."""
+
+    def __init__(self, record: task.Record, tokenizer: Any) -> None:
+        self._record, self._tokenizer = record, tokenizer
+
+    def on_train_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self._exam(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if state.global_step % task.EVERY == 0:
+            self._exam(model)
+
+    def _exam(self, model: Any) -> None:
+        def greedy(prompts: list[str]) -> list[str]:
+            encoded = self._tokenizer(prompts, return_tensors="pt")  # prompts are of one length
+            with torch.no_grad():
+                ids_BT = model.generate(**encoded, do_sample=False, max_new_tokens=task.ANSWER)
+            return self._tokenizer.batch_decode(ids_BT[:, task.PROMPT :], skip_special_tokens=True)
+
+        self._record.exam(greedy)
+
+
+def config(outputs: str, seed: int, **changes: Any) -> GRPOConfig:
+    """The settings of card.toml under TRL's names."""
+    optimizer, loss = task.OPTIMIZER, task.LOSS
+    settings: dict[str, Any] = {
+        "output_dir": outputs,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "gradient_accumulation_steps": 1,
+        "model_init_kwargs": {"dtype": "float32"},
+        "per_device_train_batch_size": task.PROMPTS * task.SAMPLES,
+        "num_generations": task.SAMPLES,
+        "max_completion_length": task.ANSWER,
+        "shuffle_dataset": False,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "beta": 0.0,
+        "epsilon": loss["clip_low"],
+        "epsilon_high": loss["clip_high"],
+        "loss_type": "grpo",
+        "scale_rewards": "none",
+        "learning_rate": optimizer["learning_rate"],
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "adam_beta1": optimizer["beta1"],
+        "adam_beta2": optimizer["beta2"],
+        "adam_epsilon": optimizer["eps"],
+        "weight_decay": optimizer["weight_decay"],
+        "max_grad_norm": optimizer["max_grad_norm"],
+        "max_steps": task.STEPS,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "seed": seed,
+    }
+    return GRPOConfig(**settings | changes)
+
+
+def main(seed: int) -> None:
+    record = task.Record()
+    tokenizer = AutoTokenizer.from_pretrained(task.FOLDER / "base", padding_side="left")
+    with tempfile.TemporaryDirectory() as outputs:
+        trainer = GRPOTrainer(
+            model=str(task.FOLDER / "base"),
+            reward_funcs=lambda prompts, completions, **_: record.rewards(prompts, completions),
+            args=config(outputs, seed),
+            train_dataset=Dataset.from_list([{"prompt": row["question"]} for row in record.trained]),
+            processing_class=tokenizer,
+            callbacks=[Exams(record, tokenizer)],
+        )
+        trainer.train()
+    versions = {name: version(name) for name in ("trl", "transformers", "torch")}
+    print(json.dumps(record.curve | {"versions": versions}), flush=True)
+
+
+if __name__ == "__main__":
+    for seed in map(int, sys.argv[1:]):
+        main(seed)
