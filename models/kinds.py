@@ -101,14 +101,16 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 
 
 def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], call: Call) -> jax.Array:
-    """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
+    """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them.
+
+    Of more devices in a tensor group than kv heads, several have the same one: each computes a part of its columns."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if mixer.qkv_bias:
         y = with_bias(y, w[f"{name}_bias_{axes}"])
     if mixer.qk_norm == "width" and name != "v":
         y = _width_norm(y, scale_of(w[f"{name}_norm_{axes}"], call.offset), call.eps, call.shards)
-    return y
+    return y if name == "q" else call.shards.whole_heads(y, mixer.head_dim)
 
 
 def plain_heads(
@@ -451,14 +453,15 @@ def multiplied(cfg: ModelConfig) -> Iterator[int]:
         yield mixer_of(layer).multiplied(cfg.width, layer.mixer) + feed_of(layer).multiplied(cfg.width, layer.feed)
 
 
-def divided(cfg: ModelConfig) -> dict[str, set[int]]:
-    """Sizes that a tensor group must divide, by name."""
-    found: dict[str, set[int]] = {}
+def undivided(cfg: ModelConfig, size: int) -> str | None:
+    """A figure of the model that a tensor group of this size does not divide, as name=value; None if there is none.
+    Devices may share a kv head."""
     for layer in cfg.layers:
         sizes = mixer_of(layer).divided(layer.mixer) | feed_of(layer).divided(layer.feed)
-        for name, size in sizes.items():
-            found.setdefault(name, set()).add(size)
-    return found | {"table_rows": {cfg.table_rows}}
+        for name, count in (sizes | {"table_rows": cfg.table_rows}).items():
+            if count % size and (name != "num_kv_heads" or size % count):
+                return f"{name}={count}"
+    return None
 
 
 def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
@@ -476,9 +479,11 @@ def has_sinks(cfg: ModelConfig) -> bool:
     return any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in cfg.layers)
 
 
-def kv_heads(cfg: ModelConfig) -> int:
-    """The largest number that divides the kv heads of every layer with attention."""
-    return math.gcd(*(cfg.layers[number].attention.num_kv_heads for number in cfg.attention_layers))
+def kv_heads(cfg: ModelConfig, tensor: int = 1) -> int:
+    """The largest number that divides the kv heads of every layer with attention, on each device of a tensor group of
+    this size: 1 if several devices have the same head."""
+    heads = math.gcd(*(cfg.layers[number].attention.num_kv_heads for number in cfg.attention_layers))
+    return max(1, heads // tensor)
 
 
 def head_dim(cfg: ModelConfig) -> int:

@@ -329,9 +329,10 @@ class Ragged:
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-def init_pages(cfg: ModelConfig, how: Implementation, pages: int | Sequence[int], dtype: Any) -> Pages:
-    """Empty pages, with all kv heads, one array for each of `arrays`. pages: of each shape."""
-    shapes = page_shapes(cfg)
+def init_pages(cfg: ModelConfig, how: Implementation, pages: int | Sequence[int], dtype: Any, tensor: int = 1) -> Pages:
+    """Empty pages, with the kv heads of all devices of a tensor group, which may share one, one array for each of
+    `arrays`. pages: of each shape."""
+    shapes = [(tensor * max(1, heads // tensor), dim) for heads, dim in page_shapes(cfg)]
     counts = [pages] * len(shapes) if isinstance(pages, int) else pages
     return tuple(how.empty(counts[shape], *shapes[shape], dtype) for shape in arrays(cfg))
 

@@ -78,10 +78,8 @@ def check_mesh(cfg: ModelConfig, mesh: Mesh) -> None:
 
 
 def _check_tensor(cfg: ModelConfig, size: int) -> None:
-    for name, counts in kinds.divided(cfg).items():
-        for count in counts:
-            if count % size:
-                raise UserError(f"mesh tensor={size} does not divide the model's {name}={count}; choose one that does.")
+    if (figure := kinds.undivided(cfg, size)) is not None:
+        raise UserError(f"mesh tensor={size} does not divide the model's {figure}; choose one that does.")
 
 
 def block(
@@ -235,7 +233,7 @@ def hidden(
         attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
         recur = delta.over_rows(ends_BT)
     else:
-        how = context.resolve(context_attention, kinds.kv_heads(cfg) // shards.size, lax.axis_size(shards.context))
+        how = context.resolve(context_attention, kinds.kv_heads(cfg, shards.size), lax.axis_size(shards.context))
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
         recur = delta.over_context(ends_BT, shards.context)
 

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.delta import Kept
+from scope_jax.models.kinds import kv_heads
 from scope_jax.models.transformer import Params, logits_of, output_table
 from scope_jax.models.writes import put
 from scope_jax.rollouts.sampling import Sampling, draw
@@ -82,8 +83,9 @@ class DenseEngine:
         prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
         self._whole = spread(PartitionSpec())
         self._prefill_rows = spread(PartitionSpec(prefill_rows))
-        heads = spread(PartitionSpec(None, "tensor"))
-        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
+        split = "tensor" if kv_heads(model) % mesh.shape["tensor"] == 0 else None  # otherwise each device has them all
+        heads = spread(PartitionSpec(None, split))
+        slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, split))
         self.states = len(model.attention_layers) < model.num_layers
         cache = Turns(slot_heads, slot_heads, slot, slot) if self.states else slot_heads
         self._state_sharding = DecodeState(cache, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))

@@ -125,6 +125,11 @@ class Interactions:
         """Whether one is to be started."""
         return bool(self._unstarted)
 
+    @property
+    def room(self) -> bool:
+        """Whether one that is added now would start at once."""
+        return len(self._unstarted) + len(self._under_way) < self._most
+
     def add(self, interactions: Sequence[ActiveInteraction]) -> list[ActiveEpisode]:
         """Takes over interactions, which are started in their order; returns the rows that have waited for the weights
         in use."""

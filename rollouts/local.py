@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode
@@ -14,6 +14,8 @@ from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec
+
+T = TypeVar("T")
 
 
 class LocalRollouts:
@@ -45,7 +47,7 @@ class LocalRollouts:
         self._calls = 0
         self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
         self._dispatches = 0  # that the latest call has read, once it is over
-        self._over: Sequence[Callable[[], bool]] = ()  # of what the call under way decodes
+        self._over: list[Callable[[], bool]] = []  # of what the call under way decodes
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
 
@@ -58,7 +60,7 @@ class LocalRollouts:
     @property
     def counts(self) -> tuple[int, int]:
         """(those that are over, all) of the episodes or interactions of the call under way; (0, 0) between calls."""
-        over = self._over  # replaced by another thread
+        over = [*self._over]  # changed by another thread
         return sum(is_over() for is_over in over), len(over)
 
     @property
@@ -96,17 +98,30 @@ class LocalRollouts:
         Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request, and
         NonFiniteError if the model computes NaN or infinity for one.
         """
-        call = self._calls
-        limit = self.engine.config.max_length
-        keyed = [
-            r if r.key is not None else replace(r, key=key_data(self._seed, call, i)) for i, r in enumerate(requests)
-        ]
-        episodes = [ActiveEpisode(request, i, self._tokenizer, limit) for i, request in enumerate(keyed)]
-        for request in requests:
-            stop_row(request.params)
-            self.engine.number(request.policy)
-        self._decode(lambda loop: loop.submit(episodes), [lambda e=e: e.finish_reason is not None for e in episodes])
-        return [episode.completion() for episode in episodes]
+        return self.run_parts([requests])[0]
+
+    def run_parts(
+        self, parts: Sequence[Sequence[Request]], more: Iterator[Sequence[Request]] | None = None
+    ) -> list[list[Completion]]:
+        """`run` of the requests of each part, and of those of `more`, which are taken one by one as slots have nothing
+        to do. A group is in one part."""
+        call, limit, begun = self._calls, self.engine.config.max_length, list[list[ActiveEpisode]]()
+
+        def submit(loop: DecodeLoop, requests: Sequence[Request]) -> None:
+            first = sum(map(len, begun))
+            keyed = [
+                r if r.key is not None else replace(r, key=key_data(self._seed, call, first + i))
+                for i, r in enumerate(requests)
+            ]
+            begun.append([ActiveEpisode(r, first + i, self._tokenizer, limit) for i, r in enumerate(keyed)])
+            for request in requests:
+                stop_row(request.params)
+                self.engine.number(request.policy)
+            self._over += [lambda e=e: e.finish_reason is not None for e in begun[-1]]
+            loop.submit(begun[-1])
+
+        self._decode(submit, parts, more)
+        return [[episode.completion() for episode in episodes] for episodes in begun]
 
     def interaction(self, driver: Driver) -> ActiveInteraction:
         """A rollout whose rows the driver asks for."""
@@ -118,17 +133,32 @@ class LocalRollouts:
 
         return ActiveInteraction(driver, row)
 
-    def interact(self, interactions: Sequence[ActiveInteraction], weights: str) -> None:
-        """Plays interactions until each is over or waits for other weights. weights: the name of those in use.
+    def interact(
+        self,
+        interactions: Sequence[ActiveInteraction],
+        weights: str,
+        more: Iterator[Sequence[ActiveInteraction]] | None = None,
+    ) -> None:
+        """Plays interactions until each is over or waits for other weights. weights: the name of those in use. more:
+        further ones, which are taken as slots have nothing to do.
 
         Raises as `run` does, and what drivers raise.
         """
-        self._decode(lambda loop: loop.interact(interactions), [lambda i=i: i.over for i in interactions], weights)
+
+        def add(loop: DecodeLoop, part: Sequence[ActiveInteraction]) -> None:
+            self._over += [lambda i=i: i.over for i in part]
+            loop.interact(part)
+
+        self._decode(add, [interactions], more, weights)
 
     def _decode(
-        self, fill: Callable[[DecodeLoop], None], over: Sequence[Callable[[], bool]], weights: str = ""
+        self,
+        add: Callable[[DecodeLoop, Sequence[T]], None],
+        parts: Sequence[Sequence[T]],
+        more: Iterator[Sequence[T]] | None,
+        weights: str = "",
     ) -> None:
-        """Runs one decode loop, which `fill` gives its work, to its end. over: whether each piece of it is over."""
+        """Runs one decode loop, to which `add` gives each part of the work, to its end."""
         if self._params is None:
             raise RolloutError("The engine has no weights; call load_params before run.")
         self._calls += 1
@@ -138,12 +168,14 @@ class LocalRollouts:
             self.engine, self._params, state, self._threads, self._tool, self._ahead, weights=weights
         )
         try:
-            fill(loop)
-            self._over = over
+            for part in parts:
+                add(loop, part)
+            if more is not None:
+                loop.follow(add(loop, part) for part in more)
             with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():
                         raise error
         finally:
-            self._loop, self._dispatches, self._over = None, loop.dispatches, ()
+            self._loop, self._dispatches, self._over = None, loop.dispatches, []
         self._state = loop.state if self.engine.keeps_prompts else None

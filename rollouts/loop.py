@@ -14,7 +14,7 @@ moves to host memory and returns, unchanged, when there is room.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -99,6 +99,7 @@ class DecodeLoop:
             return engine.prefill(params, prompts, [engine.number(policy) for policy in policies])
 
         self._queue = Queue(prefill, config.bucket, config.prefill_batch)
+        self._more: Iterator[None] | None = None  # see `follow`
         self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
         self._filling: dict[int, ActiveEpisode] = {}  # by slot: its tokens are not all in the cache yet
@@ -126,6 +127,11 @@ class DecodeLoop:
         for row in self._interactions.add(interactions):
             self._queue.append([row])
 
+    def follow(self, more: Iterator[None]) -> None:
+        """Gets further work whenever slots have nothing to do: each step of `more` submits a part of it, or adds
+        interactions. The loop is busy until it ends."""
+        self._more = more
+
     def round(self) -> list[tuple[ActiveEpisode, NonFiniteError]]:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
 
@@ -133,6 +139,9 @@ class DecodeLoop:
         and nothing can be placed, the round ends with news of a responder, or after a moment.
         """
         self._failed = []
+        while self._more is not None and self._hungry:
+            if next(self._more, "over") == "over":
+                self._more = None
         for interaction in self._interactions.start():
             self._advance_interaction(interaction, None, None)
         self._resume()
@@ -153,7 +162,12 @@ class DecodeLoop:
     def busy(self) -> bool:
         """Whether an episode is under way or waits."""
         under_way = self._queue or self._filling or self._live or self._asked or self._suspended
-        return bool(under_way or self._interactions)
+        return bool(under_way or self._interactions or self._more is not None)
+
+    @property
+    def _hungry(self) -> bool:
+        """Whether slots have nothing to do."""
+        return self._queue.count < len(self._free) and self._interactions.room and not self._suspended
 
     @property
     def used(self) -> int:
@@ -407,7 +421,8 @@ class DecodeLoop:
         Pages are reserved for everything in flight. If there are too few, what is in flight is read first.
         """
         config = self._engine.config
-        patience = max(1, config.slots // REFILL) if self._queue or self._suspended else None
+        waits = self._queue or self._suspended or self._more is not None
+        patience = max(1, config.slots // REFILL) if waits else None
         while self._live:
             more = len(self._flight) * config.decode_steps
             longest = max(min(episode.length + more, episode.limit) for episode in self._live.values()) - 1

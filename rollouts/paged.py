@@ -71,7 +71,7 @@ def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> tuple[int, ...]:
     together."""
     of_shape, size = arrays(model), 2 * PAGE * jnp.dtype(dtype).itemsize
     shapes = enumerate(page_shapes(model))
-    return tuple(size * of_shape.count(shape) * (heads // tensor) * dim for shape, (heads, dim) in shapes)
+    return tuple(size * of_shape.count(shape) * max(1, heads // tensor) * dim for shape, (heads, dim) in shapes)
 
 
 def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: float) -> tuple[int, ...]:

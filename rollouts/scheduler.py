@@ -71,6 +71,11 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
+    @property
+    def count(self) -> int:
+        """How many episodes wait."""
+        return sum(len(group.members) for group in self._groups)
+
     def add(self, episode: ActiveEpisode) -> None:
         """Puts an episode with a new prompt at the head of the queue."""
         self._groups.appendleft(PromptGroup(episode.prompt, episode.request.policy, deque([episode])))

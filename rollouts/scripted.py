@@ -28,6 +28,10 @@ class ScriptedRollouts:
         self._tokenizer = tokenizer
         self._max_length = max_length
 
+    @property
+    def params(self) -> Any:
+        """A script has no weights."""
+
     def load_params(self, params: Any) -> None:
         """A script has no weights."""
 

@@ -251,6 +251,11 @@ class Rollouts(Protocol):
         """Copies stacked weights and samples with them from now on."""
         ...
 
+    @property
+    def params(self) -> Any:
+        """The weights that requests are sampled with, in the form that `use` takes; None if there are none."""
+        ...
+
     def take_params(self, params: Any) -> Any:
         """Converts stacked weights, which are donated, into the form that `use` takes."""
         ...

@@ -147,5 +147,5 @@ def learn(
             idle = moved(state.replace(ref_params=None), trainer.idle_memory)
             reference = states[update.policy].ref_params  # the buffers shared by all states, never a copy
             states[update.policy] = idle.replace(ref_params=reference)
-            metrics |= {f"{update.name}/{name}": value for name, value in measured.items()}
+            metrics |= {name if "/" in name else f"{update.name}/{name}": value for name, value in measured.items()}
     return states, episodes, baselines, metrics

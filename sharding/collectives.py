@@ -99,6 +99,24 @@ _all_tokens.defvjp(lambda x, axis: (_all_tokens(x, axis), None), lambda axis, _,
 _own_sum.defvjp(lambda x, axis: (_own_sum(x, axis), None), lambda axis, _, ct: (_all_tokens(ct, axis),))
 
 
+def _sharing(axis: str, parts: int) -> list[list[int]]:
+    """The places along the axis, in groups of so many neighbours."""
+    return [[*range(first, first + parts)] for first in range(0, lax.axis_size(axis), parts)]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _all_columns(x: jax.Array, axis: str, parts: int) -> jax.Array:
+    return lax.all_gather(x, axis, axis=x.ndim - 1, tiled=True, axis_index_groups=_sharing(axis, parts))
+
+
+def _own_columns(axis: str, parts: int, _: None, ct: jax.Array) -> tuple[jax.Array]:
+    groups = _sharing(axis, parts)
+    return (lax.psum_scatter(ct, axis, scatter_dimension=ct.ndim - 1, tiled=True, axis_index_groups=groups),)
+
+
+_all_columns.defvjp(lambda x, axis, parts: (_all_columns(x, axis, parts), None), _own_columns)
+
+
 def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes of one PartitionSpec entry, outermost first."""
     if entry is None:
@@ -192,6 +210,12 @@ class Shards:
         # In three dimensions XLA makes an all-reduce of it, for TPUs.
         x_ND: Any = _own_sum(x_BTD.reshape(-1, x_BTD.shape[-1]), str(self.tensor))
         return x_ND[None]
+
+    def whole_heads(self, x: jax.Array, head_dim: int) -> jax.Array:
+        """Columns of heads, of which a tensor group larger than their number has divided each over neighbours: the
+        whole head, which all of these get; its cotangents are summed over them."""
+        parts = head_dim // x.shape[-1]
+        return x if self.tensor is None or parts < 2 else _all_columns(x, self.tensor, parts)
 
     def between_layers(self, weight: jax.Array) -> jax.Array:
         """A replicated weight that is applied between the layers. With `sequence` each device applies it to its own

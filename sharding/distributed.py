@@ -9,18 +9,24 @@ Everything here also works in a run of one process, where nothing is sent and no
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scope_jax.errors import UserError
 from scope_jax.sharding import signing
+
+if TYPE_CHECKING:  # a process joins before it uses JAX
+    import numpy as np
+    from jax.sharding import NamedSharding
 
 PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
@@ -51,6 +57,7 @@ class Place:
 
 _place = Place("", 0, 1)
 _key = b""  # of the run
+_through: tuple[Any, ...] = ()  # the devices that exchange large payloads, as many of each process; (): see `_rows`
 _service: subprocess.Popen[str] | None = None
 _round = 0  # of `gather`
 
@@ -259,11 +266,25 @@ def client() -> Any:
     return runtime.state().client
 
 
+def exchange_through(devices: Sequence[Any]) -> None:
+    """Large payloads go through these devices from now on, those of each process the same number: a program of others
+    may run meanwhile, and on these no program waits for other processes but at `gather`.
+
+    On a TPU they are all used, as the collectives of a part of a slice need a box of its torus; elsewhere the first of
+    each process, as XLA's CPU client lets programs over several devices of a process wait for each other.
+    """
+    global _through
+    first = {device.process_index: device for device in reversed(devices)}
+    box = all(device.platform == "tpu" for device in devices)
+    _through = tuple(devices) if box else tuple(first[process] for process in sorted(first))
+
+
 def gather(payload: bytes) -> list[bytes]:
-    """The payloads of all processes, by index. All must call this equally often; it waits for the last one.
+    """The payloads of all processes, by index. All must call this equally often, each in one thread; it waits for the
+    last one.
 
     The wait is on the host, and signals are handled in it. Small payloads go through the coordination service, larger
-    ones through the devices' network, at which all processes then arrive together.
+    ones through the devices' network, at which all processes then arrive together (see `exchange_through`).
     """
     global _round
     if _place.count == 1:
@@ -300,6 +321,16 @@ def read(key: str, message: str) -> str | None:
     return signing.verified(message, key, _key)
 
 
+def number(counter: str) -> int:
+    """1 for the process that asks first of all, then 2, and so on, by the counter of this name; `forget` ends it."""
+    return client().key_value_increment(f"number/{counter}", 1)
+
+
+def forget(counter: str) -> None:
+    """Frees a counter that no process will ask for again."""
+    client().key_value_delete(f"number/{counter}")
+
+
 def _head(payload: bytes) -> str:
     return f"{len(payload)} {signing.checksum(payload)}"
 
@@ -332,7 +363,6 @@ def _awaited(key: str) -> str:
 
 def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
     import numpy as np
-    from jax.experimental.multihost_utils import process_allgather
 
     parts = [bytearray() for _ in sizes]
     piece = 1 << (PIECES // (len(sizes) + 1)).bit_length() - 1
@@ -343,6 +373,27 @@ def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
         own = np.zeros(width, np.uint8)
         given = np.frombuffer(payload[first : first + width], np.uint8)
         own[: len(given)] = given
-        for part, row in zip(parts, process_allgather(own), strict=True):
+        for part, row in zip(parts, _rows(own), strict=True):
             part += row.tobytes()
     return [bytes(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _rows(own: np.ndarray) -> np.ndarray:
+    """The arrays of all processes, which have one shape, by index: through all devices, or those of
+    `exchange_through`."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = sorted(_through or jax.devices(), key=lambda device: (device.process_index, device.id))
+    mesh = Mesh(np.array(devices).reshape(_place.count, -1), ("process", "device"))
+    rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("process")), own[None])
+    return np.asarray(_copied(NamedSharding(mesh, PartitionSpec()))(rows).addressable_data(0))
+
+
+@functools.cache
+def _copied(sharding: NamedSharding) -> Any:
+    """The program that gives a copy under another sharding."""
+    import jax
+
+    return jax.jit(lambda x: x, out_shardings=sharding)

@@ -32,6 +32,7 @@ from scope_jax.learner.splitting import has_term, trainable
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.context import token_order
 
+DEPTH = 1024  # tokens of context, by which the distance of sampler and trainer is reported
 ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots
 FEW_MICRO_BATCHES = 16  # their places cost memory only
 FEW_SEQUENCES = 256
@@ -69,6 +70,8 @@ class Batch(struct.PyTreeNode):
     """The slot's log-prob is of softmax(logits / temperature)."""
     weight_MN: Leaf
     """Factor of the slot's terms in the loss."""
+    cell_MN: Leaf
+    """Number of the role of the slot's episode, times `depths`, and its token's place in the datum by DEPTH."""
     micro_batches: Leaf
     """How many of the M are real."""
     row_tokens: Leaf
@@ -85,6 +88,10 @@ class Batch(struct.PyTreeNode):
     """Number of those that are trained."""
     sequences: int = struct.field(pytree_node=False)
     """Capacity for episodes, a power of four from 256 on."""
+    roles: tuple[str, ...] = struct.field(pytree_node=False)
+    """Of the update's episodes, in order."""
+    depths: int = struct.field(pytree_node=False)
+    """Pieces of DEPTH tokens that the longest datum may have."""
     teacher_MN: Leaf = None
     """The teacher's log-probs; None if the card has no teacher."""
 
@@ -121,8 +128,17 @@ def _of_sampled(values_T: np.ndarray | None, datum: Datum, name: str, episode: E
     return values
 
 
-def pieces_of(episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None) -> list[Piece]:
-    """The datums with sampled tokens; limit: most tokens of one. Errors are those of `pack`."""
+def roles_of(episodes: Sequence[Episode]) -> tuple[str, ...]:
+    """The names of their roles, in order."""
+    return tuple(sorted({episode.role for episode in episodes}))
+
+
+def pieces_of(
+    episodes: Sequence[Episode], limit: int, tempered: bool, card: LossCard | None, roles: Sequence[str] | None = None
+) -> list[Piece]:
+    """The datums with sampled tokens; limit: most tokens of one. roles: those that `Batch.cell_MN` counts, None: of the
+    episodes. Errors are those of `pack`."""
+    roles, depths = roles_of(episodes) if roles is None else roles, -(-limit // DEPTH)
     pieces, source = [], 0
     policy = card is None or card.objective == "policy"  # under "dpo" an advantage is a sign
     taught = policy and card is not None and card.teacher != "none"
@@ -152,7 +168,7 @@ def pieces_of(episodes: Sequence[Episode], limit: int, tempered: bool, card: Los
             credit = _of_sampled(datum.credit_T if policy else None, datum, "credit_T", episode)
             teacher = _of_sampled(datum.teacher_T if taught else None, datum, "teacher_T", episode)
             loss = (advantage + credit, teacher, number, length, opens, source, temperature, episode.weight)
-            pieces.append(Piece(datum, *loss))
+            pieces.append(Piece(datum, *loss, roles.index(episode.role) * depths))
             source, opens = source + count, False
     return pieces
 
@@ -197,6 +213,7 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[Node]) 
                 arrays["teacher"][place, window] = piece.teacher
             arrays["temperature"][place, window] = piece.temperature
             arrays["weight"][place, window] = piece.weight
+            arrays["cell"][place, window] = piece.cell + sampled // DEPTH
             slot = window.stop
 
 
@@ -216,7 +233,7 @@ def _laid_out(row: Node, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Pie
 
 def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -> dict[str, np.ndarray]:
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ROWS}
-    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
+    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence", "cell")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
     floats = ("length", "advantage", "behaviour", "weight", *(("teacher",) if taught else ()))
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in floats}
@@ -253,6 +270,8 @@ def _batch(
     padding: tuple[Leaf, Leaf],
     idle: tuple[Leaf, Leaf],
     sequences: int,
+    roles: tuple[str, ...],
+    depths: int,
 ) -> Batch:
     return Batch(
         **{f"{name}_{'MBT' if name in ROWS else 'MN'}": array for name, array in arrays.items()},
@@ -264,6 +283,8 @@ def _batch(
         idle_tokens=idle[0],
         idle_sequences=idle[1],
         sequences=sequences,
+        roles=roles,
+        depths=depths,
     )
 
 
@@ -317,7 +338,8 @@ def abstract(
     }
     real, count = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
     sequences = _power_of_four(max(micro_batches * share * row_shards, FEW_SEQUENCES))
-    return _batch(arrays, real, count, count, (count, count), (count, count), sequences)
+    depths = -(-max(section.buckets) // DEPTH)
+    return _batch(arrays, real, count, count, (count, count), (count, count), sequences, ("role",), depths)
 
 
 def pack(
@@ -328,6 +350,7 @@ def pack(
     context: int = 1,
     card: LossCard | None = None,
     work: Work | None = None,
+    roles: tuple[str, ...] | None = None,
 ) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
@@ -336,12 +359,14 @@ def pack(
     sampling temperatures, else at 1 (as for temperature 0, greedy sampling). context: devices that the tokens of a row
     are divided over. work: decides whether what datums begin with is shared (`prefixes.cheapest`); None, or without
     packing: it is not. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
-    Episodes without sampled tokens are left out; padding is counted but has no row.
+    Episodes without sampled tokens are left out; padding is counted but has no row. roles: those of the update, None:
+    of these episodes.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, if the first token
     of a datum is marked as sampled, or if credits or a teacher's log-probs do not fit their datum or are missing.
     """
-    trained = trainable(episodes)
+    trained, limit = trainable(episodes), max(section.buckets)
+    cells = roles_of(episodes) if roles is None else roles, -(-limit // DEPTH)
     if not trained:
         raise ValueError("there is nothing to train on: no trained episode has a sampled token.")
     chosen = [episode for episode in trained if card is None or has_term(episode, card)]
@@ -349,9 +374,10 @@ def pack(
     absent = _counts([*idle, *(episode for episode in episodes if episode.padding)]), _counts(idle)
     if not chosen:
         return _batch(
-            dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), np.float32(0), np.float32(0), *absent, FEW_SEQUENCES
+            *(dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), np.float32(0), np.float32(0)),
+            *(*absent, FEW_SEQUENCES, *cells),
         )
-    pieces = pieces_of(chosen, max(section.buckets), tempered, card)
+    pieces = pieces_of(chosen, limit, tempered, card, cells[0])
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     buckets = sorted(bucket for bucket in section.buckets if bucket >= longest)
     if work is not None and section.packing:
@@ -383,7 +409,7 @@ def pack(
 
     laid = {name: laid_out(name) for name in arrays}
     tokens = np.float32(row_tokens), np.float32(shared_tokens)
-    return _batch(laid, np.int32(real), *tokens, *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)))
+    return _batch(laid, np.int32(real), *tokens, *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)), *cells)
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:

@@ -18,6 +18,7 @@ What runs on the devices is in `learner.programs`, what a state consists of in `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -78,6 +79,10 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
             metrics[name] = values[-1]
         elif name.endswith("_max"):
             metrics[name] = max(values)
+        elif "@" in name:  # a sum over the tokens of a role at a depth
+            tokens = sum(float(one[re.sub("_[a-z]+@", "_tokens@", name)]) for one in measured if name in one)
+            if tokens and "_tokens@" not in name:
+                metrics[name] = sum(values) / tokens
         else:
             metrics[name] = sum(values) / (1 if name in ADDED else len(values))
     return metrics
@@ -148,7 +153,7 @@ class Learner:
                     "call advantages.assign before packing."
                 )
         parts = splitting.mini_batches(episodes, card.mini_batches)
-        rows = (self.row_shards, card.tempered, self.context, card, self.jitted.work)
+        rows = (self.row_shards, card.tempered, self.context, card, self.jitted.work, batching.roles_of(episodes))
         return [self.place(batching.pack(part, self.section, *rows)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
@@ -217,7 +222,8 @@ class Learner:
         distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
         mismatch_mean (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored),
         mismatch_bias (the same, signed), mismatch_kl (KL of the behaviour from the learner), and with a rollout_cap or
-        rollout_mask rollout_weight_mean, rollout_cap_fraction and rollout_masked_fraction; over the same tokens
+        rollout_mask rollout_weight_mean, rollout_cap_fraction and rollout_masked_fraction; mismatch_bias and _kl also
+        of each role by depth, as "<role>/mismatch_kl@2k" of tokens at places 1,024 to 2,047; over the same tokens
         ratio_max and mismatch_max; tokens, sequences, idle_sequences (those of them without a term), grad_norm (before
         clipping), param_rms (of the updated weights), learning_rate, skipped; row_padding and slot_padding (shares of
         the computed rows and of their slots that are empty) and shared_tokens (of what several datums begin with:

@@ -243,6 +243,14 @@ def kl_terms(
     return ratio_N * jnp.clip(value_N, -bound, bound) + slope_N * (logp_N - lax.stop_gradient(logp_N))
 
 
+def mismatch(
+    logp_N: Float[Array, " N"], tokens: LossInputs, card: LossCard
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """(log π_old − log μ, the same as k3 of KL(μ ‖ π_old)) of each token: how far sampler and trainer are apart."""
+    signed_N = lax.stop_gradient((logp_N if tokens.old_N is None else tokens.old_N) - tokens.behaviour_N)
+    return signed_N, jnp.expm1(_bounded(signed_N, card)) - signed_N
+
+
 def _policy(
     logp_N: Float[Array, " N"],
     tokens: LossInputs,
@@ -260,8 +268,7 @@ def _policy(
 
     ratio_N = _ratio(logp_N, old_N, tokens, card, sequences)
     loss_N, clipped_N, dual_N = policy_terms(logp_N, ratio_N, tokens.advantage_N, card)
-    scored_N = logp_N if tokens.old_N is None else tokens.old_N
-    signed_N = lax.stop_gradient(scored_N - tokens.behaviour_N)
+    signed_N, kl_of_rollout_N = mismatch(logp_N, tokens, card)
     mismatch_N = jnp.abs(signed_N)
     per_token = {
         "surprisal": total(-logp_N),
@@ -270,7 +277,7 @@ def _policy(
         "ratio_mean": total(ratio_N),
         "mismatch_mean": total(mismatch_N),
         "mismatch_bias": total(signed_N),
-        "mismatch_kl": total(jnp.expm1(_bounded(signed_N, card)) - signed_N),
+        "mismatch_kl": total(kl_of_rollout_N),
     }
     rollout_N = None
     if card.corrects_rollout:

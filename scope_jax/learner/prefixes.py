@@ -34,6 +34,7 @@ class Piece:
     source: int  # number of the datum's first sampled token in the step
     temperature: float
     weight: float
+    cell: int = 0  # of its first 1,024 tokens, see `Batch.cell_MN`
 
     @cached_property
     def sampled(self) -> int:

@@ -7,6 +7,7 @@ same path with sizes of 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ class LearnerPrograms:
         self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
-        kv_heads = kinds.kv_heads(model) // tensor
+        kv_heads = kinds.kv_heads(model, tensor)
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
         states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Delta)]
         for mixer in states[:1]:
@@ -195,17 +196,16 @@ class LearnerPrograms:
                 local = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
                 sequences = jax.tree.map(self.shards.sum_rows, local)
             parts = losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
-            return parts.numerator, (parts.sums, parts.per_token, parts.maxima)
+            return parts.numerator, (parts.sums, parts.per_token, _by_depth(logp_N, tokens, micro, card), parts.maxima)
 
         def one(number: Any) -> tuple[Any, Any]:
             grads, metrics = jax.grad(numerator, has_aux=True)(params, _micro(batch, number), _micro(scores, number))
             return jax.tree.map(lambda grad: grad.astype(jnp.float32), grads), metrics
 
         def body(number: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            (grads, metrics), (new_grads, new_metrics) = carry, one(number)
-            sums, per_token, maxima = (jax.tree.map(jnp.add, a, b) for a, b in zip(metrics, new_metrics, strict=True))
-            maxima = jax.tree.map(jnp.maximum, metrics[2], new_metrics[2])
-            return jax.tree.map(jnp.add, grads, new_grads), (sums, per_token, maxima)
+            (grads, (*sums, maxima)), (new_grads, (*new_sums, new_maxima)) = carry, one(number)
+            sums, maxima = jax.tree.map(jnp.add, sums, new_sums), jax.tree.map(jnp.maximum, maxima, new_maxima)
+            return jax.tree.map(jnp.add, grads, new_grads), (*sums, maxima)
 
         if batch.ids_MBT.shape[0] == 1:
             return one(0)
@@ -228,13 +228,14 @@ class LearnerPrograms:
             denominator = losses.denominator(
                 card, computed + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
             )
-            grads, (sums, per_token, maxima) = self._gradient(state.params, base, batch, scores, card)
+            grads, (sums, per_token, by_depth, maxima) = self._gradient(state.params, base, batch, scores, card)
             grads = self.shards.sum_gradients(grads, self.layout.specs)
             grads = jax.tree.map(lambda grad: grad / denominator, grads)
             norm = global_norm(grads, self.layout.specs)
             state, rate, taken = advance(state, grads, norm, self.layout.optimizer)
             metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
             metrics |= {name: self.shards.sum_rows(value) / computed for name, value in per_token.items()}
+            metrics |= {name: self.shards.sum_rows(value) for name, value in by_depth.items()}
             metrics |= {name: self._largest(value) for name, value in maxima.items()}
             metrics |= self._trained(batch, **counts) | self._moved(state, norm, rate, taken)
             return state, metrics | self._padding(batch, computed)
@@ -292,3 +293,18 @@ class LearnerPrograms:
 
     def _largest(self, value: jax.Array) -> jax.Array:
         return lax.pmax(value, self.shards.rows) if self.shards.rows else value
+
+
+def _by_depth(
+    logp_N: Float[Array, " N"], tokens: losses.LossInputs, micro: Batch, card: LossCard
+) -> dict[str, Float[Array, ""]]:
+    """Tokens, and sums of `losses.mismatch`, of each role at each depth; only of policies."""
+    if card.objective != "policy":
+        return {}
+    signed_N, kl_N = losses.mismatch(logp_N, tokens, card)
+    found = {}
+    for number, (role, depth) in enumerate(itertools.product(micro.roles, range(micro.depths))):
+        here_N = tokens.mask_N & (micro.cell_MN == number)
+        for name, value_N in (("tokens", jnp.ones_like(signed_N)), ("bias", signed_N), ("kl", kl_N)):
+            found[f"{role}/mismatch_{name}@{depth + 1}k"] = jnp.sum(jnp.where(here_N, value_N, 0.0))
+    return found

@@ -135,6 +135,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     def seen(window: int | None) -> float:
         return min(length, window or math.inf) + PAGE / 2  # the last page is whole
 
+    layer = 2 if tensor <= kv_heads(model) else 4  # parts of a head that several devices have are gathered, too
     crossing = _crossing(mesh, ("tensor",), on)
     sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
     sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor
@@ -148,7 +149,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor + 2 * slots * kept_bytes(model, size) / tensor,
         layers=model.num_layers,
         slots=slots * model.num_layers,
-        collectives=(2 * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
+        collectives=(layer * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
     )
     work = work.plus(_moved(sent, crossing))
     if gathered > 1:  # tokens of all, to the devices with their experts, and their sums back

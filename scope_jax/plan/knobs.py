@@ -9,7 +9,7 @@ from typing import Any, get_args
 from scope_jax.errors import is_users
 from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
-from scope_jax.models.kinds import divided, kv_heads
+from scope_jax.models.kinds import kv_heads, undivided
 from scope_jax.models.transformer import Remat
 from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB
@@ -53,15 +53,15 @@ def _tensors(needs: Needs) -> Iterator[int]:
     """Larger tensor groups that divide model and devices."""
     model, count = needs.learner.model, needs.learner.mesh.size
     for size in (2, 4, 8):
-        fits = all(n % size == 0 for n in (count, *(n for sizes in divided(model).values() for n in sizes)))
-        if fits and size > needs.learner.mesh.shape["tensor"]:
+        if count % size == 0 and undivided(model, size) is None and size > needs.learner.mesh.shape["tensor"]:
             yield size
 
 
 def _contexts(needs: Needs) -> Iterator[list[Change]]:
     """Rows divided over more devices, one row at a time in each group, where model, devices and buckets allow it."""
     mesh, buckets = needs.learner.mesh, needs.cfg.learner.buckets
-    shared, groups = kv_heads(needs.learner.model) // mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
+    tensor = mesh.shape["tensor"]
+    shared, groups = kv_heads(needs.learner.model, tensor), mesh.size // tensor
     for size in (2, 4, 8):
         fits = groups % size == shared % size == 0 and all(bucket % (2 * size) == 0 for bucket in buckets)
         if fits and size > needs.learner.context:

@@ -111,6 +111,9 @@ class Residents:
     program: float = 0.0
     """The device's part of `PROGRAM` where its memory is the host's, as of a CPU."""
 
+    copies: int = 0
+    """Models of which host memory has a copy in the engine's form, for a step that is played ahead."""
+
     @property
     def state(self) -> float:
         return self.master + self.moments
@@ -154,7 +157,7 @@ class Residents:
     @property
     def host(self) -> float:
         """Bytes in host memory for each device."""
-        return (self.idle if self.offload else 0.0) + sum(self.teachers)
+        return (self.idle if self.offload else 0.0) + sum(self.teachers) + self.copies * self.engine
 
 
 def residents(
@@ -166,8 +169,10 @@ def residents(
     vectors: int,
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
+    copies: int = 0,
 ) -> Residents:
-    """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
+    """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh.
+    copies: of models in host memory."""
     devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
@@ -196,6 +201,7 @@ def residents(
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
+        copies=copies,
         program=PROGRAM / len(devices) if searching.devices.flat[0].platform == "cpu" else 0.0,
     )
 

@@ -15,7 +15,16 @@ from scope_jax.config import Config
 from scope_jax.games import load_data
 from scope_jax.report import browsing
 from scope_jax.report.curves import draw
-from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, panels_of, series, with_errors
+from scope_jax.report.panels import (
+    LEARNING,
+    SPEED,
+    Panel,
+    collapse_panels,
+    depth_panels,
+    panels_of,
+    series,
+    with_errors,
+)
 from scope_jax.report.settings import Settings
 from scope_jax.run import records as run_records
 from scope_jax.run import signs as limits
@@ -138,8 +147,8 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     for _ in browser.collect(answers):
         pass
     draw(lines, panels, folder / "curves.png")
-    if learning := [panel for panel in LEARNING if series(lines, panel)]:
-        draw(lines, learning, folder / "learning.png", columns=len(learning), before=panels)
+    if learning := [*(panel for panel in LEARNING if series(lines, panel)), *depth_panels(lines)]:
+        draw(lines, learning, folder / "learning.png", columns=min(3, len(learning)), before=panels)
     if collapse:
         draw(lines, collapse, folder / "collapse.png")
     timed = any("time/play" in line for line in lines)

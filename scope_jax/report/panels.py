@@ -43,6 +43,20 @@ def panels_of(run: Path, system: str) -> Sequence[Panel]:
     return [Panel(**{**panel, "names": tuple(panel["names"])}) for panel in json.loads(file.read_text("utf-8"))]
 
 
+def depth_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
+    """The distance of sampler and trainer by role and tokens of context, 1,024, 2,048 and so on by powers of two."""
+    names = dict.fromkeys(name for line in lines for name in line if "/mismatch_" in name and "@" in name)
+    depths = {name: int(name.rpartition("@")[2].removesuffix("k")) for name in names}
+    if max(depths.values(), default=1) == 1:
+        return ()  # the metrics of all tokens say the same
+    shown = sorted((name for name, depth in depths.items() if depth & (depth - 1) == 0), key=lambda name: depths[name])
+    panels = (("KL of sampler and trainer by context (others allow 2e-4, experts 2e-3)", "kl"), ("Its sign", "bias"))
+    return tuple(
+        Panel(title, tuple(name for name in shown if f"_{kind}@" in name), False, log=kind == "kl")
+        for title, kind in panels
+    )
+
+
 def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
     """The panels with signs of collapse of the roles that were sampled (`play.collapse`); without one, none."""
     names = dict.fromkeys(name for line in lines for name in line if not name.startswith("eval/"))

@@ -19,6 +19,7 @@ from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
+from scope_jax.learner.batching import DEPTH
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
@@ -32,6 +33,7 @@ from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.searching import search_tool
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution
+from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.run import kernels
@@ -39,7 +41,7 @@ from scope_jax.run.adapters import DTYPES, adapter_of, check_folder, first_facto
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
-from scope_jax.run.meshes import card_mesh, own_mesh
+from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.run.processes import DividedRollouts, teller
 from scope_jax.run.recording import Recording
@@ -191,20 +193,9 @@ def check_policies(cfg: Config, game: Game) -> None:
 
 
 def check_ahead(cfg: Config, game: Game) -> None:
-    """Raises UserError if the card asks for steps played ahead, but its game or its losses do not allow them."""
+    """Raises UserError if the card asks for steps played ahead, but its losses do not allow them."""
     if not cfg.train.one_step_off_policy:
         return
-    if distributed.count() > 1:
-        raise UserError(
-            "train.one_step_off_policy works in a run of one process, as several exchange completions over the devices "
-            "that learn meanwhile; start one process, or set it to false."
-        )
-    sampled = len(game.policies(cfg)) + game.uses_base(cfg)
-    if cfg.model.adapter is None and sampled > 1:
-        raise UserError(
-            "train.one_step_off_policy needs all weights that a step samples with in the engine at once, and a step of "
-            f"{cfg.system} samples with {sampled} models under this card; add [model.adapter], or set it to false."
-        )
     for update in game.updates(cfg):
         card = update.card
         if card.objective == "policy" and not card.rollout_cap and card.old_logprobs == "learner":
@@ -281,6 +272,7 @@ def assemble_world(
         if card.required:
             clients[name].probe()
     mesh = own_mesh(cfg)
+    distributed.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
     cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
@@ -331,6 +323,11 @@ def toolbox_of(game: Game, search: SearchTool | None, dialect: Dialect, own: Seq
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {game.name} has two tools of the name {min(twice)}; give each its own.")
     return {tool.name: tool for tool in tools}
+
+
+def sampled(cfg: Config, game: Game) -> tuple[str, ...]:
+    """The models that a step samples with, by name."""
+    return (*game.policies(cfg), *((BASE,) if game.uses_base(cfg) else ()))
 
 
 def keeps_reference(cfg: Config, game: Game) -> bool:
@@ -403,6 +400,8 @@ def check_names(cfg: Config, game: Game) -> None:
     known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
     roles = {share.role for update in updates for share in update.roles}
     known |= {*(f"{role}/baseline" for role in roles), *collapse.names(roles)}
+    depths = range(-(-max(cfg.learner.buckets) // DEPTH))
+    known |= {f"{role}/mismatch_{name}@{depth + 1}k" for role in roles for name in ("bias", "kl") for depth in depths}
     known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
     for rule in cfg.train.watch:
         name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric

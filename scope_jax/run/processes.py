@@ -1,8 +1,9 @@
 """A run of several processes: all execute the same code with the same results, and divide what is costly.
 
 Every process plays the whole game, with the same episodes, memory and metrics. Only completions and judgements are
-divided: each is computed by one process, on its own devices, and sent to the others. Who computes what follows from the
-requests alone, never from timing. Files are written by process 0. In a run of one process nothing is sent or divided.
+divided: each is computed by one process, on its own devices, and sent to the others. What fills the slots at first, and
+judgements, are divided by the requests alone; further prompts go to whichever process has a free slot. No completion
+depends on who computes it. Files are written by process 0. In a run of one process nothing is sent or divided.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from scope_jax.learner.types import Reply
 from scope_jax.play.driver import IN_GENERATOR
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.rollouts import Interaction
-from scope_jax.rollouts.types import Completion, Request, Rollouts, Row, ToolResult, Turn
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.types import Completion, Request, Row, ToolResult, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
 from scope_jax.sharding import distributed
 from scope_jax.sharding.watch import PeerWatch
@@ -37,6 +39,7 @@ Item = TypeVar("Item")
 EXIT_CODE = 1  # of a process that ends because another one has
 FAREWELL = 5.0  # seconds in which a process tells the others why it ends
 
+_handed_out = 0  # values of `HandedOut`
 _watch: PeerWatch | None = None  # over the other processes of the run
 
 
@@ -128,11 +131,58 @@ def divided(work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], co
     return [next(results[place]) for place in places]
 
 
-class DividedRollouts:
-    """`Rollouts` of a run of several processes: each generates the requests of its share of the prompts, with its own
-    engine, and gets the completions of the others."""
+class HandedOut:
+    """Items of work that are handed out: what fills the slots at first by the items alone, the rest to whichever
+    process asks, in an order that the items give.
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    costs: of the items. sizes: the slots that each needs. slots: of a process. All processes must make one equally
+    often, take all of `later`, and then call `gathered`.
+    """
+
+    def __init__(self, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
+        global _handed_out
+        self._count, processes = len(costs), distributed.count()
+        self._counter, _handed_out = f"items/{_handed_out}", _handed_out + 1
+        self.first: list[int] = []  # with which this process begins
+        self._rest: list[int] = []
+        loads, room = [0.0] * processes, [slots] * processes
+        for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+            # As `shares`, as far as there are slots; an item that needs more than a process has goes to an empty one.
+            fitting = [place for place in range(processes) if room[place] >= min(sizes[item], slots)]
+            if processes > 1 and not fitting:
+                self._rest.append(item)
+                continue
+            place = min(fitting, key=lambda place: loads[place], default=0)
+            loads[place] += costs[item]
+            room[place] -= sizes[item]
+            if place == distributed.index():
+                self.first.append(item)
+
+    @property
+    def later(self) -> Iterator[int]:
+        """The items that this process gets after the first ones, each when it asks for it."""
+        while self._rest and (number := distributed.number(self._counter)) <= len(self._rest):
+            yield self._rest[number - 1]
+
+    def gathered(self, work: Callable[[], list[tuple[int, T]]]) -> list[T]:
+        """What all processes have done, by item. work: gives what this one has, with the item. Raises as `together`
+        does, and ConnectionError if an item has come to none of them."""
+        found = dict(pair for part in together(work) for pair in part)
+        if len(found) < self._count:
+            raise ConnectionError(
+                "a prompt has come to no process, as somebody else counts at the coordinator's port; see that nobody "
+                "else reaches it, and run the same command again."
+            )
+        if self._rest and writes():
+            distributed.forget(self._counter)
+        return [found[item] for item in range(self._count)]
+
+
+class DividedRollouts:
+    """`Rollouts` of a run of several processes: each generates its part of the prompts, with its own engine, and gets
+    the completions of the others."""
+
+    def __init__(self, rollouts: LocalRollouts) -> None:
         self._rollouts = rollouts
         self.load_params = rollouts.load_params
         self.take_params = rollouts.take_params
@@ -140,28 +190,40 @@ class DividedRollouts:
         self.load_adapter = rollouts.load_adapter
         self.clear = rollouts.clear
 
+    @property
+    def params(self) -> Any:
+        return self._rollouts.params
+
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """As `Rollouts.run`; requests of one group stay together, as they share a prefill. They need keys."""
         if any(request.key is None for request in requests):
             raise ValueError("A request of a run of several processes has no key; give it one.")
+        _check_caller()
         groups: dict[object, list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault(place if request.group is None else request.group, []).append(place)
-        costs = [sum(map(_cost, (requests[place] for place in places))) for places in groups.values()]
+        members = [*groups.values()]
+        costs = [sum(_cost(requests[place]) for place in places) for places in members]
+        handed = HandedOut(costs, [*map(len, members)], self._rollouts.engine.config.slots)
+        taken = [*handed.first]
+
+        def part(group: int) -> list[Request]:
+            return [requests[place] for place in members[group]]
+
+        def more() -> Iterator[list[Request]]:
+            for group in handed.later:
+                taken.append(group)
+                yield part(group)
+
+        def work() -> list[tuple[int, list[Completion]]]:
+            found = self._rollouts.run_parts([*map(part, handed.first)], more())
+            return list(zip(taken, found, strict=True))
+
         results: list[Completion | None] = [None] * len(requests)
-        for places, found in zip(
-            groups.values(), divided(self._groups(requests), [*groups.values()], costs), strict=True
-        ):
+        for places, found in zip(members, handed.gathered(work), strict=True):
             for place, completion in zip(places, found, strict=True):
                 results[place] = completion
         return [completion for completion in results if completion is not None]
-
-    def _groups(self, requests: Sequence[Request]) -> Callable[[list[list[int]]], list[list[Completion]]]:
-        def work(groups: list[list[int]]) -> list[list[Completion]]:
-            done = iter(self._rollouts.run([requests[place] for places in groups for place in places]))
-            return [[next(done) for _ in places] for places in groups]
-
-        return work
 
 
 def _cost(request: Request) -> float:

@@ -58,6 +58,8 @@ class Sampler:
         self.adapters = adapters  # over one base, which stays in the engine
         self._based = False  # the base is in the engine
         self._held: dict[str, Any] = {}  # by policy, the factors that the engine has a copy of
+        self._published: dict[str, Any] = {}  # by policy, its weights among the states
+        self._copies: dict[str, tuple[Any, Any]] = {}  # by policy, weights and their copy in host memory, see `hold`
         self._load: dict[str, Callable[[], None]] = {}  # by policy, loads its weights into the engine
         self._policy: str | None = None  # the policy whose weights are loaded
         self.publishing = 0.0  # seconds that the host has spent on loading weights into the engine
@@ -77,8 +79,24 @@ class Sampler:
             return
         weights = {name: state.params for name, state in states.items()}
         weights[BASE] = next(iter(states.values())).ref_params
-        self._load = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
+        self._published = {name: params for name, params in weights.items() if params is not None}
+        self._load = {name: partial(self._copy, params) for name, params in self._published.items()}
+        self._copies = {name: each for name, each in self._copies.items() if each[0] is self._published.get(name)}
         self._policy = None
+
+    def hold(self, policies: Sequence[str]) -> None:
+        """Lets only these be sampled until the next `publish`, from copies, so that an update may take the buffers of
+        the states meanwhile: one model, or adapters, in the engine, of several models each, as the engine has it, in
+        host memory. Those that have not changed since they were copied are not copied again."""
+        if self.adapters or len(policies) == 1:
+            self.use(policies[0])
+            self._load = {name: self._load[name] for name in policies}
+            return
+        for name in policies:
+            if name not in self._copies:
+                self.use(name)
+                self._copies[name] = self._published[name], moved(self.rollouts.params, HOST)
+        self._load = {name: partial(self._return, self._copies[name][1]) for name in policies}
 
     def load(self, taken: Mapping[str, Any]) -> None:
         """Makes these weights available for sampling: by policy, from `Rollouts.take_params`, never copied."""
@@ -144,3 +162,7 @@ class Sampler:
 
     def _copy(self, params: Any) -> None:
         self.rollouts.load_params(moved(params, ACCELERATOR))
+
+    def _return(self, copy: Any) -> None:
+        self.rollouts.use(None)  # frees the weights that are there
+        self.rollouts.use(moved(copy, ACCELERATOR))

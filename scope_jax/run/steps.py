@@ -26,7 +26,7 @@ import numpy as np
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import Memory
-from scope_jax.run.assemble import Trainer
+from scope_jax.run.assemble import Trainer, sampled
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
@@ -132,9 +132,10 @@ class Steps:
     def update(self, learn: Callable[[], T]) -> T:
         """The result of `learn`, which updates the states; meanwhile the next step is played, if that is asked for.
 
-        Then the update is made in a thread of its own, and this one plays with the engine's copy of the weights before
-        it. No two threads launch programs on the same devices: the learner's are not the engine's. An update, which
-        takes the buffers of the states, waits until those of the last checkpoint are copied.
+        Then the update is made in a thread of its own, and this one plays with copies of the weights before it. No two
+        threads launch programs on the same devices: the learner's are not the engine's, and several processes exchange
+        what they play through the engine's (`assemble`). An update, which takes the buffers of the states, waits until
+        those of the last checkpoint are copied.
         """
         at, game, sampler = self._at, self.world.game, self.world.sampler
         if not self.cfg.train.one_step_off_policy or self.complete or game.waits(self.cfg, at.memory):
@@ -152,7 +153,7 @@ class Steps:
 
         with ThreadPoolExecutor(1, "learner") as thread:
             with self.instruments.phase("play"), self.world.activity("playing the next step beside the update"):
-                sampler.use(game.policies(self.cfg)[0])  # copied before the update frees what it is copied from
+                sampler.hold(sampled(self.cfg, game))  # before the update frees what is copied
                 learning = thread.submit(update)
                 at.ahead = self._play(at.done, lacking=1)
             with self.instruments.phase("wait"), self.world.activity("updating"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
@@ -28,12 +28,13 @@ from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
+from scope_jax.rollouts.interactions import ActiveInteraction
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
 from scope_jax.run.activity import Activity
-from scope_jax.run.processes import divided, shares, together
+from scope_jax.run.processes import HandedOut, divided, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
 from scope_jax.run.scoring import Scoring
@@ -161,32 +162,55 @@ class StepTools:
     ) -> list[list[Interaction]]:
         _check_names(role, rollouts)
         cost = samples * sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values())
-        places = shares([float(cost)] * len(rollouts), distributed.count())
-        own = [rollout for rollout, place in zip(rollouts, places, strict=True) if place == distributed.index()]
-        drivers = [self._driver(role, rollout, agents, sample) for rollout in own for sample in range(samples)]
+        count, slots = len(rollouts), self.world.local.engine.config.slots
+        handed = HandedOut([float(cost)] * count, [samples] * count, slots)
+        drivers: dict[int, list[InteractionDriver]] = {}
+
+        def begun(places: Iterable[int]) -> Iterator[list[InteractionDriver]]:
+            for place in places:
+                rollout = rollouts[place]
+                drivers[place] = [self._driver(role, rollout, agents, sample) for sample in range(samples)]
+                yield drivers[place]
+
         try:
             names = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
             with self._naming(role, names), self.world.activity(f"playing {role}"):
-                completions = self._interact(drivers, [agent.policy for agent in agents.values()])
+                completions = self._interact(
+                    [driver for group in begun(handed.first) for driver in group],
+                    begun(handed.later),
+                    [agent.policy for agent in agents.values()],
+                )
         finally:
-            for driver in drivers:
+            for driver in (driver for group in drivers.values() for driver in group):
                 driver.close()
-        played = [driver.interaction(said) for driver, said in zip(drivers, completions, strict=True)]
-        exchanged = [iter(part) for part in together(lambda: _in_groups(played, samples))]
-        groups = [next(exchanged[place]) for place in places]
+        said = iter(completions)
+        played = {place: [driver.interaction(next(said)) for driver in group] for place, group in drivers.items()}
+        groups = handed.gathered(lambda: [*played.items()])
         self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
         return groups
 
-    def _interact(self, drivers: Sequence[InteractionDriver], policies: Sequence[str]) -> list[dict[str, Completion]]:
-        """What the agents of each driver sample. Weights are loaded in turns, by all processes together: those of a
-        policy are used until no rollout goes on with them."""
+    def _interact(
+        self,
+        drivers: Sequence[InteractionDriver],
+        later: Iterator[Sequence[InteractionDriver]],
+        policies: Sequence[str],
+    ) -> list[dict[str, Completion]]:
+        """What the agents of each driver sample, also of those that are handed out later. Weights are loaded in turns,
+        by all processes together: those of a policy are used until no rollout goes on with them."""
         local, weights = self.world.local, {self._weights(policy): policy for policy in reversed(policies)}
         active, wanted = [local.interaction(driver) for driver in drivers], {self._weights(policies[0])}
+
+        def begun() -> Iterator[list[ActiveInteraction]]:
+            for group in later:
+                active.extend(new := [local.interaction(driver) for driver in group])
+                yield new
+
+        more = begun()
         while wanted:
             name = next(name for name in reversed(weights) if name in wanted)
             self.world.sampler.use(weights[name])
-            if left := [each for each in active if not each.over]:
-                local.interact(left, name)
+            if left := [each for each in active if not each.over] or next(more, []):
+                local.interact(left, name, more)
             wanted = set().union(*together(lambda: sorted(set().union(*(each.wanted for each in active)))))
         return [each.completions() for each in active]
 

@@ -61,6 +61,9 @@ LENGTH = 256  # most tokens of a row
 # Largest difference of a token's log-prob, in nats, and of an update relative to its size, by compute dtype.
 LOGPROB = {"float32": 1e-4, "bfloat16": 0.25}
 UPDATE = {"float32": 1e-4, "bfloat16": 5e-2}
+# KL of sampler and trainer, nats of a token, that others allow (docs/losses.md#which-log-π_old); contexts in tokens.
+KL = {"dense": 2e-4, "experts": 2e-3}
+CONTEXTS = (200, 1500, 2900)
 
 
 def checks(devices: Sequence[Any]) -> list[Check]:
@@ -73,6 +76,9 @@ def checks(devices: Sequence[Any]) -> list[Check]:
         for where, mesh in {"one device": one, **several}.items():
             title, measure = f"engine, {name}, {where}", partial(engine_against_learner, model, mesh, dtype)
             found.append(Check(title, "the learner's log-probs", LOGPROB[dtype], measure))
+        if name in KL:
+            title, measure = f"engine, {name}, KL by context", partial(kl_by_context, model, one, dtype)
+            found.append(Check(title, "the learner", KL[name], measure))
         title, measure = f"engine, {name}, requests in a batch", partial(batched_against_alone, model, one, dtype)
         found.append(Check(title, "each alone, in bits", 0, measure))
     for where, mesh in several.items():
@@ -126,11 +132,11 @@ class Numbers:
         return b""
 
 
-def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
-    """An engine with pages and random weights."""
+def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH) -> LocalRollouts:
+    """An engine with pages and random weights. length: of the longest episode."""
     config = EngineConfig(
         slots=8 * mesh.shape["fsdp"] * mesh.shape["fsdp_inner"],
-        max_length=LENGTH,
+        max_length=length,
         prefill_buckets=(64,),
         prefill_batch=4,
         decode_steps=8,
@@ -143,8 +149,9 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
     return rollouts
 
 
-def learner_of(model: ModelConfig, mesh: Mesh, dtype: str) -> Learner:
-    return Learner(model, mesh, OPTIMIZER, SECTION, param_dtype=jnp.float32, compute_dtype=jnp.dtype(dtype))
+def learner_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH) -> Learner:
+    section = SECTION.model_copy(update={"buckets": (length,)})
+    return Learner(model, mesh, OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.dtype(dtype))
 
 
 def requests(count: int) -> list[Request]:
@@ -161,18 +168,39 @@ def requests(count: int) -> list[Request]:
 
 def engine_against_learner(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
     """Largest difference of a sampled token's log-prob, in nats."""
-    completions = rollouts_of(model, mesh, dtype).run(requests(24))
+    return float(np.max(np.abs(signed(model, mesh, dtype, requests(24), LENGTH))))
+
+
+def kl_by_context(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
+    """KL of the engine's distribution from the learner's, the mean over tokens of exp(s) − 1 − s with s the signed
+    difference of log-probs: the largest of those after prompts of each of CONTEXTS."""
+    rng, length = np.random.default_rng(5), -(-max(CONTEXTS) // 1024) * 1024
+    model = replace(model, max_positions=length)
+    params, worst = SamplingParams(1.0, 0, 1.0, 60, (), (), False), 0.0
+    for context in CONTEXTS:
+        prompts = rng.integers(0, model.vocab_size, (4, context))
+        asked = [
+            Request(prompt, params, np.array([n, 9], np.uint32), str(n), 1, None) for n, prompt in enumerate(prompts)
+        ]
+        apart = signed(model, mesh, dtype, asked, length)
+        worst = max(worst, float(np.mean(np.expm1(apart) - apart)))
+    return worst
+
+
+def signed(model: ModelConfig, mesh: Mesh, dtype: str, asked: Sequence[Request], length: int) -> np.ndarray:
+    """Log-probs of all sampled tokens by the learner less those by the engine. length: of the longest episode."""
+    completions = rollouts_of(model, mesh, dtype, length).run(asked)
     episodes = [
         Episode("solver", "actor", "0", Datum.from_completion(completion), 0.0, advantage=1.0)
         for completion in completions
     ]
-    learner = learner_of(model, mesh, dtype)
+    learner = learner_of(model, mesh, dtype, length)
     state = learner.init_state(random_params(model), reference=False)
     (batch,) = learner.pack(episodes, CARD)
     scores = learner.score(state, batch, reference=False)
     assert scores.old_MN is not None
     sampled = np.concatenate([completion.logprobs_T[completion.sampled_T] for completion in completions])
-    return float(np.max(np.abs(unpack(batch, scores.old_MN) - sampled)))
+    return np.float64(unpack(batch, scores.old_MN)) - sampled
 
 
 def batched_against_alone(model: ModelConfig, mesh: Mesh, dtype: str) -> float:

@@ -23,7 +23,7 @@ from scope_jax.play import settings
 from scope_jax.play.game import Panel
 from scope_jax.report.curves import PlainLog, _draw, _draw_together, draw, smooth, smooth_errors
 from scope_jax.report.page import examples, facts, write_report
-from scope_jax.report.panels import collapse_panels, series, with_errors
+from scope_jax.report.panels import collapse_panels, depth_panels, series, with_errors
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run import watch
@@ -288,6 +288,16 @@ def collapsing(step: int) -> dict[str, float]:
         "solver/entropy": 1.0 / step,
         "evaluator/entropy": 0.5,
     }
+
+
+def test_the_distance_of_sampler_and_trainer_is_shown_by_depth() -> None:
+    """Of powers of two, if a role has more than one depth."""
+    names = [f"solver/mismatch_{kind}@{depth}k" for kind in ("kl", "bias") for depth in (1, 2, 3, 4)]
+    line = {"step": 1, "solver/mismatch_kl": 1e-3} | dict.fromkeys(names, 1e-4)
+    kl, bias = depth_panels([line])
+    assert [*series([line], kl)] == [f"solver/mismatch_kl@{depth}k" for depth in (1, 2, 4)]
+    assert bias.names == tuple(f"solver/mismatch_bias@{depth}k" for depth in (1, 2, 4)) and kl.log and not bias.log
+    assert depth_panels([{"step": 1, "solver/mismatch_kl@1k": 1e-4}]) == ()
 
 
 def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:

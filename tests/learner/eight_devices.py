@@ -22,6 +22,7 @@ from scope_jax.models import stacks
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of
+from tests.shapes import like
 
 MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2), "fsdp2x2_tensor2": (1, 2, 2, 1, 2)}
 CARD = LossCard(kl="k3", kl_coef=0.1, mini_batches=2)
@@ -138,6 +139,16 @@ def main() -> None:
             "metrics": worst(measured, base[2]),
             "share": share,
         }
+    biased = like(TINY, qkv_bias=True, qk_norm="width")
+    params_of = jax.tree.map(lambda w: w + 0.1, weights_of(biased))  # no bias of zeros
+    one = run((1, 1, 1), params_of, jnp.float32, model=biased)
+    grads, weights, measured, share = run((1, 2, 4), params_of, jnp.float32, 8, model=biased)
+    facts["fsdp2_tensor4"] = {
+        "grads": max_difference(grads, one[0]),
+        "params": max_difference(weights, one[1]),
+        "metrics": worst(measured, one[2]),
+        "share": share,
+    }
     one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
     grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, SEQUENCE_CARD)
     facts["sequence"] = {

@@ -20,11 +20,14 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "sequence", "idle"])
+@pytest.mark.parametrize(
+    "mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "fsdp2_tensor4", "sequence", "idle"]
+)
 def test_an_update_equals_that_of_one_device(facts, mesh):
     """Gradient, weights after two clipped steps, every metric; the single device uses other micro-batches, too.
 
     "idle": episodes, and a whole mini-batch, that count in the divisor only.
+    "fsdp2_tensor4": each of two kv heads is shared by two devices.
     "sequence": ratios and weights of whole sequences whose rows are on different devices.
     """
     assert facts[mesh]["grads"] < 1e-5

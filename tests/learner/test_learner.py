@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import batching
+from scope_jax.learner import batching, splitting
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.logprobs import token_logprobs
 from scope_jax.learner.state import DivergedError
@@ -412,3 +412,28 @@ def test_a_missing_reference_or_advantage_is_named(learner, tiny_params, make, e
     with pytest.raises(ValueError, match="nothing to train on"):
         learner.update(bare, [], POLICY)
     assert learner.pack([make[1](make[0]([1, 2], [0, 0]), advantage=1.0)], POLICY) == []
+
+
+def test_the_distance_of_sampler_and_trainer_by_role_and_depth(tiny, state, episodes, monkeypatch):
+    """Against the log-probs that the learner gives, in two mini-batches, with depths of 8 tokens."""
+    monkeypatch.setattr(batching, "DEPTH", 8)
+    learner = build(tiny)
+    asked = [replace(episode, role=("solver", "judge")[n % 2]) for n, episode in enumerate(episodes)]
+    card = LossCard(kl="none", mini_batches=2)
+    batches = learner.pack(asked, card)
+    apart: dict[tuple[str, int], list[float]] = {}
+    for batch, part in zip(batches, splitting.mini_batches(asked, 2), strict=True):
+        scores = learner.score(fresh(learner, state), batch, reference=False).old_MN
+        assert scores is not None
+        values = iter(batching.unpack(batch, scores))
+        for episode in splitting.trainable(part):
+            for datum in episode.datums:
+                for place in np.flatnonzero(datum.sampled_T):
+                    signed = float(next(values)) - datum.logprobs_T[place]
+                    apart.setdefault((episode.role, int(place) // 8), []).append(signed)
+    _, metrics = learner.update(fresh(learner, state), batches, card)
+    found = {name: value for name, value in metrics.items() if "@" in name}
+    assert len(apart) > 4 and len(found) == 2 * len(apart)
+    for (role, depth), signed in apart.items():
+        assert found[f"{role}/mismatch_bias@{depth + 1}k"] == pytest.approx(np.mean(signed), abs=1e-5)
+        assert found[f"{role}/mismatch_kl@{depth + 1}k"] == pytest.approx(np.mean(np.expm1(signed) - signed), rel=1e-4)

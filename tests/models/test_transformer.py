@@ -243,10 +243,17 @@ def test_declaration_holds_each_weight_once(tiny, params):
     assert np.array_equal(transformer.output_table(tiny, params), params["head"]["table_VD"])
 
 
-def test_mesh_that_cuts_a_head_is_refused(tiny):
-    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]] * 4).reshape(1, 1, 4), ("data", "fsdp", "tensor"))
-    with pytest.raises(ValueError, match="tensor=4 does not divide the model's num_kv_heads=2"):
-        transformer.check_mesh(tiny, mesh)
+@pytest.mark.parametrize(("tensor", "figure"), [(3, "num_kv_heads=2"), (8, "num_heads=4")])
+def test_mesh_that_cuts_a_head_is_refused(tiny, tensor, figure):
+    """A query head, or a kv head whose queries are not all on whole devices; devices may share a kv head."""
+
+    def mesh(tensor):
+        devices = np.array([jax.devices()[0]] * tensor)
+        return jax.sharding.Mesh(devices.reshape(1, 1, tensor), ("data", "fsdp", "tensor"))
+
+    transformer.check_mesh(tiny, mesh(4))
+    with pytest.raises(ValueError, match=f"tensor={tensor} does not divide the model's {figure}"):
+        transformer.check_mesh(tiny, mesh(tensor))
 
 
 def test_the_gradient_of_a_frequent_token_is_summed_in_float32(tiny):

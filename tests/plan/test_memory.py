@@ -214,7 +214,15 @@ def test_what_lives_together_in_each_phase():
     assert totals[:3] == [26 + 5 + 16 + 3, 26 + 5 + 16 + 32 + 1, 26 + 5]
     #         the published weights            no state at all                one state and the reference
     assert totals[3:] == [4 + 5 + 16 + 3, 5 + 16 + 32 + 1, 12 + 2 + 5]
-    assert (here.host, away.host) == (0, 26)
+    assert (here.host, away.host, residents(copies=3).host) == (0, 26, 48)
+
+
+def test_a_step_of_several_models_that_is_played_ahead_takes_host_memory():
+    caps = ("scope.challenger.loss.rollout_cap=2.0", "scope.solver.loss.rollout_cap=2.0")
+    sets = ("train.one_step_off_policy=true", "rollout.devices=1", *caps)
+    for changes, copies in (((), 3), (("model.adapter.rank=4",), 0)):
+        held = Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card("scope/atlas", [*sets, *changes])).held
+        assert held.copies == copies and (held.host == 3 * held.engine > 0) == (copies > 0)
 
 
 @pytest.mark.parametrize("adapters", [False, True])

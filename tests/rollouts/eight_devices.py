@@ -30,7 +30,7 @@ from tests.shapes import like
 
 EXPERTS = like(CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True)
 WIDE = like(CFG, width=256, num_heads=8, num_kv_heads=4, head_dim=32, ffn_width=512)
-MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}
+MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2), "data2_tensor4": (2, 1, 4)}
 
 
 def requests() -> list[Request]:

@@ -23,8 +23,9 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_greedy_episodes_equal_one_device(facts):
-    one, mesh = facts["one"], facts["data2_fsdp2_tensor2"]
+@pytest.mark.parametrize("mesh", ["data2_fsdp2_tensor2", "data2_tensor4"])
+def test_greedy_episodes_equal_one_device(facts, mesh):
+    one, mesh = facts["one"], facts[mesh]
     assert mesh["ids"] == one["ids"]
     assert mesh["turns"] == one["turns"] and max(one["turns"]) > 1
     for ours, theirs in zip(mesh["logprobs"], one["logprobs"], strict=True):
@@ -38,8 +39,9 @@ def test_entropies_equal_one_device(facts):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("mesh", ["one", "data2_fsdp2_tensor2"])
+@pytest.mark.parametrize("mesh", ["one", "data2_fsdp2_tensor2", "data2_tensor4"])
 def test_the_paged_engine_gives_the_same_episodes(facts, mesh):
+    """In tensor groups of 4, each of two kv heads is in the pages of two devices."""
     assert facts[mesh]["paged"]["ids"] == facts["one"]["ids"]
     for ours, theirs in zip(facts[mesh]["paged"]["logprobs"], facts["one"]["logprobs"], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)

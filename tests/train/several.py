@@ -3,7 +3,8 @@
 python several.py SPEC.json, with a list of runs [{"processes", "devices" (of each), "arguments" (of scope-jax), "log"
 (a path; process N writes to <log>.N), "variables" (of the environment), "delays" (of search and judge), "graders" (the
 one verdict of each process's grader of mathematical answers; what the game is told is written to <log>.N.verdicts),
-"kill" (after so many recorded lines process 0 is killed), "record" (lines that the run finds recorded)}]; they run one
+"kill" (after so many recorded lines process 0 is killed), "record" (lines that the run finds recorded), "small"
+(bytes up to which the coordination service exchanges a payload)}]; they run one
 after the other. Prints the exit codes as JSON, one list per run.
 """
 
@@ -30,7 +31,7 @@ from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.processes import together, writes
 from scope_jax.run.recording import FOLDER, Recording
 from scope_jax.run.world import StepTools
-from scope_jax.sharding import signing
+from scope_jax.sharding import distributed, signing
 from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too
@@ -113,6 +114,7 @@ def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
         StepTools.compare_math = noted(StepTools.compare_math, path)
     if run.get("kill") and process == 0:
         Recording.write = killed(Recording.write, run["kill"])
+    distributed.SMALL = run.get("small", distributed.SMALL)
     if "record" in run:
         Recording.open = filled(Recording.open, run["record"])
     Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))

@@ -19,7 +19,6 @@ from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.run.assemble import check_ahead
 from scope_jax.run.meshes import all_generate, divided_devices
 from scope_jax.run.steps import Played, packed, unpacked
-from scope_jax.sharding import distributed
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "rollout.devices=4"
@@ -99,7 +98,7 @@ def test_which_devices_learn() -> None:
     assert divided_devices(shared, two) == (two, two)
 
 
-def test_cards_that_cannot_play_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_that_cannot_play_ahead() -> None:
     with pytest.raises(CardError, match=r"which needs devices of its own; set rollout\.devices"):
         load_card(ROOT / "configs/ssp/atlas.toml", [ON])
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0")
@@ -107,14 +106,9 @@ def test_cards_that_cannot_play_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         check_ahead(cfg, game_of(cfg))
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0", 'ssp.solver.loss.old_logprobs="rollout"')
     check_ahead(cfg, game_of(cfg))
-    monkeypatch.setattr(distributed, "_place", distributed.Place("", 0, 2))
-    with pytest.raises(UserError, match="works in a run of one process"):
-        check_ahead(cfg, game_of(cfg))
-    monkeypatch.undo()
     caps = ("scope.challenger.loss.rollout_cap=2.0", "scope.solver.loss.rollout_cap=2.0")
     cfg = card("scope/atlas.toml", *caps)
-    with pytest.raises(UserError, match=r"samples with 3 models under this card; add \[model.adapter\]"):
-        check_ahead(cfg, game_of(cfg))
+    check_ahead(cfg, game_of(cfg))
     cfg = card("scope/atlas.toml", *caps, "model.adapter.rank=4")
     check_ahead(cfg, game_of(cfg))
     off = load_card(ROOT / "configs/scope/atlas.toml", [DEVICES])

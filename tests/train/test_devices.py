@@ -3,11 +3,13 @@ with steps played ahead, each with the weights it should have, and the same bits
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,28 +111,55 @@ def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Pa
     runs.same(ahead, finish(folder, name, 8, *APART, *AHEAD))
 
 
+def spec(folder: Path, name: str, processes: int, *sets: str) -> dict[str, Any]:
+    """A run of the game of letters on 8 devices in all, half of which generate, see several.py."""
+    chosen = (*COMMON, f"rollout.devices={4 // processes}", *sets)
+    overrides = [part for override in chosen for part in ("--set", override)]
+    arguments = ["train", str(folder / "card.toml"), "--run", str(folder / name), *overrides]
+    log = str(folder / f"{name}.log")
+    return {"processes": processes, "devices": 8 // processes, "arguments": arguments, "log": log}
+
+
 @pytest.mark.slow
 def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: Path) -> None:
     """2 of 4 devices in each process against 4 of 8 in one."""
-    sets = (*COMMON, "coordination.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")
-    specs = []
-    for processes, name in ((1, "one"), (2, "two")):
-        chosen = (*sets, f"rollout.devices={4 // processes}")
-        overrides = [part for override in chosen for part in ("--set", override)]
-        arguments = ["train", str(folder / "card.toml"), "--run", str(folder / name), *overrides]
-        log = str(folder / f"{name}.log")
-        specs.append({"processes": processes, "devices": 8 // processes, "arguments": arguments, "log": log})
-    several.finish(several.begin(folder, *specs), *specs)
+    sets = ("coordination.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")
+    specs = [spec(folder, name, processes, *sets) for processes, name in ((1, "one"), (2, "two"))]
+    several.do(folder, *specs)
     several.same_step(folder / "one", folder / "two")
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_scope_with_adapters_played_ahead_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """Two steps of the challenger, tasks, two of the solver, on one device that learns and one that generates; only
-    the second step of each is played ahead. Killed while the fourth step, of the solver, is in hand."""
+def test_two_processes_play_a_step_ahead_as_one_does_and_end_with_the_same_bits_after_a_kill(
+    folder: Path, ahead: Path
+) -> None:
+    """Of 5 steps all but the first are played ahead; process 1 is killed in the fourth. Everything that is exchanged
+    goes through the devices."""
+    whole = spec(folder, "ahead-two", 2, *AHEAD) | {"small": 1024}
+    several.do(folder, whole)
+    several.same_step(ahead, folder / "ahead-two")
+    trained = [line for line in runs.lines(folder / "ahead-two", "metrics.jsonl") if "staleness" in line]
+    assert [line["staleness"] for line in trained] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    killed = spec(folder, "ahead-killed", 2, *AHEAD) | {"small": 1024}
+    process = several.begin(folder, killed)
+    runs.wait_for(process, lambda: 3 in runs.saved(folder / "ahead-killed"))
+    os.kill(int(Path(f"{killed['log']}.1.pid").read_text()), signal.SIGKILL)
+    output, _ = process.communicate(timeout=runs.LIMIT)
+    assert json.loads(output) == [[1, -signal.SIGKILL]]
+    assert 5 not in runs.saved(folder / "ahead-killed")
+    several.do(folder, killed)
+    runs.same(folder / "ahead-two", folder / "ahead-killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["scope/atlas.toml", "scope/adapters/atlas.toml"])
+def test_a_killed_run_of_scope_played_ahead_ends_with_the_same_bits(card: str, tmp_path: Path) -> None:
+    """Policies and judge are whole weights, or adapters. Two steps of the challenger, tasks, two of the solver, on one
+    device that learns and one that generates; only the second step of each is played ahead. Killed while the fourth
+    step, of the solver, is in hand."""
 
     def begin(name: str) -> subprocess.Popen[str]:
-        command = runs.command("scope/adapters/atlas.toml", tmp_path / name, SCOPE)
+        command = runs.command(card, tmp_path / name, SCOPE)
         return runs.start(command, XLA_FLAGS=fake_devices(2))
 
     runs.end(begin("whole"))

@@ -57,6 +57,10 @@ class Recorder:
     def load_params(self, params: Any) -> None:
         self.loaded.append(params)
 
+    @property
+    def params(self) -> Any:
+        return jax.tree.map(lambda x: 2 * x, self.loaded[-1:])  # another form of them
+
     def take_params(self, params: Any) -> Any:
         return params
 
@@ -94,6 +98,40 @@ def test_the_engine_gets_the_weights_of_the_sampled_policy() -> None:
     assert float(recorder.loaded[-1]["w"][0]) == 3.0  # new weights under an old name
     with pytest.raises(ValueError, match=r"'judge'.*challenger, solver, base"):
         sampler.use("judge")
+
+
+def test_weights_of_several_policies_are_held_while_their_states_are_updated() -> None:
+    """Each is copied to host memory once, those that an update has changed again."""
+    recorder = Recorder()
+    sampler = Sampler(recorder)
+    states = states_of(1.0, 2.0)
+    sampler.publish(states)
+    sampler.hold(("challenger", "solver", BASE))
+    assert [float(params["w"][0]) for params in recorder.loaded] == [1.0, 2.0, -1.0]
+    states["challenger"].params["w"].delete()  # as an update does
+    for policy in ("solver", BASE, "challenger"):
+        sampler.use(policy)
+    placed = [params for params in recorder.used if params is not None]
+    assert [float(params["w"][0]) for (params,) in placed] == [4.0, -2.0, 2.0] and kinds(placed) == {ACCELERATOR}
+    assert recorder.used[::2] == [None] * 3  # freed before
+    updated = states_of(3.0, 0.0)["challenger"]
+    after = {"challenger": updated.replace(ref_params=states["solver"].ref_params), "solver": states["solver"]}
+    sampler.publish(after)
+    sampler.hold(("challenger", "solver", BASE))
+    assert [float(params["w"][0]) for params in recorder.loaded[3:]] == [3.0]
+    sampler.use("solver")
+    assert float(recorder.used[-1][0]["w"][0]) == 4.0
+
+
+def test_the_only_policy_is_held_in_the_engine() -> None:
+    recorder = Recorder()
+    sampler = Sampler(recorder)
+    sampler.publish(states_of(1.0, 2.0))
+    sampler.hold(("solver",))
+    sampler.use("solver")
+    assert len(recorder.loaded) == 1 and recorder.used == []
+    with pytest.raises(ValueError, match=r"'base'; the run has solver\."):
+        sampler.use(BASE)  # its buffers may be gone
 
 
 def test_placed_weights_are_used_without_loading() -> None:

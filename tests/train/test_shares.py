@@ -19,6 +19,7 @@ from scope_jax.play import searching
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Joiner, raw
+from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.activity import Activity
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
@@ -61,6 +62,15 @@ class Threads:
         monkeypatch.setattr(distributed, "count", lambda: 3)
         monkeypatch.setattr(distributed, "index", lambda: self._here.index)
         monkeypatch.setattr(distributed, "gather", self._gather)
+        self.counted = 0  # by the one counter that a test has: here the processes do not number theirs alike
+        self._lock = threading.Lock()
+        monkeypatch.setattr(distributed, "number", self._number)
+        monkeypatch.setattr(distributed, "forget", lambda counter: setattr(self, "counted", 0))
+
+    def _number(self, counter: str) -> int:
+        with self._lock:
+            self.counted += 1
+            return self.counted
 
     def _gather(self, payload: bytes) -> list[bytes]:
         self._parts[self._here.index] = payload
@@ -76,7 +86,7 @@ class Threads:
             self._here.index = index
             try:
                 return work()
-            except (ValueError, PeerError) as error:
+            except (ValueError, ConnectionError, PeerError) as error:
                 return error
 
         with ThreadPoolExecutor(3) as pool:
@@ -93,33 +103,58 @@ def request(group: str | None, tokens: int) -> Request:
     return Request(tuple(range(tokens)), params, np.zeros(2, np.uint32), group, 1, None)
 
 
-class Recorded:
-    """Rollouts whose completions name their request; `asked` has the groups of each call."""
+class Recorded(LocalRollouts):
+    """Rollouts of so many slots whose completions name their request; `asked` has the groups of each call, first those
+    that it began with. late: the process that takes no more work until the others have taken all."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+    def __init__(self, slots: int, late: int | None = None) -> None:
+        self.engine: Any = SimpleNamespace(config=SimpleNamespace(slots=slots))
+        self.asked: dict[int, tuple[str, str]] = {}
+        self._late, self._taken = late, threading.Barrier(3, timeout=30)
 
-    def load_params(self, params: Any) -> None: ...
+    def run_parts(self, parts: Any, more: Any = None) -> Any:
+        first, late = len(parts), distributed.index() == self._late
+        if late:
+            self._taken.wait()
+        parts = [*parts, *more]
+        if self._late is not None and not late:
+            self._taken.wait()
+        names = ["".join(request.group for part in some for request in part) for some in (parts[:first], parts[first:])]
+        self.asked[distributed.index()] = (names[0], names[1])
+        return [[Completion((), (), "eos", f"{r.group}{len(r.prompt_ids)}") for r in part] for part in parts]
 
-    def take_params(self, params: Any) -> Any: ...
 
-    def use(self, taken: Any) -> None: ...
+REQUESTS = [request(*each) for each in zip("abadbcd", (30, 20, 31, 5, 21, 50, 6), strict=True)]
+TEXTS = ["a30", "b20", "a31", "d5", "b21", "c50", "d6"]
 
-    def load_adapter(self, policy: str, factors: Any) -> None: ...
 
-    def clear(self) -> None: ...
-
-    def run(self, requests: Any) -> Any:
-        self.asked.append("".join(request.group for request in requests))
-        return [Completion((), (), "eos", f"{request.group}{len(request.prompt_ids)}") for request in requests]
+def texts(engine: Recorded) -> list[str]:
+    return [completion.text for completion in DividedRollouts(engine).run(REQUESTS)]
 
 
 def test_every_process_gets_all_completions_and_a_group_stays_together(three: Threads) -> None:
-    requests = [request(*each) for each in zip("abadbcd", (30, 20, 31, 5, 21, 50, 6), strict=True)]
-    engine = Recorded()
-    found = three.all(lambda: [completion.text for completion in DividedRollouts(engine).run(requests)])
-    assert found == [["a30", "b20", "a31", "d5", "b21", "c50", "d6"]] * 3
-    assert sorted(engine.asked) == ["aa", "bbdd", "c"]  # of 77, 57 + 27 and 58 tokens
+    engine = Recorded(slots=4)
+    assert three.all(lambda: texts(engine)) == [TEXTS] * 3
+    assert engine.asked == {0: ("aa", ""), 1: ("c", ""), 2: ("bbdd", "")}  # of 77, 58 and 57 + 27 tokens
+    assert not three.counted
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_what_does_not_fit_into_the_slots_goes_to_those_that_ask_and_completions_are_the_same(
+    three: Threads, late: int
+) -> None:
+    """A group of two has a process of one slot alone, and d is left."""
+    engine = Recorded(1, late)
+    assert three.all(lambda: texts(engine)) == [TEXTS] * 3
+    assert [engine.asked[process][0] for process in range(3)] == ["aa", "c", "bb"]
+    assert engine.asked[late][1] == "" and sorted(later for _, later in engine.asked.values()) == ["", "", "dd"]
+    assert not three.counted  # forgotten
+
+
+def test_a_prompt_that_a_stranger_has_counted_away_is_missed(three: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "number", lambda counter: 2)
+    found = three.all(lambda: texts(Recorded(1)))
+    assert all("a prompt has come to no process" in str(error) for error in found)
 
 
 def test_an_error_of_one_process_ends_all(three: Threads) -> None:
