@@ -250,6 +250,7 @@ def torch_model(case: str) -> Any:
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
     torch.manual_seed(0)
     model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    routers = torch.Generator().manual_seed(1)  # with which no two experts are tied
     with torch.no_grad():
         for weight_name, weight in [*model.named_parameters(), *model.named_buffers()]:
             if weight_name.endswith(PERTURBED):
@@ -259,7 +260,7 @@ def torch_model(case: str) -> Any:
             elif weight_name.endswith("router.proj.weight"):  # which reads what has a root mean square of 1 / √D
                 weight.mul_(4)
             elif "Qwen3_5Moe" in name and weight_name.endswith("mlp.gate.weight"):
-                weight.copy_(0.2 * torch.randn(weight.shape))  # their class begins with zeros
+                weight.copy_(0.2 * torch.randn(weight.shape, generator=routers))  # their class begins with zeros
     return model
 
 
