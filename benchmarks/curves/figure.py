@@ -70,7 +70,7 @@ def table(curves: Curves) -> str:
             cells = [f"{mean:.1f} ± {error:.1f}" for mean, error in zip(*means(runs, name), strict=True)]
             lines.append(f"| {curve} | {len(runs)} | " + " | ".join(cells) + " |")
         lines.append("")
-    lines += ["| against scope-jax | last exam | largest difference, in its standard errors |", "|---|---|---|"]
+    lines += ["| against scope-jax | last exam | largest difference, in standard errors of it |", "|---|---|---|"]
     for curve, runs in ordered(curves)[1:]:
         found = []
         for name in ("reward", "exam"):
@@ -80,5 +80,7 @@ def table(curves: Curves) -> str:
             found.append(((theirs - ours)[part], np.hypot(error, own)[part]))
         share = max(float(np.max(np.abs(difference) / error)) for difference, error in found)
         last, error = found[1][0][-1], found[1][1][-1]
-        lines.append(f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} of {sum(len(one[0]) for one in found)} |")
+        lines.append(
+            f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} (of {sum(len(one[0]) for one in found)} differences) |"
+        )
     return "\n".join(lines)
