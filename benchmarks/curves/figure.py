@@ -79,8 +79,7 @@ def table(curves: Curves) -> str:
             part = slice(1, None) if name == "exam" else slice(None)
             found.append(((theirs - ours)[part], np.hypot(error, own)[part]))
         share = max(float(np.max(np.abs(difference) / error)) for difference, error in found)
+        count = sum(len(difference) for difference, _ in found)
         last, error = found[1][0][-1], found[1][1][-1]
-        lines.append(
-            f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} (of {sum(len(one[0]) for one in found)} differences) |"
-        )
+        lines.append(f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} (of {count} differences) |")
     return "\n".join(lines)
