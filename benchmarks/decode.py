@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.families import from_hf
 from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.kinds import has_sinks, head_dim, kv_heads
 from scope_jax.models.pages import PAGE
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
@@ -98,7 +98,7 @@ def engine_on(
     config = EngineConfig(
         *(requests, length, (length,), 1, 16, jnp.bfloat16), prefill_tokens=1024, pages=pages, cascade=cascade
     )
-    how = attention_over_pages(on.platform, head_dim(model))
+    how = attention_over_pages(on.platform, head_dim(model), has_sinks(model))
     return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
 

@@ -54,6 +54,19 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
     ("configs/spell/qwen2.5-32b-instruct.toml", "8xH200", None),
     ("configs/spell/qwen3-30b-a3b-instruct.toml", "8xH200", None),
     ("configs/spell/qwen3-30b-a3b-thinking.toml", "8xH200", None),
+    ("configs/r_zero/qwen3-4b.toml", "8xH100", None),
+    ("configs/r_zero/qwen3-8b.toml", "8xH100", None),
+    ("configs/r_zero/octothinker-3b.toml", "8xH100", None),
+    ("configs/r_zero/octothinker-8b.toml", "8xH100", None),
+    ("configs/dr_zero/qwen2.5-3b.toml", "8xH100", WIKIPEDIA),
+    ("configs/dr_zero/qwen2.5-7b.toml", "8xH100", WIKIPEDIA),
+    ("configs/absolute_zero/qwen2.5-3b-coder.toml", "2xH100", None),
+    ("configs/absolute_zero/qwen2.5-7b.toml", "4xH100", None),
+    ("configs/absolute_zero/qwen2.5-7b-coder.toml", "4xH100", None),
+    ("configs/absolute_zero/qwen2.5-14b-coder.toml", "8xH100", None),
+    ("configs/absolute_zero/llama3.1-8b.toml", "4xH100", None),
+    ("configs/spiral/qwen3-4b.toml", "8xH100", None),
+    ("configs/spiral/r1-distill-qwen-7b.toml", "8xH100", None),
 )
 TIMES = ("seconds", "mfu", "assumed", "decode", "engine_meshes")
 ROOT = Path(__file__).resolve().parents[1]

@@ -68,7 +68,7 @@ def programs(cfg: ModelConfig) -> Iterator[str]:
 
     for remat in ("none", "full", "dots"):
         yield lowered(jax.grad(partial(loss, remat)), params, ids_BT, ids_BT, ids_BT)
-    layers = jax.eval_shape(transformer.unstack_layers, params)
+    layers = jax.eval_shape(partial(transformer.unstack_layers, cfg), params)
     cache = jax.eval_shape(lambda: kv.init_cache(cfg, ROWS, 128, jnp.float32))
     yield lowered(partial(kv.step, cfg), layers, cache, lengths_B, lengths_B)
     yield lowered(partial(kv.append, cfg), layers, cache, ids_BT, lengths_B, lengths_B)

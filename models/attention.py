@@ -6,6 +6,9 @@
 
 Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens that
 `masks.visible` allows; backends differ in rounding only. docs/models.md describes them and their memory use.
+
+With sinks_H, attend(q_BTHh, k_BTKh, v_BTKh, sinks_H), the softmax of head i has exp(sinks_H[i]) in its sum as if of one
+more token, whose value is 0: a head need not attend to anything.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +27,13 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.errors import UserError
 from scope_jax.models.masks import MASKED, visible_mask
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Attend = Callable[..., jax.Array]  # of queries, keys, values, and of a model that has them sinks_H
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
 QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
+CUDNN_HEAD = 256  # the widest head that cuDNN takes
 MOST_BLOCKS = 16  # so that the program of a long row stays small
+SINK_DIMS, SINK_KEYS = 8, 64  # by which a sink lengthens heads and keys (cuDNN's heads are multiples of 8)
 
 
 def resolve(choice: str, platform: str, dtype: Any) -> str:
@@ -57,7 +62,7 @@ def make_attend(
     positions_BT: Int[Array, "B T"] | None = None,
     window: int | None = None,
 ) -> Attend:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over rows of texts, masked as by `masks.visible`.
+    """attend(q_BTHh, k_BTKh, v_BTKh, sinks_H=None) -> o_BTHh over rows of texts, masked as by `masks.visible`.
 
     backend: one of BACKENDS (see `resolve`). positions_BT: in the text; needed with a window only. Called inside the
     traced program and, for splash on more than one device, inside `shard_map`, with this device's heads. Raises
@@ -74,7 +79,7 @@ def make_attend(
         return partial(_in_blocks, one, ends_BT, positions_BT, window)
     if backend == "dot_product":
         mask_BTT = visible_mask(ends_BT, positions_BT, window)
-        return partial(jax.nn.dot_product_attention, mask=mask_BTT[:, None], implementation="xla")
+        return partial(_dot_product, "xla", mask_BTT)
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 
@@ -108,15 +113,16 @@ def _in_blocks(
     q_BTHh: Float[Array, "B T H h"],
     k_BTKh: Float[Array, "B T K h"],
     v_BTKh: Float[Array, "B T K h"],
+    sinks_H: Float[Array, " H"] | None = None,
 ) -> Float[Array, "B T H h"]:
     """Attention for one block of queries after another, each over the keys before its end; with a window only over
     the last of them, unless one further back in the row is seen.
 
-    one(q, k, v, mask) -> o for a block; mask() computes the block's mask.
+    one(q, k, v, mask, sinks) -> o for a block; mask() computes the block's mask.
     """
     length = q_BTHh.shape[1]
     if length <= QUERY_BLOCK and one is _reference_block:
-        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(ends_BT, positions_BT, window))
+        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(ends_BT, positions_BT, window), sinks_H)
     size, blocks = _block_size(length), []
     for start in range(0, length, size):
         stop = min(start + size, length)
@@ -125,7 +131,7 @@ def _in_blocks(
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, first: int, start: int = start, stop: int = stop) -> Any:
             mask = partial(visible_mask, ends_BT, positions_BT, window, slice(start, stop), slice(first, stop))
-            return one(q, k[:, first:stop], v[:, first:stop], mask)
+            return one(q, k[:, first:stop], v[:, first:stop], mask, sinks_H)
 
         arrays = q_BTHh[:, start:stop], k_BTKh, v_BTKh
         if near == 0:
@@ -137,28 +143,69 @@ def _in_blocks(
 
 
 def _reference_block(
-    q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: Callable[[], jax.Array]
+    q_BQHh: jax.Array,
+    k_BUKh: jax.Array,
+    v_BUKh: jax.Array,
+    mask: Callable[[], jax.Array],
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """`attention`, whose scores the backward pass computes again instead of keeping them: memory is [B, H, Q, U].
 
     On CPU the second computation costs less than writing and reading the scores of a whole row.
     """
-    return jax.checkpoint(attention)(q_BQHh, k_BUKh, v_BUKh, mask())
+    return jax.checkpoint(attention)(q_BQHh, k_BUKh, v_BUKh, mask(), sinks_H)
 
 
-def _cudnn_block(q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: Callable[[], jax.Array]) -> jax.Array:
+def _cudnn_block(
+    q_BQHh: jax.Array,
+    k_BUKh: jax.Array,
+    v_BUKh: jax.Array,
+    mask: Callable[[], jax.Array],
+    sinks_H: jax.Array | None = None,
+) -> jax.Array:
     """cuDNN's kernel. It takes the mask as an array of the queries' dtype and writes a gradient of that size.
 
-    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice.
+    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice. Wider
+    heads than it takes are computed by XLA.
     """
+    if q_BQHh.shape[-1] > CUDNN_HEAD:
+        return _reference_block(q_BQHh, k_BUKh, v_BUKh, mask)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("mask"))
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         # The window stays in the mask: before 9.10.2 cuDNN does not accept a window together with a mask.
-        named = checkpoint_name(mask()[:, None], "mask")
-        return jax.nn.dot_product_attention(q, k, v, mask=named, implementation="cudnn")
+        return _dot_product("cudnn", mask(), q, k, v, sinks_H)
 
     return block(q_BQHh, k_BUKh, v_BUKh)
+
+
+def _dot_product(
+    implementation: Literal["xla", "cudnn"],
+    mask_BQU: jax.Array,
+    q_BQHh: jax.Array,
+    k_BUKh: jax.Array,
+    v_BUKh: jax.Array,
+    sinks_H: jax.Array | None = None,
+) -> jax.Array:
+    """JAX's attention, which has no sinks: each is the score of one more key.
+
+    Heads are longer by SINK_DIMS. In the first of these that key is 1 and all others are 0, and queries have √h times
+    their head's sink; with h = 64 this is no rounding. The key's value is 0. It is one of SINK_KEYS, the others masked.
+    """
+    head_dim = q_BQHh.shape[-1]
+    if sinks_H is not None:
+        q_BQHh, k_BUKh, v_BUKh = (jnp.pad(x, ((0, 0),) * 3 + ((0, SINK_DIMS),)) for x in (q_BQHh, k_BUKh, v_BUKh))
+        in_queries = jnp.broadcast_to(sinks_H.astype(jnp.float32) * math.sqrt(head_dim), q_BQHh.shape[:3])
+        q_BQHh = q_BQHh.at[..., head_dim].set(in_queries.astype(q_BQHh.dtype))
+        k_BUKh, v_BUKh = (jnp.pad(x, ((0, 0), (0, SINK_KEYS), (0, 0), (0, 0))) for x in (k_BUKh, v_BUKh))
+        k_BUKh = k_BUKh.at[:, -SINK_KEYS, :, head_dim].set(1)
+        first_U = jnp.broadcast_to(jnp.arange(SINK_KEYS) == 0, (*mask_BQU.shape[:2], SINK_KEYS))
+        mask_BQU = jnp.concatenate([mask_BQU, first_U], axis=-1)
+    named = checkpoint_name(mask_BQU[:, None], "mask")
+    out = jax.nn.dot_product_attention(
+        q_BQHh, k_BUKh, v_BUKh, mask=named, scale=1 / math.sqrt(head_dim), implementation=implementation
+    )
+    return out[..., :head_dim]
 
 
 def storable(k_xKh: jax.Array, v_xKh: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -176,6 +223,7 @@ def attention(
     k_BUKh: Float[Array, "B U K h"],
     v_BUKh: Float[Array, "B U K h"],
     mask_BTU: Bool[Array, "B #T U"],
+    sinks_H: Float[Array, " H"] | None = None,
 ) -> Float[Array, "B T H h"]:
     """softmax(q kᵀ / √h) v over the tokens the mask allows; query head i uses kv head i // (H/K).
 
@@ -191,8 +239,12 @@ def attention(
     # Adding the mask is vectorised on CPU; a select is not (it doubled the time of the forward pass).
     bias_BTU = jnp.where(mask_BTU, 0.0, MASKED)
     scores = scores.reshape(*grouped, -1) + bias_BTU[:, None, None]
-    weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    top = lax.stop_gradient(scores.max(-1, keepdims=True))
+    sinks = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(num_kv, -1, 1, 1)
+    top = top if sinks is None else jnp.maximum(top, lax.stop_gradient(sinks))
+    weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
+    total = total if sinks is None else total + jnp.exp(sinks - top)
     weights = weights.astype(v_BUKh.dtype).reshape(rows, num_kv, -1, k_BUKh.shape[1])
     out = jnp.matmul(weights, v_BUKh.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32)
     out = (out.reshape(*grouped, head_dim) / total).astype(q_BTHh.dtype)

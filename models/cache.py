@@ -1,6 +1,7 @@
 """The KV cache of a decoder, and the two ways to extend it: by one token per row, or by many.
 
-A cache is a tuple with one entry per layer. The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
+A cache is a tuple with one entry per layer: of a layer with attention its keys and values, of one with a state what it
+keeps of each row (`delta.Kept`). The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
 and V [S, K, b, t, h], with b blocks of t columns, so that both matmuls of attention read contiguous memory. Both are
 tuples of such arrays, segments of 2, 2, 4, 8, … blocks, so that the first columns can be used alone without a copy
 (`view`). All functions here compute a row bit-identically whatever the other rows contain and however many columns
@@ -20,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.models.attention import storable
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Layer, ModelConfig
+from scope_jax.models.delta import Kept, Recur, Streams, Taps, advanced, nothing_kept
 from scope_jax.models.kinds import mixer_of
 from scope_jax.models.moe import block_matmul
 from scope_jax.models.transformer import Params, block, embed, final_norm
@@ -42,7 +44,7 @@ class LayerCache(NamedTuple):
     v_SKbth: tuple[Any, ...]
 
 
-Cache = tuple[LayerCache, ...]
+Cache = tuple[LayerCache | Kept, ...]
 
 
 def round_up(tokens: int) -> int:
@@ -72,13 +74,20 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache
     def empty(heads: int, *block: int) -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros((slots, heads, count, *block), dtype) for count in blocks)
 
-    pages = (mixer_of(layer).page(layer.mixer) for layer in cfg.layers)
-    return tuple(LayerCache(empty(heads, dim, BLOCK), empty(heads, BLOCK, dim)) for heads, dim in pages)
+    def of(layer: Layer) -> LayerCache | Kept:
+        mixer = mixer_of(layer)
+        if mixer.kept is not None:
+            return nothing_kept(mixer.kept(layer.mixer), slots, dtype)
+        assert mixer.page is not None
+        heads, dim = mixer.page(layer.mixer)
+        return LayerCache(empty(heads, dim, BLOCK), empty(heads, BLOCK, dim))
+
+    return tuple(map(of, cfg.layers))
 
 
 def columns_of(cache: Cache) -> int:
     """The cache's capacity: the number of tokens a row has room for."""
-    return sum(_blocks(cache[0])) * BLOCK
+    return sum(_blocks(next(layer for layer in cache if isinstance(layer, LayerCache)))) * BLOCK
 
 
 def _blocks(layer: LayerCache) -> list[int]:
@@ -89,7 +98,10 @@ def _blocks(layer: LayerCache) -> list[int]:
 def view(cache: Cache, columns: int) -> Cache:
     """The first `columns` columns of every row, one of `widths`; the same arrays, not copies."""
     count = widths(columns_of(cache)).index(columns) + 1
-    return tuple(LayerCache(layer.k_SKbht[:count], layer.v_SKbth[:count]) for layer in cache)
+    return tuple(
+        LayerCache(layer.k_SKbht[:count], layer.v_SKbth[:count]) if isinstance(layer, LayerCache) else layer
+        for layer in cache
+    )
 
 
 def put_back(cache: Cache, part: Cache) -> Cache:
@@ -112,16 +124,19 @@ def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
 
 
 def _joined(cache: Cache, part: Cache, put: Callable[[jax.Array, jax.Array], jax.Array]) -> Cache:
-    """put(segment, new segment) for every segment that `part` has; the others stay."""
-    return tuple(
-        LayerCache(
+    """put(segment, new segment) for every segment that `part` has, and every state; the others stay."""
+
+    def one(layer: Any, other: Any) -> LayerCache | Kept:
+        if isinstance(layer, Kept):
+            return Kept(*map(put, layer, other))
+        return LayerCache(
             *(
                 (*map(put, segments[: len(new)], new), *segments[len(new) :])
                 for segments, new in zip(layer, other, strict=True)
             )
         )
-        for layer, other in zip(cache, part, strict=True)
-    )
+
+    return tuple(map(one, cache, part))
 
 
 def copy_row(cache: Cache, source: Cache, row: jax.Array, slot: jax.Array) -> Cache:
@@ -148,26 +163,50 @@ def _written(layer: LayerCache, rows: jax.Array, column: jax.Array, k: jax.Array
 
 
 def step(
-    cfg: ModelConfig, params: Params, cache: Cache, ids_S: Int[Array, " S"], lengths_S: Int[Array, " S"]
+    cfg: ModelConfig,
+    params: Params,
+    cache: Cache,
+    ids_S: Int[Array, " S"],
+    lengths_S: Int[Array, " S"],
+    live_S: Bool[Array, " S"] | None = None,
 ) -> tuple[Float[Array, "S D"], Cache]:
     """Feeds one token per row, at position `lengths_S`: (hidden states after the final norm, cache with the token).
 
     params: "layers" is a tuple of one tree per layer (`transformer.unstack_layers`), all in the compute dtype. A row
-    whose length is at or beyond the columns of the cache writes nothing, and its output is meaningless.
+    whose length is at or beyond the columns of the cache writes nothing, and its output is meaningless. Rows that are
+    not live keep their states (None: all are); of their keys and values the columns beyond their length are written.
     """
     rows_S = jnp.arange(ids_S.shape[0])
     behind_SC = lengths_S[:, None] - jnp.arange(columns_of(cache))
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
-    caches: list[LayerCache] = []
+    counts_S = jnp.ones_like(lengths_S) if live_S is None else live_S.astype(lengths_S.dtype)
+    caches: list[Any] = []
     for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
-        seen_SC = _seen(behind_SC, layer.mixer.window)
+        if isinstance(held, Kept):
+            recur = _recurrence(caches, held, lengths_S, counts_S)
+            x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], recur, LOCAL, block_matmul)
+            continue
+        seen_SC = _seen(behind_SC, layer.attention.window)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, seen_SC=seen_SC) -> jax.Array:
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, sinks_H: jax.Array | None = None, held=held, seen_SC=seen_SC
+        ) -> jax.Array:
             caches.append(_written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
-            return _attend_one(q[:, 0], caches[-1], seen_SC)[:, None]
+            return _attend_one(q[:, 0], caches[-1], seen_SC, sinks_H)[:, None]
 
         x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
     return final_norm(cfg, params, x_S1D)[:, 0], tuple(caches)
+
+
+def _recurrence(caches: list[Any], held: Kept, starts_S: jax.Array, counts_S: jax.Array) -> Recur:
+    """Of rows that add tokens; what is kept then is added to the caches."""
+
+    def recur(streams: Streams, taps: Taps) -> jax.Array:
+        out, kept = advanced(streams, taps, starts_S, counts_S, held)
+        caches.append(kept)
+        return out
+
+    return recur
 
 
 def _seen(behind: jax.Array, window: int | None) -> jax.Array:
@@ -175,7 +214,7 @@ def _seen(behind: jax.Array, window: int | None) -> jax.Array:
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
-def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.Array:
+def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array, sinks_H: jax.Array | None = None) -> jax.Array:
     """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
 
     The exponentials are computed in a loop over the blocks: in one operation over all columns, their last bit would
@@ -194,6 +233,8 @@ def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.
     seen_SKbqt = seen_SC.reshape(rows, 1, blocks, 1, BLOCK)
     scores = jnp.where(seen_SKbqt, scores / math.sqrt(head_dim), MASKED)
     top_SKq = jnp.max(scores, axis=(2, 4))
+    sinks_Kq = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(num_kv, -1)
+    top_SKq = top_SKq if sinks_Kq is None else jnp.maximum(top_SKq, sinks_Kq)
     dtype = layer.v_SKbth[0].dtype
 
     def weigh(scores_SKqt: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -201,7 +242,7 @@ def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.
         return weights.astype(dtype), jnp.sum(weights, axis=-1)
 
     weights_bSKqt, masses_bSKq = lax.map(weigh, jnp.moveaxis(scores, 2, 0))
-    total, mass = jnp.float32(0), jnp.float32(0)
+    total, mass = jnp.float32(0), jnp.float32(0) if sinks_Kq is None else jnp.exp(sinks_Kq - top_SKq)
     for weights, v_SKbth in zip(jnp.split(weights_bSKqt, ends[:-1]), layer.v_SKbth, strict=True):
         parts = jnp.einsum("bSKqt,SKbth->SKbqh", weights, v_SKbth, preferred_element_type=jnp.float32)
         for b in range(v_SKbth.shape[2]):
@@ -233,14 +274,26 @@ def append(
     earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
-    caches: list[LayerCache] = []
+    caches: list[Any] = []
     for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
-        window = layer.mixer.window
+        if isinstance(held, Kept):
+            recur = _recurrence(caches, held, starts_S, counts_S)
+            x_STD = block(cfg, layer, w, x_STD, positions_ST, recur, LOCAL, block_matmul)
+            continue
+        window = layer.attention.window
         first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, held=held, first=first, window=window) -> jax.Array:
+        def attend(
+            q: jax.Array,
+            k: jax.Array,
+            v: jax.Array,
+            sinks_H: jax.Array | None = None,
+            held=held,
+            first=first,
+            window=window,
+        ) -> jax.Array:
             caches.append(_written(held, rows_S1, write_ST, k, v))
-            return _attend_many(q, caches[-1], positions_ST, first, blocks, window)
+            return _attend_many(q, caches[-1], positions_ST, first, blocks, window, sinks_H)
 
         x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul)
     return tuple(caches)
@@ -253,6 +306,7 @@ def _attend_many(
     first: jax.Array | int,
     blocks: jax.Array,
     window: int | None,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention over the blocks `first` to `blocks` - 1 with a running maximum (Milakov & Gimelshein 2018).
 
@@ -281,6 +335,9 @@ def _attend_many(
 
     shape = q_SKqTh.shape[:-1]
     carry = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
+    if sinks_H is not None:
+        sinks_Kq1 = sinks_H.astype(jnp.float32).reshape(num_kv, -1, 1)
+        carry = (jnp.broadcast_to(sinks_Kq1, shape), jnp.ones(shape, jnp.float32), carry[2])
     start = 0
     for k_SKbht, v_SKbth in zip(*layer, strict=True):
         count = k_SKbht.shape[2]

@@ -38,6 +38,15 @@ class Carry(NamedTuple):
         shape = q_RKmh.shape[:-1]
         return Carry(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape), jnp.zeros(q_RKmh.shape, jnp.float32))
 
+    def with_sinks(self, sinks_H: jax.Array) -> Carry:
+        """The same with the sinks of the query heads (`models.attention`), one token more whose value is 0."""
+        num_kv, together = self.top.shape[1:]
+        sinks_K1 = sinks_H.astype(jnp.float32).reshape(num_kv, -1)
+        sinks_Km = jnp.repeat(sinks_K1, together // sinks_K1.shape[1], axis=1)  # m: heads, then their queries
+        top = jnp.maximum(self.top, sinks_Km)
+        shrink = jnp.exp(self.top - top)
+        return Carry(top, self.mass * shrink + jnp.exp(sinks_Km - top), self.total * shrink[..., None])
+
     def output(self) -> jax.Array:
         """The attention's result, [R, K, m, h]. Of a query that has seen nothing it is meaningless but not NaN."""
         return self.total / jnp.maximum(self.mass, 1e-30)[..., None]

@@ -35,6 +35,8 @@ _STILL_CLOCK = (
     + " -}}{%- endmacro -%}"
 )
 
+MESSAGE = "<|message|>"  # ends the header of a message in the format of gpt-oss
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -102,23 +104,41 @@ class ChatTemplate:
     ) -> list[Stretch]:
         """What follows the content of the assistant's message that ends `before`; see Tokenizer.continuation."""
         last = before[-1] if before else {}
-        if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
-            raise ValueError("A continuation must follow an assistant message with text content and no tool_calls.")
+        if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+            raise ValueError("A continuation must follow an assistant message with text content.")
         masked = _MaskedChat(self, [*before, *observations], tools, forbid, trusted, options)
         here = len(before) - 1
         earlier, answer, later = masked.messages[:here], masked.messages[here], masked.messages[here + 1 :]
         blank = masked.masker.spare
+        if last.get("tool_calls"):
+            return self._after_call(masked, here, blank)
         prompt = masked.render(earlier, True)
         full = masked.render([*earlier, answer, *later], True)
         head, found, tail = masked.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
         content = full[len(prompt) : len(full) - len(tail)]
-        appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
-        if not appended or content.strip() != answer["content"].strip():
+        # A header that the policy writes itself, such as the channel of gpt-oss's messages.
+        header = head[len(prompt) :]
+        appended = head.startswith(prompt) and (not header or header.endswith(MESSAGE)) and full.startswith(head)
+        kept = found and full.endswith(tail) and blank not in tail
+        if not appended or not kept or content[len(header) :].strip() != answer["content"].strip():
             raise HistoryRewritten(
                 "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."
             )
         return self._split(tail, masked)
+
+    def _after_call(self, masked: _MaskedChat, here: int, blank: str) -> list[Stretch]:
+        """What follows the assistant's message number `here`, whose one call ends it: from its end token on."""
+        call = masked.messages[here]["tool_calls"][0]
+        marked = {**call, "function": {**call["function"], "arguments": {blank: 0}}}
+        said = {**masked.messages[here], "tool_calls": [marked]}
+        text = masked.render([*masked.messages[:here], said, *masked.messages[here + 1 :]], True)
+        _, found, tail = text.partition(blank)
+        stretches = self._split(tail, masked)
+        first = next((place for place, stretch in enumerate(stretches) if stretch.marker), None)
+        if not found or blank in tail or first is None:
+            raise HistoryRewritten("The chat template does not show the arguments of a call, or no end of it.")
+        return stretches[first:]
 
     def reply_ends(self) -> tuple[list[Stretch] | None, list[Stretch] | None]:
         """What follows the content of an assistant's message that is the last one, and of one before a user's.

@@ -29,11 +29,10 @@ def compare(
     wanted = values = 0
     for path, param in jax.tree_util.tree_leaves_with_path(tree):
         tensor = tensor_of(path_name(path))
-        wanted += math.prod(param.shape[: tensor.leading])
+        wanted += math.prod(tensor.files(param.shape))
         values += math.prod(param.unpadded)
         name = tensor.at((0,) * tensor.leading)
-        shape = param.unpadded[tensor.leading :]
-        shape = shape[::-1] if tensor.transposed else shape
+        shape = tensor.stored(param.unpadded)
         if stored.get(name, shape) != shape:
             raise WeightsError(
                 f"{folder}: {cut(name, 80)} has shape {stored[name]}, but config.json requires {shape}; copy the "

@@ -12,6 +12,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
+Activation = Literal["silu", "gelu_tanh"]
 TABLE_MULTIPLE = 512  # 8 rows, the tile of a TPU, on each of 64 devices
 TABLE_PADDED = 2**14  # the padding of smaller vocabularies would be a considerable part of the work
 
@@ -31,7 +32,11 @@ class Attention:
 
     rope: rotary positions, None for none. window: the number of tokens a token attends to, itself included, None for
     all. qk_norm: RMSNorm of queries and keys before rotation: over each "head", over the whole projection's "width", or
-    "none". qkv_bias, output_bias: biases on the projections.
+    "none". qkv_bias, output_bias: biases on the projections. scale: of the scores q · k; None: 1/√h. values: a
+    projection of their "own", or that of the "keys", before their norm. v_norm: RMSNorm of each value, without weights.
+    gate: the query projection has as many numbers again for each head, behind its query; the head's result is
+    multiplied by their sigmoid. sinks: a learned logit of each head in the sum of its softmax (gpt-oss;
+    `models.attention`).
     """
 
     num_heads: int  # H
@@ -43,6 +48,11 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     query_scaling: QueryScaling | None = None
+    gate: bool = False
+    scale: float | None = None
+    values: Literal["own", "keys"] = "own"
+    v_norm: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -52,15 +62,49 @@ class Attention:
             )
         if self.head_dim % 2:
             raise UserError(f"Attention.head_dim ({self.head_dim}) must be even for rotary embeddings.")
+        if self.scale is not None and self.qk_norm != "head":
+            raise UserError('Attention.scale needs qk_norm = "head": the norm of the queries multiplies by it.')
+        if self.values == "keys" and self.qk_norm == "width":
+            raise UserError(
+                'Attention.values = "keys" needs keys before their norm; with qk_norm = "width" there are none.'
+            )
         if self.window is not None and self.window < 1:
             raise UserError(f"Attention.window is {self.window}, a window below 1 token.")
 
 
 @dataclass(frozen=True)
+class Delta:
+    """Gated DeltaNet (`models.delta`). Each key head has queries and keys, and serves num_heads / num_key_heads heads.
+
+    taps: tokens that the convolution before it sees, the token itself included. norm_eps: of the norm of its results.
+    doubled: what is written at a key replaces up to twice the value that is there, not up to once.
+    """
+
+    num_key_heads: int  # K
+    num_heads: int  # H
+    key_dim: int  # h
+    value_dim: int  # e
+    taps: int
+    norm_eps: float
+    doubled: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_key_heads", "num_heads", "key_dim", "value_dim", "taps")
+        if self.num_heads % self.num_key_heads:
+            raise UserError(
+                f"Delta.num_heads ({self.num_heads}) must be a multiple of num_key_heads ({self.num_key_heads})."
+            )
+
+
+Mixer = Attention | Delta
+
+
+@dataclass(frozen=True)
 class Dense:
-    """A SwiGLU layer of this width."""
+    """A gated layer of this width: SwiGLU, or GeGLU with the tanh approximation."""
 
     width: int  # F
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         _positive(self, "width")
@@ -68,10 +112,12 @@ class Dense:
 
 @dataclass(frozen=True)
 class Experts:
-    """SwiGLU layers of this width, of which a router picks some for each token.
+    """Gated layers of this width, as `Dense`, of which a router picks some for each token.
 
-    normalised: the weights of the picked experts are divided by their sum. kernels: whether the platform's kernels may
-    compute them (no property of the model: `run.kernels` says so).
+    normalised: the weights of the picked experts are divided by their sum, which makes them the softmax of the picked
+    logits alone. activation: of gate and up, see `moe.activated`. bias: router and experts have biases. kernels:
+    whether the platform's kernels may compute them (no property of the model: `run.kernels` says so). shared: width of
+    one that every token has, times the sigmoid of a gate of its own, 0 for none.
     """
 
     width: int  # F
@@ -79,6 +125,9 @@ class Experts:
     picked: int  # k
     normalised: bool = False
     kernels: bool = True
+    activation: Activation | Literal["clamped"] = "silu"
+    bias: bool = False
+    shared: int = 0
 
     def __post_init__(self) -> None:
         _positive(self, "width", "count")
@@ -86,21 +135,46 @@ class Experts:
             raise UserError(f"Experts.picked ({self.picked}) must be 1 to count ({self.count}).")
 
 
-Feed = Dense | Experts
+@dataclass(frozen=True)
+class Parallel:
+    """A dense layer and experts side by side, each with norms of its own, and a scale for each expert (Gemma 4)."""
+
+    dense: Dense
+    experts: Experts
+
+
+Feed = Dense | Experts | Parallel
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x))."""
+    """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x)), "both" x + norm(f(norm(x))).
+    scalar: the layer's result is multiplied by a number that is not trained."""
 
-    mixer: Attention
+    mixer: Mixer
     feed: Feed
-    norms: Literal["pre", "post"] = "pre"
+    norms: Literal["pre", "post", "both"] = "pre"
+    scalar: bool = False
+
+    @property
+    def experts(self) -> Experts | None:
+        """Its experts, None if it has none."""
+        feed = self.feed
+        return feed if isinstance(feed, Experts) else feed.experts if isinstance(feed, Parallel) else None
 
     @property
     def weights(self) -> Layer:
-        """This layer without what needs no weights of its own: layers that are equal in it can be stacked."""
-        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None))
+        """This layer without what needs no weights of its own: layers that are equal in it are stacked
+        (`models.stacks`)."""
+        if isinstance(self.mixer, Delta):
+            return self
+        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer with attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
 
 
 @dataclass(frozen=True)
@@ -108,7 +182,8 @@ class ModelConfig:
     """Shape and conventions of one decoder.
 
     architecture: our name of the family. max_positions: the model's longest context. tie_embeddings: the output table
-    is the embedding table.
+    is the embedding table. norm_offset: RMS norms multiply by this + w. embed_scale: embeddings times this, rounded to
+    their dtype. final_softcap: logits are c tanh(x / c), None: x.
     """
 
     architecture: str
@@ -118,15 +193,16 @@ class ModelConfig:
     norm_eps: float
     tie_embeddings: bool
     max_positions: int
+    norm_offset: float = 0.0
+    embed_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "vocab_size", "width", "max_positions")
         if not self.layers:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
-        if len({layer.weights for layer in set(self.layers)}) > 1:
-            raise UserError(
-                "ModelConfig.layers differ in their weights; they may differ in window, rope and query_scaling only."
-            )
+        if not self.attention_layers:
+            raise UserError("ModelConfig.layers has no layer with attention; a decoder has at least one.")
 
     @property
     def num_layers(self) -> int:
@@ -136,12 +212,17 @@ class ModelConfig:
     @property
     def num_experts(self) -> int:
         """X, 0 if no layer has experts."""
-        return max(layer.feed.count if isinstance(layer.feed, Experts) else 0 for layer in self.layers)
+        return max(0 if layer.experts is None else layer.experts.count for layer in self.layers)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with attention; the others keep a state of fixed size of a text."""
+        return tuple(number for number, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention))
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """The window of each layer with attention."""
+        return tuple(self.layers[number].attention.window for number in self.attention_layers)
 
     @property
     def table_rows(self) -> int:
@@ -166,7 +247,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
                 found.append("kinds of layers")
             else:
                 found += [name for name in vars(x) if vars(x)[name] != vars(y)[name]]
-        found += ["norms"] if a.norms != b.norms else []
+        found += [name for name in ("norms", "scalar") if vars(a)[name] != vars(b)[name]]
     return list(dict.fromkeys(found))
 
 

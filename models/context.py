@@ -91,8 +91,8 @@ def make_attends(
     windows: Iterable[int | None],
     axis: str,
 ) -> dict[int | None, Attend]:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh for each window, over rows whose tokens are divided over `axis` in
-    `token_order`; as `attention.make_attend` for whole rows. Ends are places in the whole row.
+    """attend(q_BTHh, k_BTKh, v_BTKh, sinks_H=None) -> o_BTHh for each window, over rows whose tokens are divided over
+    `axis` in `token_order`; as `attention.make_attend` for whole rows. Ends are places in the whole row.
 
     Called inside shard_map with this device's tokens and heads. backend: of ulysses, one of `attention.BACKENDS`.
     """
@@ -106,38 +106,56 @@ def make_attends(
 
 
 def _ulysses(
-    attend: Attend, axis: str, q_BTHh: Float[Array, "B T H h"], k_BTKh: Float[Array, "B T K h"], v_BTKh: jax.Array
+    attend: Attend,
+    axis: str,
+    q_BTHh: Float[Array, "B T H h"],
+    k_BTKh: Float[Array, "B T K h"],
+    v_BTKh: jax.Array,
+    sinks_H: jax.Array | None = None,
 ) -> Float[Array, "B T H h"]:
     devices = lax.axis_size(axis)
+    if sinks_H is not None:
+        own = sinks_H.shape[0] // devices
+        sinks_H = lax.dynamic_slice_in_dim(sinks_H, lax.axis_index(axis) * own, own)
 
     def some_heads(x_BTHh: jax.Array) -> jax.Array:
         moved = lax.all_to_all(x_BTHh, axis, split_axis=2, concat_axis=1, tiled=True)
         return in_row_order(moved, devices)
 
-    o_BUHh = attend(some_heads(q_BTHh), some_heads(k_BTKh), some_heads(v_BTKh))
+    o_BUHh = attend(some_heads(q_BTHh), some_heads(k_BTKh), some_heads(v_BTKh), sinks_H)
     return lax.all_to_all(in_device_order(o_BUHh, devices), axis, split_axis=1, concat_axis=2, tiled=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- ring
 def _ring_over(
-    row: Row, window: int | None, axis: str, q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array
+    row: Row,
+    window: int | None,
+    axis: str,
+    q_BTHh: jax.Array,
+    k_BTKh: jax.Array,
+    v_BTKh: jax.Array,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
-    """`ring` with heads in front: queries as [2 chunks, B, K, H/K, t, h], keys and values as [2, B, K, t, h]."""
+    """`ring` with heads in front: queries as [2 chunks, B, K, H/K, t, h], keys and values as [2, B, K, t, h], sinks
+    as [K, H/K, 1]."""
     rows, length, kv_heads, head_dim = k_BTKh.shape
     group = q_BTHh.shape[2] // kv_heads
     q = q_BTHh.reshape(rows, 2, length // 2, kv_heads, group, head_dim).transpose(1, 0, 3, 4, 2, 5)
     k, v = (x.reshape(rows, 2, length // 2, kv_heads, head_dim).transpose(1, 0, 3, 2, 4) for x in (k_BTKh, v_BTKh))
-    o: Any = _ring(q, k, v, row, window, axis)
+    sinks = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(kv_heads, group, 1)
+    o: Any = _ring(q, k, v, sinks, row, window, axis)
     return o.transpose(1, 0, 4, 2, 3, 5).reshape(q_BTHh.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _ring(q: jax.Array, k: jax.Array, v: jax.Array, row: Row, window: int | None, axis: str) -> jax.Array:
-    return _ring_forward(q, k, v, row, window, axis)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _ring(
+    q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, row: Row, window: int | None, axis: str
+) -> jax.Array:
+    return _ring_forward(q, k, v, sinks, row, window, axis)[0]
 
 
 def _ring_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, row: Row, window: int | None, axis: str
+    q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, row: Row, window: int | None, axis: str
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     place = _Place(row, window, axis, k.shape[3])
 
@@ -150,7 +168,8 @@ def _ring_forward(
         return jax.tree.map(lambda x, new: lax.dynamic_update_index_in_dim(x, new, queries, 0), state, moved)
 
     nothing = jnp.zeros(q.shape[:-1], jnp.float32)
-    state: State = (jnp.zeros(q.shape, jnp.float32), nothing + MASKED, nothing)
+    begun = (nothing + MASKED, nothing) if sinks is None else (nothing + sinks, nothing + 1)
+    state: State = (jnp.zeros(q.shape, jnp.float32), *begun)
     kv = jnp.stack([k, v])
     state = place.products(add, state, 0, kv)
 
@@ -161,12 +180,12 @@ def _ring_forward(
 
     (out, top, total), _ = lax.fori_loop(1, place.devices, visit, (state, kv))
     out = (out / total[..., None]).astype(q.dtype)
-    return out, (q, k, v, row, out, top + jnp.log(total))
+    return out, (q, k, v, sinks, row, out, top + jnp.log(total))
 
 
 def _ring_backward(window: int | None, axis: str, saved: tuple[Any, ...], ct: jax.Array) -> tuple[Any, ...]:
     """Keys and values travel once more, and their gradients with them, which thereby come home after C steps."""
-    q, k, v, row, out, normaliser = saved
+    q, k, v, sinks, row, out, normaliser = saved
     place = _Place(row, window, axis, k.shape[3])
     mean = jnp.sum(ct.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
 
@@ -190,7 +209,11 @@ def _ring_backward(window: int | None, axis: str, saved: tuple[Any, ...], ct: ja
 
     dq, dkv, _ = lax.fori_loop(1, place.devices, visit, (dq, dkv, kv))
     dk, dv = place.passed_on(dkv)
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+    # The value of a sink is 0, so that of its ds = p (dp − Σ ct · o) only the mean remains.
+    dsinks = None
+    if sinks is not None:
+        dsinks = -jnp.sum(jnp.exp(sinks - normaliser) * mean, axis=(0, 1, 4))[..., None]
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dsinks, None
 
 
 _ring.defvjp(_ring_forward, _ring_backward)

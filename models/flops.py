@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from scope_jax.models.config import Experts, ModelConfig
+from scope_jax.models.config import ModelConfig
 from scope_jax.models.kinds import mixer_of, multiplied
 
 
 def weights_per_token(model: ModelConfig) -> int:
-    """Weights that multiply a token in all layers: of experts only those that are picked. Without the output table."""
+    """Weights that multiply a token in all layers, and numbers of their states: of experts only those that are picked.
+    Without the output table."""
     return sum(multiplied(model))
 
 
@@ -23,7 +24,8 @@ def pairs(length: int, window: int | None) -> int:
 
 def pair_flops(model: ModelConfig, seen: Callable[[int | None], float]) -> float:
     """Forward FLOPs in all layers. seen: pairs of a query and a key that it sees, in a layer with this window."""
-    return sum(mixer_of(layer).pair(layer.mixer) * seen(layer.mixer.window) for layer in model.layers)
+    layers = [model.layers[number] for number in model.attention_layers]
+    return sum(mixer_of(layer).pair(layer.mixer) * seen(layer.attention.window) for layer in layers)
 
 
 def attention_flops(model: ModelConfig, length: int) -> float:
@@ -54,5 +56,5 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
 def expert_flops(model: ModelConfig, tokens: float, products: int) -> float:
     """FLOPs of so many grouped products of experts, which kernels compute: 3 forward, 6 backward (3 with frozen
     weights), 2 where they are recomputed, as the gradients do not need the last one. 0 of a dense model."""
-    feeds = [layer.feed for layer in model.layers if isinstance(layer.feed, Experts)]
+    feeds = [layer.experts for layer in model.layers if layer.experts is not None]
     return products * sum(2.0 * model.width * feed.width * feed.picked for feed in feeds) * tokens

@@ -44,16 +44,20 @@ class Heads(NamedTuple):
     dim: int = 128
 
 
-def heads_of(model: ModelConfig) -> Heads:
-    """Two kv heads, or one, with the model's queries and dimension."""
-    mixer = model.layers[0].mixer
-    kv = min(2, mixer.num_kv_heads)
-    return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+def heads_of(model: ModelConfig) -> tuple[Heads, ...]:
+    """Two kv heads, or one, with the queries and dimension of each kind of attention in the model."""
+
+    def of(mixer: Attention) -> Heads:
+        kv = min(2, mixer.num_kv_heads)
+        return Heads(kv * mixer.num_heads // mixer.num_kv_heads, kv, mixer.head_dim)
+
+    return tuple(dict.fromkeys(of(model.layers[number].attention) for number in model.attention_layers))
 
 
-def attention_over_pages(platform: str, head_dim: int) -> Implementation:
-    """The kernel of a platform where it takes heads of this size, else the loop over pages, which runs on any."""
-    if platform == "tpu" and head_dim % 128 == 0:
+def attention_over_pages(platform: str, head_dim: int, sinks: bool = False) -> Implementation:
+    """The kernel of a platform where it takes heads of this size, and sinks if the model has some, else the loop over
+    pages, which runs on any and takes all."""
+    if platform == "tpu" and head_dim % 128 == 0 and not sinks:
         return Ragged()
     if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
         from scope_jax.models.paged_gpu import Triton  # Pallas takes a second to import
@@ -68,22 +72,21 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
     On accelerators the bound is that of bfloat16 for float32, too: by default they multiply with fewer digits.
     """
     dtype = dtype or ("float32" if platform == "cpu" else "bfloat16")
-    how = attention_over_pages(platform, sizes.dim)
+    how, with_sinks = (attention_over_pages(platform, sizes.dim, sinks) for sinks in (False, True))
     backend = attention.resolve("auto", platform, dtype)
     bound = ROUNDING[dtype if platform == "cpu" else "bfloat16"]
-    over_pages = (
-        "" if type(how) is not Loop else f"{platform} has no kernel for pages: the loop over them is the reference"
-    )
     heads = "" if how.heads is not plain_heads else f"{platform} has no kernel for norm and rotation"
     learning = "" if backend in ("cudnn", "splash") else f"{platform} has no kernel for it in {dtype}: XLA's is used"
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
 
-    def page(name: str, queries: int, window: int | None) -> Check:
-        measure = partial(page_attention, how, dtype, queries, window, sizes)
-        return Check(f"{PAGES}, {name}", XLA, bound, measure, over_pages)
+    def page(name: str, queries: int, window: int | None, sinks: bool = False) -> Check:
+        one = with_sinks if sinks else how
+        none = "" if type(one) is not Loop else f"{platform} has no kernel for it: the loop over pages is the reference"
+        measure = partial(page_attention, one, dtype, queries, window, sizes, sinks)
+        return Check(f"{PAGES}, {name}", XLA, bound, measure, none)
 
-    def learner(name: str, window: int | None) -> Check:
-        measure = partial(learner_attention, backend, dtype, window, sizes)
+    def learner(name: str, window: int | None, sinks: bool = False) -> Check:
+        measure = partial(learner_attention, backend, dtype, window, sizes, sinks)
         return Check(f"{LEARNER} ({backend}) and its gradient{name}", XLA, bound, measure, learning)
 
     return [
@@ -91,9 +94,11 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
         page("decoding, with a window", 1, 100),
         page("prompts", 32, None),
         page("prompts, with a window", 32, 100),
+        page("prompts, with sinks", 32, None, True),
         Check(ROTATION, "XLA", bound, partial(norm_and_rotation, how, dtype, sizes), heads),
         learner("", None),
         learner(", with a window", 100),
+        learner(", with sinks", None, True),
         Check(f"{PRODUCTS} and their gradients", XLA, bound, partial(grouped_products, dtype)),
         Check(FEW, XLA, bound, partial(few_tokens, dtype), few),
     ]
@@ -115,7 +120,9 @@ def _exactly(function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.jit(function)(*_wide(arguments))
 
 
-def page_attention(how: Implementation, dtype: str, queries: int, window: int | None, sizes: Heads = Heads()) -> float:
+def page_attention(
+    how: Implementation, dtype: str, queries: int, window: int | None, sizes: Heads = Heads(), sinks: bool = False
+) -> float:
     """Four rows of different lengths, with pages in any order, the last page partly filled."""
     starts_R = np.array([0, 63, 130, 331] if queries == 1 else [0, 64, 130, 301])
     counts_R = np.array([1, 1, 1, 1] if queries == 1 else [queries, 7, queries, queries])
@@ -125,19 +132,18 @@ def page_attention(how: Implementation, dtype: str, queries: int, window: int | 
     row_N = np.repeat(np.arange(4), lengths_R)
     place_N = np.concatenate([np.arange(length) for length in lengths_R])
     shape = (len(row_N), sizes.kv, sizes.dim)
-    q_RQHh, k_NKh, v_NKh = _rounded(dtype, (4, queries, sizes.query, sizes.dim), shape, shape)
+    arrays = _rounded(dtype, (4, queries, sizes.query, sizes.dim), shape, shape, (sizes.query,))
     page_N, column_N = (jnp.asarray(x, jnp.int32) for x in (table_Rb[row_N, place_N // PAGE], place_N % PAGE))
     table_R1b, starts, counts = (jnp.asarray(x, jnp.int32) for x in (table_Rb[:, None], starts_R, counts_R))
     where = Where(table_R1b, starts, counts)
 
-    def attend(how: Implementation, q_RQHh: jax.Array, k_NKh: jax.Array, v_NKh: jax.Array) -> jax.Array:
+    def attend(how: Implementation, q_RQHh: Any, k_NKh: Any, v_NKh: Any, sinks_H: Any) -> jax.Array:
         layer = how.empty(1 + table_Rb.size, sizes.kv, sizes.dim, q_RQHh.dtype)
         layer = how.write(layer, k_NKh, v_NKh, page_N, column_N)
-        out_RQHh = how.attend(layer, q_RQHh, where.seen(0, window, queries), window)
+        out_RQHh = how.attend(layer, q_RQHh, where.seen(0, window, queries), window, sinks_H if sinks else None)
         return jnp.where((jnp.arange(queries) < counts_R[:, None])[..., None, None], out_RQHh, 0)
 
-    ours = jax.jit(partial(attend, how))(q_RQHh, k_NKh, v_NKh)
-    return apart(ours, _exactly(partial(attend, Loop()), q_RQHh, k_NKh, v_NKh))
+    return apart(jax.jit(partial(attend, how))(*arrays), _exactly(partial(attend, Loop()), *arrays))
 
 
 def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -> float:
@@ -155,24 +161,26 @@ def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -
     return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
 
 
-def learner_attention(backend: str, dtype: str, window: int | None, sizes: Heads = Heads()) -> float:
+def learner_attention(
+    backend: str, dtype: str, window: int | None, sizes: Heads = Heads(), sinks: bool = False
+) -> float:
     """Two rows of 512 tokens, of one text, and of a prompt of 200 with answers of 130 and 100 with padding behind them;
-    result and three gradients."""
+    result and gradients."""
     ends_BT = np.stack([np.full(512, 512), np.repeat([430, 330, 430], [200, 130, 182])])
     ends_BT[1, 430:] = np.arange(431, 513)
     positions_BT = np.stack([np.arange(512), np.concatenate([np.arange(330), 200 + np.arange(182)])])
     real_BT11 = (np.arange(512) < np.array([512, 430])[:, None])[..., None, None]
     kv, query = (2, 512, sizes.kv, sizes.dim), (2, 512, sizes.query, sizes.dim)
-    q_BTHh, k_BTKh, v_BTKh, ct_BTHh = _rounded(dtype, query, kv, kv, query)
+    ct_BTHh, *arrays = _rounded(dtype, query, query, kv, kv, *[(sizes.query,)] * sinks)
     ct_BTHh = jnp.where(real_BT11, ct_BTHh, 0)  # nobody reads what padding attends to
 
-    def attend(backend: str, q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:
+    def attend(backend: str, ct: jax.Array, *arrays: jax.Array) -> Any:
         numbers = jnp.asarray(ends_BT), jnp.asarray(positions_BT)
-        out, gradients = jax.vjp(attention.make_attend(backend, *numbers, window), q, k, v)
+        out, gradients = jax.vjp(attention.make_attend(backend, *numbers, window), *arrays)
         return jnp.where(real_BT11, out, 0), gradients(ct)
 
-    ours = jax.jit(partial(attend, backend))(q_BTHh, k_BTKh, v_BTKh, ct_BTHh)
-    return apart(ours, _exactly(partial(attend, "reference"), q_BTHh, k_BTKh, v_BTKh, ct_BTHh))
+    ours = jax.jit(partial(attend, backend))(ct_BTHh, *arrays)
+    return apart(ours, _exactly(partial(attend, "reference"), ct_BTHh, *arrays))
 
 
 def grouped_products(dtype: str) -> float:

@@ -6,8 +6,9 @@ what a mixer keeps of a token for later ones; the rest of the product reads thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -16,8 +17,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.attention import Attend
-from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, QueryScaling
+from scope_jax.models.activations import ACTIVATIONS
+from scope_jax.models.config import Attention, Delta, Dense, Experts, Layer, ModelConfig, Parallel, QueryScaling
+from scope_jax.models.delta import Streams, Taps
 from scope_jax.models.lowrank import product
 from scope_jax.models.moe import GroupedMatmul, moe_layer
 from scope_jax.models.rope import rotate
@@ -27,6 +29,7 @@ from scope_jax.sharding.spec import Initializer, Param, normal, ones, zeros
 
 Params = dict[str, Any]
 Weights = dict[str, Param]
+FROZEN = ("scalar_1",)  # weights that training does not move: buffers of transformers' classes
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -35,35 +38,53 @@ def weight(shape: tuple[int, ...], *axes: str | None, init: Initializer = normal
     return Param(shape, axes, init, jnp.float32)
 
 
-def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> Float[Array, "..."]:
-    """x / √(mean(x²) + eps) · scale over the last dimension, computed in float32 (Zhang & Sennrich 2019)."""
+def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"] | None, eps: float) -> Float[Array, "..."]:
+    """x / √(mean(x²) + eps) · scale over the last dimension, computed in float32 (Zhang & Sennrich 2019). scale None:
+    of ones."""
     x32 = x.astype(jnp.float32)
     normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+    return normed.astype(x.dtype) if scale is None else (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def scale_of(w: Float[Array, " n"], offset: float) -> Float[Array, " n"]:
+    """What a norm multiplies with: offset + w, in float32 (`ModelConfig.norm_offset`).
+
+    The sum is never stored: near 1 bfloat16 is too coarse for weights near 0.
+    """
+    return w if offset == 0 else offset + w.astype(jnp.float32)
+
+
+def norm_weight(cfg: ModelConfig, size: int, *axes: str | None) -> Param:
+    """A norm's weight [size], with which it first multiplies by 1."""
+    return weight((size,), *(axes or (None,)), init=zeros if cfg.norm_offset == 1 else ones)
 
 
 # ----------------------------------------------------------------------------------------------------------- attention
-def _attention_weights(width: int, mixer: Attention) -> Weights:
-    D, h = width, mixer.head_dim
+def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
+    D, h = cfg.width, mixer.head_dim
     Hh, Kh = mixer.num_heads * h, mixer.num_kv_heads * h
+    queries = 2 * Hh if mixer.gate else Hh  # by head: query, gate
     found = {
-        "q_D_Hh": weight((D, Hh), "width", "heads"),
+        "q_D_Hh": weight((D, queries), "width", "heads"),
         "k_D_Kh": weight((D, Kh), "width", "kv_heads"),
-        "v_D_Kh": weight((D, Kh), "width", "kv_heads"),
         "o_Hh_D": weight((Hh, D), "heads", "width"),
     }
+    if mixer.values == "own":
+        found["v_D_Kh"] = weight((D, Kh), "width", "kv_heads")
     if mixer.qk_norm == "head":
-        found |= {name: weight((h,), None, init=ones) for name in ("q_norm_h", "k_norm_h")}
+        found |= {name: norm_weight(cfg, h) for name in ("q_norm_h", "k_norm_h")}
     elif mixer.qk_norm == "width":
         found |= {
-            "q_norm_Hh": weight((Hh,), "head_bias", init=ones),
-            "k_norm_Kh": weight((Kh,), "head_bias", init=ones),
+            "q_norm_Hh": norm_weight(cfg, Hh, "head_bias"),
+            "k_norm_Kh": norm_weight(cfg, Kh, "head_bias"),
         }
     if mixer.qkv_bias:
-        sizes = {"q_bias_Hh": Hh, "k_bias_Kh": Kh, "v_bias_Kh": Kh}
+        sizes = {"q_bias_Hh": queries, "k_bias_Kh": Kh} | ({"v_bias_Kh": Kh} if mixer.values == "own" else {})
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
+    if mixer.sinks:
+        found["sinks_H"] = weight((mixer.num_heads,), "head_bias")
     return found
 
 
@@ -79,16 +100,14 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def _project(
-    mixer: Attention, eps: float, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards
-) -> jax.Array:
+def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], call: Call) -> jax.Array:
     """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if mixer.qkv_bias:
         y = with_bias(y, w[f"{name}_bias_{axes}"])
     if mixer.qk_norm == "width" and name != "v":
-        y = _width_norm(y, w[f"{name}_norm_{axes}"], eps, shards)
+        y = _width_norm(y, scale_of(w[f"{name}_norm_{axes}"], call.offset), call.eps, call.shards)
     return y
 
 
@@ -123,37 +142,106 @@ def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.
 class Call:
     """What a layer is computed with beside its weights and input.
 
-    eps: of its norms. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm
-    and rotation, and is responsible for mask, scale and cache. heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.moe`, None for that of its kernels.
+    eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
+    heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
+    scale and cache; of a layer with a state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what
+    computes norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels. stream_BTD:
+    what the layer's result is added to, whose norm is its input.
     """
 
     eps: float
+    offset: float
     positions_BT: Any
-    attend: Attend
+    attend: Callable[..., jax.Array]
     shards: Shards
     heads: Heads
     grouped: GroupedMatmul | None
+    stream_BTD: Any = None
 
 
 def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
-    q_BTn, k_BTn, v_BTn = (_project(mixer, call.eps, w, x_BTD, name, shards) for name in ("q", "k", "v"))
+    q_BTn, k_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k"))
+    v_BTn = _project(mixer, w, x_BTD, "v", call) if mixer.values == "own" else k_BTn
+    gate_BTHh = None
+    if mixer.gate:
+        q_BTHh, gate_BTHh = jnp.split(q_BTn.reshape(*q_BTn.shape[:2], -1, 2 * mixer.head_dim), 2, axis=-1)
+        q_BTn = q_BTHh.reshape(*q_BTn.shape[:2], -1)
     # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
     norms = ("q_norm_h", "k_norm_h") if mixer.qk_norm == "head" else ()
-    scales = tuple(shards.enter(w[name]) for name in norms) or None
+    scales = tuple(scale_of(shards.enter(w[name]), call.offset) for name in norms) or None
+    if scales is not None and mixer.scale is not None:
+        # Attention multiplies by 1/√h. In float32 the rest costs no rounding of its own.
+        of_q, of_k = scales
+        scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), of_k
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
-    o_BTHh = call.attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim))
+    v_BTKh = v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim)
+    v_BTKh = rms_norm(v_BTKh, None, call.eps) if mixer.v_norm else v_BTKh
+    sinks = (w["sinks_H"],) if mixer.sinks else ()
+    attend: Any = call.attend
+    o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh, *sinks)
+    if gate_BTHh is not None:
+        o_BTHh = o_BTHh * jax.nn.sigmoid(gate_BTHh)
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
     return with_bias(out_BTD, shards.between_layers(w["o_bias_D"])) if mixer.output_bias else out_BTD
 
 
+# ---------------------------------------------------------------------------------------------------------------- delta
+def _decays(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """ln of rates drawn uniformly up to 16, as in Mamba 2."""
+    return jnp.log(jax.random.uniform(key, shape, jnp.float32, 1e-2, 16.0)).astype(dtype)
+
+
+def _delta_weights(cfg: ModelConfig, mixer: Delta) -> Weights:
+    D, H, K = cfg.width, mixer.num_heads, mixer.num_key_heads
+    Kh, He = K * mixer.key_dim, H * mixer.value_dim
+    return {
+        "q_D_Kh": weight((D, Kh), "width", "heads"),
+        "k_D_Kh": weight((D, Kh), "width", "heads"),
+        "v_D_He": weight((D, He), "width", "heads"),
+        "z_D_He": weight((D, He), "width", "heads"),
+        "beta_DH": weight((D, H), "width", "heads"),
+        "decay_DH": weight((D, H), "width", "heads"),
+        "q_taps_Kh_a": weight((Kh, mixer.taps), "head_bias", None),
+        "k_taps_Kh_a": weight((Kh, mixer.taps), "head_bias", None),
+        "v_taps_He_a": weight((He, mixer.taps), "head_bias", None),
+        "rate_H": weight((H,), "head_bias", init=_decays),
+        "decay_bias_H": weight((H,), "head_bias", init=ones),
+        "norm_e": weight((mixer.value_dim,), None, init=ones),
+        "o_He_D": weight((He, D), "heads", "width"),
+    }
+
+
+def _delta(mixer: Delta, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+    shards, f32 = call.shards, jnp.float32
+    x_BTD = shards.enter_layer(x_BTD).reshape(*call.positions_BT.shape, -1)
+
+    def projected(name: str, dim: int) -> jax.Array:
+        y = checkpoint_name(product(x_BTD, w[name]), "qkv")
+        return y.reshape(*y.shape[:2], -1, dim)
+
+    def taps(name: str, dim: int) -> jax.Array:
+        return w[name].reshape(-1, dim, mixer.taps)
+
+    h, e = mixer.key_dim, mixer.value_dim
+    beta_BTH = jax.nn.sigmoid(product(x_BTD, w["beta_DH"]).astype(f32)) * (2 if mixer.doubled else 1)
+    step_BTH = jax.nn.softplus(product(x_BTD, w["decay_DH"]).astype(f32) + w["decay_bias_H"].astype(f32))
+    decay_BTH = -jnp.exp(w["rate_H"].astype(f32)) * step_BTH
+    streams = Streams(projected("q_D_Kh", h), projected("k_D_Kh", h), projected("v_D_He", e), decay_BTH, beta_BTH)
+    o_BTHe = call.attend(streams, Taps(taps("q_taps_Kh_a", h), taps("k_taps_Kh_a", h), taps("v_taps_He_a", e)))
+    # All heads share the scale and each device of a tensor group has different heads: its gradients are summed.
+    o_BTHe = rms_norm(o_BTHe, shards.enter(w["norm_e"]), mixer.norm_eps)
+    gate_BTHe = jax.nn.silu(projected("z_D_He", e).astype(f32))
+    o_BTHe = (o_BTHe.astype(f32) * gate_BTHe).astype(x_BTD.dtype)
+    return shards.leave_layer(product(o_BTHe.reshape(*o_BTHe.shape[:2], -1), w["o_He_D"]))
+
+
 # ---------------------------------------------------------------------------------------------------------------- feeds
-def _dense_weights(width: int, feed: Dense) -> Weights:
-    D, F = width, feed.width
+def _dense_weights(cfg: ModelConfig, feed: Dense) -> Weights:
+    D, F = cfg.width, feed.width
     return {
         "gate_DF": weight((D, F), "width", "ffn"),
         "up_DF": weight((D, F), "width", "ffn"),
@@ -162,24 +250,75 @@ def _dense_weights(width: int, feed: Dense) -> Weights:
 
 
 def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
-    """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
+    """SwiGLU or GeGLU (Shazeer 2020): (activation(x W_gate) ⊙ x W_up) W_down."""
     x_BTD = call.shards.enter_layer(x_BTD)
-    hidden_BTF = jax.nn.silu(product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
+    hidden_BTF = ACTIVATIONS[feed.activation](product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
     return call.shards.leave_layer(product(hidden_BTF, w["down_FD"]))
 
 
-def _expert_weights(width: int, feed: Experts) -> Weights:
-    D, F, X = width, feed.width, feed.count
+def _expert_weights(cfg: ModelConfig, feed: Experts) -> Weights:
+    D, F, X = cfg.width, feed.width, feed.count
     return {
         "router_DX": weight((D, X), "width", None),
         "gate_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "up_XDF": weight((X, D, F), "experts", "width", "ffn"),
         "down_XFD": weight((X, F, D), "experts", "ffn", "width"),
+        **(_shared_weights(D, feed.shared) if feed.shared else {}),
+        **(_expert_biases(D, F, X) if feed.bias else {}),
+    }
+
+
+def _shared_weights(D: int, F: int) -> Weights:
+    return {
+        "shared_gate_DF": weight((D, F), "width", "ffn"),
+        "shared_up_DF": weight((D, F), "width", "ffn"),
+        "shared_down_FD": weight((F, D), "ffn", "width"),
+        "shared_D1": weight((D, 1), "width", None),
+    }
+
+
+def _expert_biases(D: int, F: int, X: int) -> Weights:
+    return {
+        "router_bias_X": weight((X,), None, init=zeros),
+        "gate_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "up_bias_XF": weight((X, F), "experts", "ffn", init=zeros),
+        "down_bias_XD": weight((X, D), "experts", "width", init=zeros),
     }
 
 
 def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
-    return moe_layer(feed, w, x_BTD, call.shards, call.grouped)
+    out_BTD = moe_layer(feed, w, x_BTD, call.shards, call.grouped)
+    return out_BTD + _shared(w, x_BTD, call.shards) if feed.shared else out_BTD
+
+
+def _shared(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
+    """The expert that every token has, times the sigmoid of its gate."""
+    x_BTD = shards.enter_layer(x_BTD)
+    hidden_BTF = jax.nn.silu(product(x_BTD, w["shared_gate_DF"])) * product(x_BTD, w["shared_up_DF"])
+    gate_BT1 = jax.nn.sigmoid(product(x_BTD, shards.enter(w["shared_D1"])))
+    return shards.leave_layer(gate_BT1 * product(hidden_BTF, w["shared_down_FD"]))
+
+
+def _parallel_weights(cfg: ModelConfig, feed: Parallel) -> Weights:
+    norms = ("dense_out_norm_D", "experts_norm_D", "experts_out_norm_D", "router_norm_D")
+    return {
+        **_dense_weights(cfg, feed.dense),
+        **_expert_weights(cfg, feed.experts),
+        **{name: norm_weight(cfg, cfg.width) for name in norms},
+        "expert_scale_X": weight((feed.experts.count,), None, init=ones),
+    }
+
+
+def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+    """norm(dense(x)) + norm(experts(norm(stream))); the router reads a norm of its own of the stream, times D^−½."""
+
+    def norm(x_BTD: jax.Array, name: str) -> jax.Array:
+        return rms_norm(x_BTD, scale_of(call.shards.between_layers(w[name]), call.offset), call.eps)
+
+    dense_BTD = norm(_dense(feed.dense, w, x_BTD, call), "dense_out_norm_D")
+    router_BTD = norm(call.stream_BTD, "router_norm_D") * jnp.asarray(x_BTD.shape[-1] ** -0.5, x_BTD.dtype)
+    inputs = norm(call.stream_BTD, "experts_norm_D"), call.shards, call.grouped, router_BTD
+    return dense_BTD + norm(moe_layer(feed.experts, w, *inputs), "experts_out_norm_D")
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -187,42 +326,70 @@ def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Arra
 class Part:
     """A mixer or a feed-forward part; the functions take its description from `models.config`.
 
-    weights(D, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the residual.
-    multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and its last
-    product. divided(part): sizes that a tensor group divides, by name. targets: module of Hugging Face -> weight, what
-    adapters call "all-linear". expert_targets: what they call "experts".
+    weights(cfg, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the
+    residual. multiplied(D, part): weights that multiply a token. values(part): numbers of a token between its first and
+    its last product. divided(part): sizes that a tensor group divides, by name. targets: weights that adapters call
+    "all-linear", if they are tensors of their own in files. expert_targets: those that they call "experts".
     """
 
-    weights: Callable[[int, Any], Weights]
+    weights: Callable[[ModelConfig, Any], Weights]
     apply: Callable[[Any, Params, jax.Array, Call], jax.Array]
     multiplied: Callable[[int, Any], int]
     values: Callable[[Any], int]
     divided: Callable[[Any], dict[str, int]]
-    targets: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
     expert_targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer(Part):
-    """page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token. projected(part):
-    numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it sees, forward."""
+    """projected(part): numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it
+    sees, forward. page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token, in a cache
+    that grows with the text. kept(part): what it keeps of a text instead, whatever its length: arrays by name, the
+    heads first (`delta.Kept`)."""
 
-    page: Callable[[Any], tuple[int, int]]
     projected: Callable[[Any], int]
     pair: Callable[[Any], float]
+    page: Callable[[Any], tuple[int, int]] | None = None
+    kept: Callable[[Any], dict[str, tuple[int, ...]]] | None = None
+
+
+def _projected(mixer: Attention) -> int:
+    queries, keys = (2 if mixer.gate else 1) * mixer.num_heads, (2 if mixer.values == "own" else 1) * mixer.num_kv_heads
+    return (queries + keys) * mixer.head_dim
 
 
 MIXERS: dict[type, Mixer] = {
     Attention: Mixer(
         _attention_weights,
         _attention,
-        multiplied=lambda D, a: 2 * D * (a.num_heads + a.num_kv_heads) * a.head_dim,
-        values=lambda a: 2 * (a.num_heads + a.num_kv_heads) * a.head_dim,
-        projected=lambda a: (a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        multiplied=lambda D, a: D * (a.num_heads * a.head_dim + _projected(a)),
+        values=lambda a: ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        projected=_projected,
         divided=lambda a: {"num_kv_heads": a.num_kv_heads, "num_heads": a.num_heads},
-        targets={"q_proj": "q_D_Hh", "k_proj": "k_D_Kh", "v_proj": "v_D_Kh", "o_proj": "o_Hh_D"},
+        targets=("q_D_Hh", "k_D_Kh", "v_D_Kh", "o_Hh_D"),
         page=lambda a: (a.num_kv_heads, a.head_dim),
         pair=lambda a: 4.0 * a.num_heads * a.head_dim,  # q kᵀ and p v, each 2 per head and head dimension
+    ),
+    Delta: Mixer(
+        _delta_weights,
+        _delta,
+        # The numbers of the state multiply a token three times: with its key, to be written, with its query.
+        multiplied=lambda D, d: (
+            D * (2 * d.num_key_heads * d.key_dim + 3 * d.num_heads * d.value_dim + 2 * d.num_heads)
+            + 3 * d.num_heads * d.key_dim * d.value_dim
+        ),
+        values=lambda d: 4 * d.num_heads * (d.key_dim + d.value_dim),  # in float32, convolved and not
+        projected=lambda d: 2 * d.num_key_heads * d.key_dim + 2 * d.num_heads * d.value_dim,
+        divided=lambda d: {"linear key heads": d.num_key_heads},
+        targets=("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "o_He_D"),
+        pair=lambda d: 0.0,
+        kept=lambda d: {
+            "state_BHhe": (d.num_heads, d.key_dim, d.value_dim),
+            "q_BKah": (d.num_key_heads, d.taps - 1, d.key_dim),
+            "k_BKah": (d.num_key_heads, d.taps - 1, d.key_dim),
+            "v_BHae": (d.num_heads, d.taps - 1, d.value_dim),
+        },
     ),
 }
 FEEDS: dict[type, Part] = {
@@ -232,17 +399,28 @@ FEEDS: dict[type, Part] = {
         multiplied=lambda D, f: 3 * D * f.width,
         values=lambda f: 3 * f.width,  # gate, up and their product
         divided=lambda f: {"ffn_width": f.width},
-        targets={"gate_proj": "gate_DF", "up_proj": "up_DF", "down_proj": "down_FD"},
+        targets=("gate_DF", "up_DF", "down_FD"),
     ),
     Experts: Part(
         _expert_weights,
         _experts,
-        multiplied=lambda D, f: D * f.count + 3 * D * f.width * f.picked,
-        values=lambda f: 3 * f.width * f.picked,
-        divided=lambda f: {"ffn_width": f.width},
+        multiplied=lambda D, f: D * f.count + 3 * D * (f.width * f.picked + f.shared) + (D if f.shared else 0),
+        values=lambda f: 3 * (f.width * f.picked + f.shared),
+        divided=lambda f: {"ffn_width": f.width, **({"shared_width": f.shared} if f.shared else {})},
+        targets=("shared_gate_DF", "shared_up_DF", "shared_down_FD"),
         expert_targets=("gate_XDF", "up_XDF", "down_XFD"),
     ),
 }
+_of_dense, _of_experts = FEEDS[Dense], FEEDS[Experts]
+FEEDS[Parallel] = Part(
+    _parallel_weights,
+    _parallel,
+    multiplied=lambda D, f: _of_dense.multiplied(D, f.dense) + _of_experts.multiplied(D, f.experts),
+    values=lambda f: _of_dense.values(f.dense) + _of_experts.values(f.experts),
+    divided=lambda f: {"ffn_width": f.dense.width, "expert_width": f.experts.width},
+    targets=_of_dense.targets,
+    expert_targets=_of_experts.expert_targets,
+)
 
 
 def mixer_of(layer: Layer) -> Mixer:
@@ -253,13 +431,17 @@ def feed_of(layer: Layer) -> Part:
     return FEEDS[type(layer.feed)]
 
 
-def layer_weights(width: int, layer: Layer) -> Weights:
+def layer_weights(cfg: ModelConfig, layer: Layer) -> Weights:
     """The declarations of one layer's weights."""
+    after = layer.norms == "both"
     return {
-        "attn_norm_D": weight((width,), None, init=ones),
-        **mixer_of(layer).weights(width, layer.mixer),
-        "ffn_norm_D": weight((width,), None, init=ones),
-        **feed_of(layer).weights(width, layer.feed),
+        "attn_norm_D": norm_weight(cfg, cfg.width),
+        **mixer_of(layer).weights(cfg, layer.mixer),
+        **({"attn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
+        "ffn_norm_D": norm_weight(cfg, cfg.width),
+        **feed_of(layer).weights(cfg, layer.feed),
+        **({"ffn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
+        **({"scalar_1": weight((1,), None, init=ones)} if layer.scalar else {}),
     }
 
 
@@ -279,11 +461,33 @@ def divided(cfg: ModelConfig) -> dict[str, set[int]]:
     return found | {"table_rows": {cfg.table_rows}}
 
 
+def kept_bytes(cfg: ModelConfig, itemsize: int) -> int:
+    """Bytes that layers with states keep of a text, whatever its length; of 0 without any. itemsize: of activations."""
+    found = 0
+    for layer in cfg.layers:
+        shapes = mixer_of(layer).kept
+        for name, shape in ({} if shapes is None else shapes(layer.mixer)).items():
+            found += math.prod(shape) * (4 if name.startswith("state") else itemsize)
+    return found
+
+
+def has_sinks(cfg: ModelConfig) -> bool:
+    """Whether attention has sinks."""
+    return any(isinstance(layer.mixer, Attention) and layer.mixer.sinks for layer in cfg.layers)
+
+
 def kv_heads(cfg: ModelConfig) -> int:
-    """The number of kv heads, which all layers have in common."""
-    return cfg.layers[0].mixer.num_kv_heads
+    """The largest number that divides the kv heads of every layer with attention."""
+    return math.gcd(*(cfg.layers[number].attention.num_kv_heads for number in cfg.attention_layers))
 
 
 def head_dim(cfg: ModelConfig) -> int:
-    """The dimension of a head, which all layers have in common."""
-    return cfg.layers[0].mixer.head_dim
+    """The largest number that divides the dimension of a head in every layer with attention."""
+    return math.gcd(*(cfg.layers[number].attention.head_dim for number in cfg.attention_layers))
+
+
+def cached(cfg: ModelConfig, tensor: int, kept: Callable[[int | None], float]) -> float:
+    """Keys and values in the cache of a row, as numbers, on one of `tensor` devices that share its heads; kept(window):
+    tokens that a layer keeps."""
+    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    return sum(2 * max(1.0, one.num_kv_heads / tensor) * one.head_dim * kept(one.window) for one in mixers)

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router picks k of X SwiGLU experts for each token; dropless, so no token is left out.
+"""Mixture of experts: a router picks k of X gated experts for each token; dropless, so no token is left out.
 
 Token copies are sorted by expert, so that each expert multiplies one contiguous group of rows (a grouped matmul), and
 are combined by k gathers and a sum. Neither the forward nor the backward pass scatters: the two permutations are each
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.models.activations import ACTIVATIONS
 from scope_jax.models.config import Experts
 from scope_jax.models.lowrank import LowRank
 from scope_jax.sharding.chips import LANES
@@ -31,25 +32,47 @@ TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones over
 FEW = 512  # most tokens for the kernels of models/moe_tpu.py,
 FEW_BYTES = 2**22  # and most bytes of them: they stay in the vector memory, of which v5p has least
 SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
+LIMIT, SLOPE = 7.0, 1.702  # of the clamped activation (gpt-oss)
+
+
+def activated(feed: Experts, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """What an expert makes of its two products: silu(gate) · up or, clamped, (u + 1) · g · σ(1.702 g) with g = gate up
+    to 7 and u = up within ±7."""
+    if feed.activation != "clamped":
+        return ACTIVATIONS[feed.activation](gate) * up
+    gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+    return (up + 1) * gate * jax.nn.sigmoid(SLOPE * gate)
 
 
 def route(
-    feed: Experts, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"], gradient: bool = True
+    feed: Experts,
+    x_ND: Float[Array, "N D"],
+    router_DX: Float[Array, "D X"],
+    gradient: bool = True,
+    scale_X: Float[Array, " X"] | None = None,
+    bias_X: Float[Array, " X"] | None = None,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
     Softmax over all experts in float32, then the k largest, divided by their sum if normalised (Qwen3-MoE).
-    gradient: the weights are differentiated; the values are the same without.
+    gradient: the weights are differentiated; the values are the same without. scale_X: of each expert's weight.
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
+    logits_NX = logits_NX if bias_X is None else logits_NX + bias_X.astype(jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
     weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), feed.picked)
-    if gradient:
+
+    def of_picked(x_NX: jax.Array) -> jax.Array:
         # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
         chosen_NkX = picked_Nk[..., None] == jnp.arange(feed.count)
-        weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
+        return jnp.sum(jnp.where(chosen_NkX, x_NX[:, None, :], 0.0), axis=-1)
+
+    if gradient:
+        weights_Nk = of_picked(probs_NX)
     if feed.normalised:
         weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
+    if scale_X is not None:
+        weights_Nk = weights_Nk * of_picked(jnp.broadcast_to(scale_X.astype(jnp.float32), probs_NX.shape))
     return weights_Nk, picked_Nk
 
 
@@ -251,23 +274,28 @@ def megablox_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array, interpr
 # --------------------------------------------------------------------------------------------------------------- layer
 def moe_layer(
     feed: Experts,
-    w: dict[str, jax.Array],
+    w: dict[str, Any],
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
+    router_BTD: Float[Array, "B T D"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
+    """Σ over a token's experts of weight · activated(x W_gate, x W_up) W_down, each product with its bias if there are.
+    router_BTD: what the router reads, None: x. w has expert_scale_X where the experts have scales.
 
     grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
-    grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F
+    grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD and biases, gathered over fsdp, F
     sharded over tensor; the experts' may be LowRank. All devices of a tensor group know the routing of all tokens, but
     only their shard's part of its gradient, hence `enter_layer`. With shards.experts each device has X/devices whole
     experts instead, and there is no gradient.
     """
     if shards.experts:
-        return _over_experts(feed, w, x_BTD, shards)
+        return _over_experts(feed, w, x_BTD, shards, router_BTD)
     grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
-    x_BTD, weights_Nk, picked_Nk = _routed(feed, w, x_BTD, shards)
+    own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards)
+    entered = [shards.enter_layer(y_Nk.reshape(len(x_BTD), -1, feed.picked)) for y_Nk in own]
+    weights_Nk, picked_Nk = (y_BTk.reshape(-1, feed.picked) for y_BTk in entered)
+    before, x_BTD = x_BTD, shards.enter_layer(x_BTD)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
@@ -275,27 +303,40 @@ def moe_layer(
     rows_JD = _spread(x_ND, order_J, place_Nk)
     row_J = order_J // (feed.picked * x_BTD.shape[1])
     multiply = partial(_by_experts, grouped, sizes_X, lambda gate_Br: gate_Br[row_J])
-    gate_JF = multiply(rows_JD, w["gate_XDF"])
-    up_JF = multiply(rows_JD, w["up_XDF"])
+    gate_JF, up_JF = multiply(rows_JD, w["gate_XDF"]), multiply(rows_JD, w["up_XDF"])
+    if feed.bias:
+        expert_J = picked_Nk.reshape(-1)[order_J]
+        gate_JF = gate_JF + _of_expert(expert_J, w["gate_bias_XF"])
+        up_JF = up_JF + _of_expert(expert_J, w["up_bias_XF"])
     # Scaling before the last matmul gives the same sum, over F columns instead of D; the weights are float32.
     weights_J = _reorder(weights_Nk, order_J, place_Nk)
-    hidden_JF = (jax.nn.silu(gate_JF) * up_JF * weights_J[:, None]).astype(x_ND.dtype)
+    hidden_JF = (activated(feed, gate_JF, up_JF) * weights_J[:, None]).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
-    return shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
+    out_BTD = shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
+    if not feed.bias:
+        return out_BTD
+    # The sum over the tensor group would have it once for each device; between the layers it is added once.
+    bias_ND = _shares(feed, *own) @ shards.between_layers(w["down_bias_XD"]).astype(jnp.float32)
+    return (out_BTD + bias_ND.reshape(before.shape)).astype(x_ND.dtype)
 
 
-def _routed(
-    feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(tokens of the layer x_BTD, weights_Nk and experts picked_Nk of all of them).
+def _routed(feed: Experts, w: dict[str, Any], read_BTD: jax.Array, shards: Shards) -> tuple[jax.Array, jax.Array]:
+    """`route` of a device's tokens between the layers: with sequence parallelism its own, with a router that counts as
+    a weight between layers."""
+    given = {"scale_X": "expert_scale_X", "bias_X": "router_bias_X"}
+    more: dict[str, Any] = {name: shards.between_layers(w[ours]) for name, ours in given.items() if ours in w}
+    return route(feed, read_BTD.reshape(-1, read_BTD.shape[-1]), shards.between_layers(w["router_DX"]), **more)
 
-    With sequence parallelism each device routes its own tokens, with a router that counts as a weight between layers.
-    """
-    batch = x_BTD.shape[0]
-    routed = route(feed, x_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"]))
-    weights_BTk, picked_BTk = (shards.enter_layer(y_Nk.reshape(batch, -1, y_Nk.shape[-1])) for y_Nk in routed)
-    k = feed.picked
-    return shards.enter_layer(x_BTD), weights_BTk.reshape(-1, k), picked_BTk.reshape(-1, k)
+
+def _of_expert(expert_J: jax.Array, bias_XF: jax.Array) -> jax.Array:
+    """The bias of each row's expert, [J, F] in float32: a product with zeros and ones, whose gradient is one, too."""
+    one_JX = (expert_J[:, None] == jnp.arange(len(bias_XF))).astype(bias_XF.dtype)
+    return jnp.matmul(one_JX, bias_XF, preferred_element_type=jnp.float32)
+
+
+def _shares(feed: Experts, weights_Nk: jax.Array, picked_Nk: jax.Array) -> jax.Array:
+    """The weight of every expert, [N, X], 0 where it is not picked."""
+    return jnp.sum(jnp.where(picked_Nk[..., None] == jnp.arange(feed.count), weights_Nk[..., None], 0), axis=1)
 
 
 def _by_experts(
@@ -313,22 +354,27 @@ def _by_experts(
     return grouped(x_JI, w.weight, sizes_X) + w.scale * grouped(low_Jr, w.b, sizes_X)
 
 
-def _over_experts(feed: Experts, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
+def _over_experts(
+    feed: Experts, w: dict[str, Any], x_BTD: jax.Array, shards: Shards, router_BTD: jax.Array | None
+) -> jax.Array:
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
     multiplies those that picked its experts, and the results are summed.
     """
     x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
+    read_ND = x_ND if router_BTD is None else shards.gather_tokens(router_BTD.reshape(-1, router_BTD.shape[-1]))
     first = lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
 
     def gates(gate_Br: jax.Array) -> jax.Array:
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
     by_platform = {"default": partial(_own_sorted, feed, w, gates)}
-    if feed.kernels and _few(x_ND, [w[name] for name in EXPERTS]):
+    # What the kernels of models/moe_tpu.py compute.
+    plain = router_BTD is None and "expert_scale_X" not in w and feed.activation == "silu" and not feed.bias
+    if feed.kernels and plain and _few(x_ND, [w[name] for name in EXPERTS]):
         by_platform["tpu"] = partial(_own_few, feed, w)
-    out_ND = lax.platform_dependent(x_ND, first, **by_platform)
+    out_ND = lax.platform_dependent(x_ND, read_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
 
@@ -342,7 +388,7 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
+def _own_few(feed: Experts, w: dict[str, Any], x_ND: jax.Array, _: jax.Array, first: jax.Array) -> jax.Array:
     """The part of the own experts, from `first` on, by two kernels for TPUs."""
     from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
@@ -353,13 +399,15 @@ def _own_few(feed: Experts, w: dict[str, jax.Array], x_ND: jax.Array, first: jax
 
 def _own_sorted(
     feed: Experts,
-    w: dict[str, jax.Array],
+    w: dict[str, Any],
     gates: Callable[[jax.Array], jax.Array],
     x_ND: jax.Array,
+    read_ND: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
-    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token."""
-    weights_Nk, picked_Nk = route(feed, x_ND, w["router_DX"], gradient=False)
+    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token. read_ND: what the
+    router reads."""
+    weights_Nk, picked_Nk = route(feed, read_ND, w["router_DX"], False, w.get("expert_scale_X"), w.get("router_bias_X"))
     own_Nk, count = picked_Nk - first, w["gate_XDF"].shape[0]
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
@@ -371,9 +419,16 @@ def _own_sorted(
     product = partial(_multiply, feed.kernels, tile=tile)
     multiply = partial(_by_experts, product, sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
     rows_JD = x_ND[token_J]
-    hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
-    hidden_JF = (hidden_JF * weights_Nk.reshape(-1)[order_J][:, None]).astype(x_ND.dtype)
+    gate_JF, up_JF = multiply(rows_JD, w["gate_XDF"]), multiply(rows_JD, w["up_XDF"])
+    if feed.bias:
+        expert_J = own_J[order_J]
+        gate_JF = gate_JF + _of_expert(expert_J, w["gate_bias_XF"])
+        up_JF = up_JF + _of_expert(expert_J, w["up_bias_XF"])
+    weight_J1 = weights_Nk.reshape(-1)[order_J][:, None]
+    hidden_JF = (activated(feed, gate_JF, up_JF) * weight_J1).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
+    if feed.bias:
+        out_JD = out_JD + weight_J1 * _of_expert(expert_J, w["down_bias_XD"])
     # Rows behind the own experts were not computed: their values are arbitrary.
     out_ND = jnp.sum(jnp.where(mine_Nk[..., None], out_JD[place_Nk], 0), axis=1, dtype=jnp.float32)
     return out_ND.astype(x_ND.dtype)

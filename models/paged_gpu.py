@@ -22,10 +22,16 @@ from scope_jax.models.pages import PAGE, Before, Loop, LoopPages, Where
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product
+WIDEST = 256  # dimensions of a head: of wider ones the pages do not fit the memory of a multiprocessor
+
+
+def _takes(head_dim: int) -> bool:
+    return FEWEST <= head_dim <= WIDEST and head_dim.bit_count() == 1
 
 
 class Triton(Loop):
-    """The layout of `Loop`. interpret: Pallas's interpreter runs the kernel, on any platform."""
+    """The layout of `Loop`, which computes heads that the kernel does not take. interpret: Pallas's interpreter runs
+    the kernel, on any platform."""
 
     def __init__(self, *, interpret: bool = False) -> None:
         self._interpret = interpret
@@ -33,9 +39,13 @@ class Triton(Loop):
     def _attention(
         self, layer: LoopPages, q_RKmh: jax.Array, where: Where, queries: int, window: int | None, before: Before
     ) -> jax.Array:
+        if not _takes(q_RKmh.shape[-1]):
+            return super()._attention(layer, q_RKmh, where, queries, window, before)
         return self._pages(layer, q_RKmh, where, queries, window, before)[0]
 
     def _sums(self, layer: LoopPages, q_BKMh: jax.Array, where: Where) -> Carry:
+        if not _takes(q_BKMh.shape[-1]):
+            return super()._sums(layer, q_BKMh, where)
         return Carry(*self._pages(layer, q_BKMh, where, 1, None, None, ends=False))
 
     def _pages(

@@ -1,11 +1,11 @@
 """A decoder's keys and values in pages, and `feed`, which adds tokens to rows: one each (decoding) or many (prefill).
 
 A page holds PAGE consecutive tokens of one row, for all heads of the layers of a group. The layers of a group see the
-same window, and all groups have as many layers, so that a page takes the same memory whichever group uses it: layer j
-of every group keeps its keys and values in array j. A model without windows has one group. A row has a page table for
-each group, with its pages in order: token t is in column t % PAGE of page table[t // PAGE]. Several rows may list the
-same page, as long as none of them writes to it. Page 0 belongs to no row: entries of a table that are unused, or that a
-window has passed, are 0.
+same window, and their heads have one number and size, the pages' shape. All groups of one shape have as many layers, so
+that a page takes the same memory whichever of them uses it: layer j of each keeps its keys and values in array j of the
+shape's. A model without windows has one group. A row has a page table for each group, with its pages in order: token t
+is in column t % PAGE of page table[t // PAGE]. Several rows may list the same page, as long as none of them writes to
+it. Page 0 belongs to no row: entries of a table that are unused, or that a window has passed, are 0.
 
 Two implementations, which differ in layout and rounding only: `Loop`, XLA operations on any platform, and `Ragged`,
 JAX's Pallas kernel for TPU. In both, the values of a row depend on its own tokens alone, whatever the other rows hold,
@@ -15,6 +15,7 @@ whichever pages it has, and however long the others are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -26,7 +27,8 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import Attention, ModelConfig
-from scope_jax.models.kinds import Heads, Params, head_dim, kv_heads, plain_heads
+from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
+from scope_jax.models.kinds import Heads, Params, mixer_of, plain_heads
 from scope_jax.models.transformer import block, embed, final_norm
 from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
@@ -39,6 +41,17 @@ SMEM = 2**20  # bytes of scalar memory of a TPU core (v5e, v5p, v6e)
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
+
+
+class Stateful(NamedTuple):
+    """The cache of a model some of whose layers have states (or its shardings)."""
+
+    pages: Any
+    """Pages of the layers with attention."""
+    kept: Any
+    """delta.Kept of each of the others, by row."""
+
+
 Before = tuple[Carry, Array] | None  # attention over a row's first pages, and their number; None: over none
 
 
@@ -63,23 +76,40 @@ def tables_in_smem(rows: int, columns: int) -> int:
 
 
 class PageGroup(NamedTuple):
-    """Layers that share page numbers. window: the last positions that their queries see, None for all."""
+    """Layers that share page numbers. window: the last positions that their queries see, None for all. shape: the place
+    of their pages' shape among `page_shapes`."""
 
     window: int | None
     layers: tuple[int, ...]
+    shape: int = 0
+
+
+def page_shapes(cfg: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """(kv heads, head dim) of the keys, and of the values, that pages hold of a token, in the order of the layers."""
+    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    return tuple(dict.fromkeys((mixer.num_kv_heads, mixer.head_dim) for mixer in mixers))
 
 
 def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
-    """The model's layers in groups of one window and one size, the largest that divides the layers of every window."""
-    by_window: dict[int | None, list[int]] = {}
-    for number, window in enumerate(cfg.windows):
-        by_window.setdefault(window, []).append(number)
-    size = math.gcd(*map(len, by_window.values()))
+    """The model's layers with attention in groups of one window and one shape; those of a shape are of one size, the
+    largest that divides its layers of every window."""
+    shapes = page_shapes(cfg)
+    alike: dict[tuple[int, int | None], list[int]] = {}
+    for number in cfg.attention_layers:
+        mixer = cfg.layers[number].attention
+        alike.setdefault((shapes.index((mixer.num_kv_heads, mixer.head_dim)), mixer.window), []).append(number)
+    sizes = [math.gcd(*(len(own) for (one, _), own in alike.items() if one == shape)) for shape in range(len(shapes))]
     return tuple(
-        PageGroup(window, tuple(layers[first : first + size]))
-        for window, layers in by_window.items()
-        for first in range(0, len(layers), size)
+        PageGroup(window, tuple(layers[first : first + sizes[shape]]), shape)
+        for (shape, window), layers in alike.items()
+        for first in range(0, len(layers), sizes[shape])
     )
+
+
+def arrays(cfg: ModelConfig) -> tuple[int, ...]:
+    """The shape of each of the `Pages`: for every shape as many as a group has layers."""
+    sizes = {group.shape: len(group.layers) for group in layer_groups(cfg)}
+    return tuple(shape for shape in range(len(sizes)) for _ in range(sizes[shape]))
 
 
 class Tables(NamedTuple):
@@ -93,13 +123,15 @@ class Where(NamedTuple):
     """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
 
     Leaves are int32 arrays, or their shardings. tiles: rows that add one token each and begin with the same pages, for
-    implementations that can use it; None: every row goes through its pages alone.
+    implementations that can use it; None: every row goes through its pages alone. rows: of a model with states, where
+    the rows begin and end; None: row r is the r-th of those that are kept.
     """
 
     table: Any  # page tables: [R, b], in a `feed` [R, g, b], one for each group of layers
     starts_R: Any
     counts_R: Any
     tiles: Tiles | None = None
+    rows: Rows | None = None
 
     def seen(self, group: int, window: int | None, queries: int) -> Where:
         """One group's tables [R, b], from the first page on that a query sees; positions count from that page. With a
@@ -135,9 +167,11 @@ class Implementation(Protocol):
         these are different, too."""
         ...
 
-    def attend(self, layer: Layer, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: Layer, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
         """softmax(q kᵀ / √h) v, [R, Q, H, h]: query i of row r is at position starts_R[r] + i and sees the positions up
-        to its own, with a window the last `window` of them."""
+        to its own, with a window the last `window` of them. sinks_H: see `models.attention`."""
         ...
 
 
@@ -171,7 +205,9 @@ class Loop:
         v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
         return LoopPages(k_PKht, v_PKth)
 
-    def attend(self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
         rows, queries, num_heads, head_dim = q_RQHh.shape
         num_kv = layer.k_PKht.shape[1]
         grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
@@ -179,6 +215,9 @@ class Loop:
         before = None
         if where.tiles is not None:
             before = begin(partial(self._together, layer), q_RKmh, where.table, where.tiles), where.tiles.pages_R
+        if sinks_H is not None:
+            carry, first_R = (Carry.empty(q_RKmh), jnp.zeros(rows, jnp.int32)) if before is None else before
+            before = carry.with_sinks(sinks_H), first_R
         out = self._attention(layer, q_RKmh, where, queries, window, before)
         out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
         return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
@@ -229,7 +268,7 @@ class Loop:
 # ---------------------------------------------------------------------------------------------------------- TPU kernel
 class Ragged:
     """`jax.experimental.pallas.ops.tpu.ragged_paged_attention`; keys and values of a head lie next to each other,
-    [P, PAGE, 2K, h]."""
+    [P, PAGE, 2K, h]. The kernel has no sinks, nor does it give the sums to which they could be added."""
 
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
@@ -247,9 +286,11 @@ class Ragged:
         """`plain_heads`, while rows decode by a kernel."""
         from scope_jax.models.heads_tpu import norm_and_rotate
 
-        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or mixer.rope is None:
+        rope = mixer.rope
+        whole = rope is not None and (rope.share == 1 or rope.kind == "proportional")
+        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or rope is None or not whole:
             return plain_heads(mixer, eps, scales, q_BTn, k_BTn, positions_BT)
-        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], mixer.rope, mixer.head_dim, eps
+        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, mixer.head_dim, eps
         q_BHh, k_BKh = norm_and_rotate(*flat)
         return q_BHh[:, None], k_BKh[:, None]
 
@@ -260,7 +301,11 @@ class Ragged:
         both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
         return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop", unique_indices=True)
 
-    def attend(self, layer: Array, q_RQHh: Array, where: Where, window: int | None) -> Array:
+    def attend(
+        self, layer: Array, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
+        if sinks_H is not None:
+            raise ValueError("the kernel for pages on TPUs has no sinks; `kernels.attention_over_pages` knows it.")
         # Pallas takes a second to import and is needed on TPUs only.
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
@@ -284,22 +329,29 @@ class Ragged:
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) -> Pages:
-    """Empty pages, with all kv heads: one array for each layer of a group."""
-    layers = len(layer_groups(cfg)[0].layers)
-    return tuple(how.empty(pages, kv_heads(cfg), head_dim(cfg), dtype) for _ in range(layers))
+def init_pages(cfg: ModelConfig, how: Implementation, pages: int | Sequence[int], dtype: Any) -> Pages:
+    """Empty pages, with all kv heads, one array for each of `arrays`. pages: of each shape."""
+    shapes = page_shapes(cfg)
+    counts = [pages] * len(shapes) if isinstance(pages, int) else pages
+    return tuple(how.empty(counts[shape], *shapes[shape], dtype) for shape in arrays(cfg))
+
+
+def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[Kept, ...]:
+    """What layers with states keep of so many rows without tokens, with all heads."""
+    mixers = ((mixer_of(layer), layer.mixer) for layer in cfg.layers)
+    return tuple(nothing_kept(kind.kept(mixer), rows, dtype) for kind, mixer in mixers if kind.kept is not None)
 
 
 def feed(
     cfg: ModelConfig,
     how: Implementation,
     params: Params,
-    pages: Pages,
+    cache: Pages | Stateful,
     ids_RQ: Int[Array, "R Q"],
     where: Where,
     shards: Shards,
-) -> tuple[Float[Array, "R Q D"], Pages]:
-    """Adds tokens to rows: (hidden states after the final norm, pages with the tokens' keys and values).
+) -> tuple[Float[Array, "R Q D"], Pages | Stateful]:
+    """Adds tokens to rows: (hidden states after the final norm, the cache with the tokens).
 
     params: "layers" is a tuple of one tree per layer, in the compute dtype; with a tensor group, this device's shards,
     as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
@@ -310,24 +362,40 @@ def feed(
     position_RQ = where.starts_R[:, None] + offset_Q
     added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
     column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
-    nowhere = jax.tree.leaves(pages)[0].shape[0]
-    layers: list[Layer] = list(pages)
+    pages, kept = cache if isinstance(cache, Stateful) else (cache, ())
+    of_shape, layers = arrays(cfg), list[Layer](pages)
+    states: list[Kept] = []
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
+        first = of_shape.index(group.shape)
+        nowhere = jax.tree.leaves(pages[first])[0].shape[0]
         page_RQ = jnp.take_along_axis(where.table[:, number], column_RQ, axis=1)
         page_N = apart(jnp.where(added_RQ, page_RQ, nowhere).reshape(-1), nowhere)
         seen = where.seen(number, group.window, queries)
-        homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
+        homes |= {layer: (first + place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
     for number, (w, layer) in enumerate(zip(params["layers"], cfg.layers, strict=True)):
+        if not isinstance(layer.mixer, Attention):
 
-        def attend(q: Array, k: Array, v: Array, window=layer.mixer.window, home=homes[number]) -> Array:
+            def recur(streams: Streams, taps: Taps, held: Kept = kept[len(states)]) -> Array:
+                given = streams, taps, where.starts_R, where.counts_R, held
+                out, new = one_each(*given) if where.rows is None else in_order(*given, where.rows)
+                states.append(new)
+                return out
+
+            x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards)
+            continue
+
+        def attend(
+            q: Array, k: Array, v: Array, sinks_H: Array | None = None, window=layer.mixer.window, home=homes[number]
+        ) -> Array:
             place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
             column_N = (position_RQ % PAGE).reshape(-1)
             new = storable(k.reshape(flat), v.reshape(flat))
             layers[place] = how.write(layers[place], *new, page_N, column_N)
-            return how.attend(layers[place], q, seen, window)
+            return how.attend(layers[place], q, seen, window, sinks_H)
 
         x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
-    return final_norm(cfg, params, x_RQD), tuple(layers)
+    after: Pages | Stateful = tuple(layers)
+    return final_norm(cfg, params, x_RQD), Stateful(after, tuple(states)) if kept else after

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import claims
-from scope_jax.models.adapter import EXPERTS, LINEAR, Adapter, declare_factors
+from scope_jax.models import claims, stacks
+from scope_jax.models.adapter import EXPERTS, Adapter, declare_factors, linear
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.fields import WeightsError, count, cut, flag, number, read_object
 from scope_jax.models.hf import HfTensor, hf_tensor
@@ -68,8 +69,14 @@ def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[t
 
 def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
     weight, _, which = path.rpartition(".")
-    name = hf_tensor(cfg, weight).name.removesuffix(".weight")
-    return HfTensor(f"{PREFIX}{name}.lora_{which.upper()}.weight", True)
+    tensor = hf_tensor(cfg, weight)
+    if ".experts." in tensor.name and "{x}" not in tensor.name:
+        raise WeightsError(
+            f"adapters of experts that one tensor holds ({tensor.name.partition('{i}.')[2]}) have no form in PEFT's "
+            "files; export with --merge."
+        )
+    name = tensor.name.removesuffix(".weight")
+    return replace(tensor, name=f"{PREFIX}{name}.lora_{which.upper()}.weight", transposed=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -106,7 +113,7 @@ def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
     contents = load_config(folder)
     names = sorted(_shapes(folder, contents["r"]))
-    modules, known = set(), LINEAR
+    modules, known = set(), linear(cfg) | dict.fromkeys(f"{name.partition('_')[0]}_proj" for name in EXPERTS)
     for name in names:
         factor = FACTOR.search(name)
         if factor is None or factor[1] not in known:
@@ -213,9 +220,8 @@ def save(
             raise WeightsError(f"nothing was written: {path_name(path)} holds values that are NaN or infinite.")
         for place, name in _tensor_names(cfg, path_name(path), values.shape).items():
             tensors[name] = np.ascontiguousarray(values[place].T)
-    modules = LINEAR
-    chosen = set(factors["layers"])
-    targets = {name for name, ours in modules.items() if ours in chosen}
+    chosen = set(stacks.named(cfg, factors["layers"]))
+    targets = {module for module, ours in linear(cfg).items() if ours & chosen}
     targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in chosen}
     contents = {
         "peft_type": "LORA",

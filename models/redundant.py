@@ -43,9 +43,10 @@ class Redundant:
 
 def of_decoder(cfg: ModelConfig, prefix: str = "model.") -> Redundant:
     """Of a decoder: the output table where config.json ties it to the embeddings, and rotary frequencies."""
-    heads = {(layer.mixer.head_dim, layer.mixer.rope) for layer in cfg.layers if layer.mixer.rope is not None}
+    mixers = [cfg.layers[number].attention for number in cfg.attention_layers]
+    heads = {(mixer.head_dim, mixer.rope) for mixer in mixers if mixer.rope is not None}
     heads |= {
-        (dim, Rope(rope.theta)) for dim, rope in heads
+        (dim, Rope(rope.theta, share=rope.share)) for dim, rope in heads
     }  # transformers' classes store them before or after scaling
     values = tuple(frequencies(rope, dim) for dim, rope in sorted(heads, key=repr))
     copies = {HEAD: prefix + TABLE.removeprefix("model.")} if cfg.tie_embeddings else {}

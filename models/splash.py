@@ -7,6 +7,9 @@ comes from the ends of its keys. The softmax is computed block by block, as in F
 with T, not T²: Qwen3-8B's heads at T = 10,240 need 0.18 GiB of temporaries for forward and backward pass, versus 18.9
 with materialised score matrices. The backward pass has two kernels: one kernel would have to keep a partial dq for
 every block of keys.
+
+A sink z of a head (`models.attention`) is where the sum of its softmax begins. All that the backward pass needs of it
+is in the normaliser n: dz = Σ over queries of −exp(z − n) · Σ ct · o, as its value is 0.
 """
 
 from __future__ import annotations
@@ -71,9 +74,9 @@ def blocks_of(length: int) -> tuple[int, int]:
 
 def make_attend(
     ends_BT: Int[Array, "B T"], positions_BT: Int[Array, "B T"] | None, window: int | None, interpret: bool = False
-) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh, softmax(q kᵀ / √h) v over the tokens that `masks.visible` allows;
-    query head i uses kv head i // (H/K).
+) -> Callable[..., jax.Array]:
+    """attend(q_BTHh, k_BTKh, v_BTKh, sinks_H=None) -> o_BTHh, softmax(q kᵀ / √h) v over the tokens that
+    `masks.visible` allows; query head i uses kv head i // (H/K).
 
     Works for any T: rows are padded to whole blocks. Keys and values are not repeated for the heads that share them.
     The queries are divided by √h in float32 before the kernels, which do not scale. interpret: run the kernels as
@@ -93,12 +96,13 @@ def make_attend(
     lists = Lists(*_listed(live_BIJ), *_listed(live_BIJ.swapaxes(1, 2)))
     tokens, shape = Tokens(ends_BT[:, None], positions_B1T), Shape(block, padded // block, window, interpret)
 
-    def attend(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array) -> jax.Array:
+    def attend(q_BTHh: jax.Array, k_BTKh: jax.Array, v_BTKh: jax.Array, sinks_H: jax.Array | None = None) -> jax.Array:
         def heads_first(x_BTHh: jax.Array) -> jax.Array:
             return jnp.pad(x_BTHh.transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, padded - length), (0, 0)))
 
         scaled_BTHh = (q_BTHh.astype(jnp.float32) / math.sqrt(q_BTHh.shape[-1])).astype(q_BTHh.dtype)
-        o_BHTh: Any = _attend(*map(heads_first, (scaled_BTHh, k_BTKh, v_BTKh)), lists, tokens, shape)
+        sinks_H = None if sinks_H is None else sinks_H.astype(jnp.float32)
+        o_BHTh: Any = _attend(*map(heads_first, (scaled_BTHh, k_BTKh, v_BTKh)), sinks_H, lists, tokens, shape)
         return o_BHTh[:, :, :length].transpose(0, 2, 1, 3)
 
     return attend
@@ -110,38 +114,40 @@ def _listed(live_BIJ: jax.Array) -> tuple[jax.Array, jax.Array]:
     return order_BIJ.astype(jnp.int32).ravel(), live_BIJ.sum(-1, dtype=jnp.int32).ravel()
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _attend(
     q_BHTh: Float[Array, "B H T h"],
     k_BKTh: Float[Array, "B K T h"],
     v_BKTh: Float[Array, "B K T h"],
+    sinks_H: Float[Array, " H"] | None,
     lists: Lists,
     tokens: Tokens,
     shape: Shape,
 ) -> Float[Array, "B H T h"]:
-    return _forward(q_BHTh, k_BKTh, v_BKTh, lists, tokens, shape)[0]
+    return _forward(q_BHTh, k_BKTh, v_BKTh, sinks_H, lists, tokens, shape)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, lists: Lists, tokens: Tokens, shape: Shape
+    q: jax.Array, k: jax.Array, v: jax.Array, sinks_H: jax.Array | None, lists: Lists, tokens: Tokens, shape: Shape
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     rows, heads, length, head_dim = q.shape
     grid = _Grid(shape, heads, heads // k.shape[1], by_keys=False)
     normaliser = jax.ShapeDtypeStruct((rows, heads, 1, length), jnp.float32)
+    sinks = [] if sinks_H is None else [(jnp.broadcast_to(sinks_H[:, None, None], (heads, 1, LANES)), "sink")]
     out_BHTh, normaliser_BH1T = grid.call(
         _forward_kernel,
         (lists.keys, lists.keys_count),
         tokens,
-        [(q, "query"), (k, "key"), (v, "key")],
+        [(q, "query"), (k, "key"), (v, "key"), *sinks],
         [(q, "query"), (normaliser, "number")],
         [LANES, LANES, head_dim],
         products=2,
     )
-    return out_BHTh, (q, k, v, lists, tokens, out_BHTh, normaliser_BH1T)
+    return out_BHTh, (q, k, v, sinks_H, lists, tokens, out_BHTh, normaliser_BH1T)
 
 
 def _backward(shape: Shape, saved: tuple[Any, ...], ct: jax.Array) -> tuple[Any, ...]:
-    q, k, v, lists, tokens, out, normaliser_BH1T = saved
+    q, k, v, sinks_H, lists, tokens, out, normaliser_BH1T = saved
     mean_BH1T = jnp.sum(ct.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)[:, :, None]
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[3]
     arrays = [(q, "query"), (k, "key"), (v, "key"), (ct, "query"), (normaliser_BH1T, "number"), (mean_BH1T, "number")]
@@ -159,7 +165,10 @@ def _backward(shape: Shape, saved: tuple[Any, ...], ct: jax.Array) -> tuple[Any,
         [head_dim, head_dim],
         products=4,
     )
-    return dq, dk, dv, None, None
+    dsinks_H = None
+    if sinks_H is not None:
+        dsinks_H = -jnp.sum(jnp.exp(sinks_H[:, None, None] - normaliser_BH1T) * mean_BH1T, axis=(0, 2, 3))
+    return dq, dk, dv, dsinks_H, None, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -189,7 +198,9 @@ class _Grid:
 
     def spec(self, kind: str, head_dim: int) -> pl.BlockSpec:
         """Blocks of an array by kind: "query" [B, H, T, h], "key" [B, K, T, h], "number" [B, H, 1, T] of each query and
-        head, "as query" and "as key" [B, 1, T] of each token."""
+        head, "as query" and "as key" [B, 1, T] of each token, "sink" [H, 1, LANES]."""
+        if kind == "sink":
+            return pl.BlockSpec((None, 1, LANES), lambda b, h, *_: (h, 0, 0))
         size, of_query = self.shape.block, kind in ("query", "number", "as query")
 
         def where(b: Any, h: Any, here: Any, n: Any, list_ref: Any, count_ref: Any) -> tuple[Any, ...]:
@@ -292,13 +303,17 @@ def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
 
 # ------------------------------------------------------------------------------------------------------------- kernels
 def _forward_kernel(list_ref: Any, count_ref: Any, *refs: Any, grid: _Grid, windowed: bool) -> None:
-    masking, (q_ref, k_ref, v_ref, out_ref, normaliser_ref, top_ref, total_ref, sum_ref) = _split(refs, windowed)
+    masking, others = _split(refs, windowed)
+    q_ref, k_ref, v_ref, *sink_ref, out_ref, normaliser_ref, top_ref, total_ref, sum_ref = others
     step = _Step(grid, list_ref, count_ref, masking)
 
     @pl.when(step.first)
     def _() -> None:
         top_ref[...] = jnp.full_like(top_ref, MASKED)
         total_ref[...] = jnp.zeros_like(total_ref)
+        if sink_ref:
+            top_ref[...] = jnp.broadcast_to(sink_ref[0][...], top_ref.shape)
+            total_ref[...] = jnp.ones_like(total_ref)
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
     @pl.when(step.live)

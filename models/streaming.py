@@ -8,7 +8,7 @@ donated buffer, or cut one out of a sharded weight, transpose and cast on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,11 +51,29 @@ def _read(
     index = (slice(rest[0][0] + rows[0], rest[0][0] + rows[1]), *(slice(*cut) for cut in rest[1:]))
     out = np.zeros((len(places), *(cut.stop - cut.start for cut in index)), dtype)
     for part, place in zip(out, places, strict=True):
-        name = tensor.at(tuple(int(i) for i in np.add(place, starts)))
-        stored = max(0, min(index[0].stop, checkpoint.shape(name)[0]) - index[0].start)
-        if stored:
-            checkpoint.read(name, (slice(index[0].start, index[0].start + stored), *index[1:]), part[:stored])
+        at = tuple(int(i) for i in np.add(place, starts))
+        name = tensor.at(at)
+        end = index[0].stop if tensor.rows else min(index[0].stop, checkpoint.shape(name)[1 if tensor.fused else 0])
+        if (stored := end - index[0].start) > 0:
+            _read_rows(checkpoint, name, tensor, at, (slice(index[0].start, end), *index[1:]), part[:stored])
     return out
+
+
+def _read_rows(
+    checkpoint: Checkpoint, name: str, tensor: HfTensor, at: tuple[int, ...], cut: tuple[slice, ...], out: np.ndarray
+) -> None:
+    """Rows of our weight at `at` of its leading dimensions, from where the file has them."""
+    first = 0 if tensor.rows is None else tensor.rows[0]
+    cut = (slice(first + cut[0].start, first + cut[0].stop), *cut[1:])
+    which, several = tensor.turns
+    if several > 1:
+        last = cut[-1]
+        cut = (*cut[:-1], slice(which + several * last.start, which + several * (last.stop - 1) + 1, several))
+    if tensor.column:
+        cut, out = (cut[0], slice(0, 1), *cut[1:]), out[:, None]
+    if tensor.fused:
+        cut, out = (slice(at[-1], at[-1] + 1), *cut), out[None]
+    checkpoint.read(name, cut, out)
 
 
 def file_blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
@@ -222,6 +240,31 @@ def _cut(
     return jax.shard_map(
         body, mesh=mesh, in_specs=(sharding.spec, PartitionSpec()), out_specs=PartitionSpec(), check_vma=False
     )(weight, start)
+
+
+Source = tuple[jax.Array, HfTensor, tuple[int, ...]]  # a weight, its tensor, and the tensor's leading index
+
+
+def tensor_blocks(sources: Sequence[Source], dtype: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """The rows of one checkpoint tensor of this shape, in pieces, from its weights in the order of their experts, rows
+    and turns (`HfTensor`); otherwise as `blocks`."""
+    several = sources[0][1].turns[1]
+    for first in range(0, len(sources), several):
+        each = [_rows(*source, dtype, shape) for source in sources[first : first + several]]
+        if several == 1:
+            yield from each[0]
+            continue
+        for parts in zip(*each, strict=True):
+            yield np.stack([np.asarray(part) for part in parts], axis=-1).reshape(*parts[0].shape[:-1], -1)
+
+
+def _rows(
+    weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: Any, shape: tuple[int, ...]
+) -> Iterator[jax.Array]:
+    """The rows of a tensor that are those of one weight."""
+    rest = weight.shape[tensor.leading :]
+    whole = tensor.rows is None and not tensor.fused
+    return blocks(weight, tensor, place, dtype, shape[0] if whole else rest[-1 if tensor.transposed else 0])
 
 
 def named(weight: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from scope_jax.models import mxfp4
 from scope_jax.models.fields import WeightsError, cut, read_object, within
 
 MOST_FILES = 4096
@@ -67,12 +68,16 @@ def finite(block: np.ndarray) -> bool:
 # ---------------------------------------------------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class _Stored:
-    """One tensor of a file: where its bytes are, its shape and its dtype, a safetensors code such as "BF16"."""
+    """One tensor of a file: where its bytes are, its shape and its dtype, a safetensors code such as "BF16".
+
+    packed: the two tensors from which it is computed (`models.mxfp4`) instead of bytes of its own.
+    """
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
     start: int  # bytes from the beginning of the file
+    packed: tuple[_Stored, _Stored] | None = None
 
 
 def _header(path: Path) -> dict[str, _Stored]:
@@ -96,6 +101,20 @@ def _header(path: Path) -> dict[str, _Stored]:
     }
 
 
+def _unpacked(stored: dict[str, _Stored]) -> dict[str, _Stored]:
+    """The tensors, with a matrix in place of its MXFP4 blocks and scales."""
+    found = dict(stored)
+    for name in stored:
+        whole = name.removesuffix(mxfp4.BLOCKS)
+        blocks, scales = stored[name], stored.get(whole + mxfp4.SCALES)
+        if whole == name or scales is None or {blocks.dtype, scales.dtype} != {"U8"}:
+            continue
+        if (shape := mxfp4.matrix_shape(blocks.shape, scales.shape)) is not None:
+            found[whole] = _Stored(blocks.path, "BF16", shape, blocks.start, (blocks, scales))
+            del found[name], found[whole + mxfp4.SCALES]
+    return found
+
+
 def stored_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """(safetensors' code of the dtype, shape) of every tensor of one file. Raises WeightsError if it is damaged."""
     return {name: (stored.dtype, stored.shape) for name, stored in _header(path).items()}
@@ -110,15 +129,24 @@ def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtyp
     return known[stored.dtype]
 
 
+def renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """The name with the first of these beginnings (old, new) that it has exchanged; otherwise as it is."""
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
 class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    prefix: how the names of the tensors in question begin in the files; they are known here without it. foreign: names
-    of the others, which can be read but are not among `names`.
+    prefixes: how the names of the tensors in question begin in the files, and here; () for all as they are. foreign:
+    names of the others, which can be read but are not among `names`. Matrices in MXFP4 are read as bfloat16; packed:
+    their names.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
+    def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
         self.folder = folder
         self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
@@ -136,9 +164,12 @@ class Checkpoint:
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-        if prefix:
-            self.foreign = frozenset(name for name in self._stored if not name.startswith(prefix))
-            self._stored = {name.removeprefix(prefix): stored for name, stored in self._stored.items()}
+        self._stored = _unpacked(self._stored)
+        self.packed = frozenset(name for name, stored in self._stored.items() if stored.packed)
+        if prefixes:
+            begins = tuple(there for there, _ in prefixes)
+            self.foreign = frozenset(name for name in self._stored if not name.startswith(begins))
+            self._stored = {renamed(name, prefixes): stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX
@@ -224,7 +255,18 @@ class Checkpoint:
         Raises WeightsError if a copied value is not finite, or the tensor is not of floating-point numbers.
         """
         stored = self._stored[name]
-        mapped, dtype = self._maps[stored.path], _dtype(name, stored, READABLE)
+        if stored.packed is None:
+            self._copy(stored, _dtype(name, stored, READABLE), index, out)
+        else:
+            self._unpack(stored.packed, stored.shape, index, out)
+        if not finite(out):
+            raise WeightsError(
+                f"{stored.path}: {name} holds values that are NaN or infinite in {out.dtype}; use a checkpoint from "
+                "before they appeared, or copy the file again."
+            )
+
+    def _copy(self, stored: _Stored, dtype: np.dtype, index: tuple[slice, ...], out: np.ndarray) -> None:
+        mapped = self._maps[stored.path]
         # All views must be gone before the map is closed, so none may leave this function, not even in a traceback.
         whole = np.frombuffer(mapped, dtype, math.prod(stored.shape), stored.start).reshape(stored.shape)
         part = whole[index]
@@ -235,11 +277,23 @@ class Checkpoint:
         row_bytes = math.prod(stored.shape[1:]) * dtype.itemsize
         first = (stored.start + rows[0] * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         mapped.madvise(mmap.MADV_DONTNEED, first, stored.start + rows[1] * row_bytes - first)
-        if not finite(out):
-            raise WeightsError(
-                f"{stored.path}: {name} holds values that are NaN or infinite in {out.dtype}; use a checkpoint from "
-                "before they appeared, or copy the file again."
-            )
+
+    def _unpack(
+        self, packed: tuple[_Stored, _Stored], shape: tuple[int, ...], index: tuple[slice, ...], out: np.ndarray
+    ) -> None:
+        """A slice of MXFP4 matrices [X, in, out], one expert after another."""
+        whole = (*index, *[slice(None)] * (len(shape) - len(index)))
+        experts, within, columns = (cut.indices(size) for cut, size in zip(whole, shape, strict=True))
+        near, far = within[0] // mxfp4.NUMBERS, -(-within[1] // mxfp4.NUMBERS)
+        for place, expert in enumerate(range(*experts)):
+            parts = []
+            for stored in packed:
+                cuts = slice(expert, expert + 1), slice(*columns), slice(near, far)
+                sizes = 1, len(range(*columns)), far - near, *stored.shape[3:]
+                parts.append(np.empty(sizes, np.uint8))
+                self._copy(stored, parts[-1].dtype, cuts, parts[-1])
+            first = within[0] - near * mxfp4.NUMBERS
+            out[place] = mxfp4.matrices(*parts)[0, first : first + within[1] - within[0]]
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

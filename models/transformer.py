@@ -18,16 +18,16 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models import context, kinds
-from scope_jax.models.attention import Attend, make_attend
-from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.kinds import INIT_STD, Heads, Params, plain_heads, rms_norm
+from scope_jax.models import context, delta, kinds, stacks
+from scope_jax.models.attention import make_attend
+from scope_jax.models.config import Attention, Layer, ModelConfig
+from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.moe import GroupedMatmul
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
-from scope_jax.sharding.spec import Param, normal, ones, partition_specs, spec_for
+from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
 
@@ -40,17 +40,22 @@ POLICIES = {
 }
 
 
-def _declare_layers(cfg: ModelConfig) -> dict[str, Param]:
-    """The weights of a layer, stacked over layers."""
-    return {
-        name: replace(one, shape=(cfg.num_layers, *one.shape), axes=("layers", *one.axes))
-        for name, one in kinds.layer_weights(cfg.width, cfg.layers[0]).items()
-    }
+def _declare_layers(cfg: ModelConfig) -> Params:
+    """The weights of the layers, stacked (`models.stacks`)."""
+
+    def stack(own: tuple[int, ...]) -> dict[str, Param]:
+        return {
+            name: replace(one, shape=(len(own), *one.shape), axes=("layers", *one.axes))
+            for name, one in kinds.layer_weights(cfg, cfg.layers[own[0]]).items()
+        }
+
+    return stacks.joined(list(map(stack, stacks.stacks(cfg))))
 
 
 def declare(cfg: ModelConfig) -> Params:
     """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied.
 
+    Layers of several kinds are several stacks (`models.stacks`).
     The tables of large vocabularies are padded (`ModelConfig.table_rows`).
     Matrices are [in, out]; names end with the axes of one layer (an underscore separates a flattened pair of axes).
     Master weights are float32.
@@ -60,7 +65,7 @@ def declare(cfg: ModelConfig) -> Params:
     tree: Params = {
         "embed": {"table_VD": table},
         "layers": _declare_layers(cfg),
-        "final_norm": {"scale_D": Param((cfg.width,), (None,), ones, jnp.float32)},
+        "final_norm": {"scale_D": norm_weight(cfg, cfg.width)},
     }
     if not cfg.tie_embeddings:
         tree["head"] = {"table_VD": table}
@@ -85,27 +90,32 @@ def block(
     w: Params,
     x_BTD: Float[Array, "B T D"],
     positions_BT: Int[Array, "B T"],
-    attend: Attend,
+    attend: Callable[..., jax.Array],
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
 ) -> Float[Array, "B T D"]:
-    """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with norms "post" x + norm(mixer(x)) etc.
+    """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
     heads: see `kinds.Call`.
     """
-    call = kinds.Call(cfg.norm_eps, positions_BT, attend, shards, heads, grouped)
+    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped)
 
-    def add(x_BTD: jax.Array, scale_D: jax.Array, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        scale_D = shards.between_layers(scale_D)
+    def norm(x_BTD: jax.Array, name: str) -> jax.Array:
+        return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)
+
+    def add(x_BTD: jax.Array, name: str, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
         if layer.norms == "post":
-            return x_BTD + rms_norm(part(x_BTD), scale_D, cfg.norm_eps)
-        return x_BTD + part(rms_norm(x_BTD, scale_D, cfg.norm_eps))
+            return x_BTD + norm(part(x_BTD), f"{name}_norm_D")
+        y_BTD = part(norm(x_BTD, f"{name}_norm_D"))
+        return x_BTD + (norm(y_BTD, f"{name}_out_norm_D") if layer.norms == "both" else y_BTD)
 
-    x_BTD = add(x_BTD, w["attn_norm_D"], lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
-    return add(x_BTD, w["ffn_norm_D"], lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
+    call = replace(call, stream_BTD=x_BTD)
+    x_BTD = add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    return x_BTD * lax.stop_gradient(w["scalar_1"]) if layer.scalar else x_BTD
 
 
 def embed(
@@ -115,7 +125,7 @@ def embed(
     shards: Shards,
     compute_dtype: Any = None,
 ) -> Float[Array, "B T D"]:
-    """Rows of the embedding table, in compute_dtype (None: the table's own).
+    """Rows of the embedding table, in compute_dtype (None: the table's own), times `ModelConfig.embed_scale`.
 
     With a tensor group each device holds a share of the rows: it looks up the ids in its range, uses zeros for the
     others, and the group sums the results; with sequence parallelism each device keeps those of its own tokens.
@@ -123,6 +133,12 @@ def embed(
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
     table = shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
+    if cfg.embed_scale != 1:
+        return _rows(table, ids_BT, shards) * jnp.asarray(cfg.embed_scale, table.dtype)
+    return _rows(table, ids_BT, shards)
+
+
+def _rows(table: jax.Array, ids_BT: jax.Array, shards: Shards) -> jax.Array:
     if shards.tensor is None:
         return rows_of(table, ids_BT)
     local = ids_BT - shards.index * table.shape[0]
@@ -145,27 +161,39 @@ def output_table(
     return shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
 
 
+def logits_of(
+    hidden_ND: Float[Array, "N D"], table_cD: Float[Array, "c D"], softcap: float | None, dtype: Any = jnp.float32
+) -> Float[Array, "N c"]:
+    """hidden_ND @ table_cD.T, summed in dtype, and the cap of `ModelConfig.final_softcap`."""
+    logits_Nc = lax.dot_general(hidden_ND, table_cD, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    return logits_Nc if softcap is None else jnp.tanh(logits_Nc / softcap) * softcap
+
+
 def final_norm(
     cfg: ModelConfig, params: Params, x_BTD: Float[Array, "B T D"], shards: Shards = LOCAL
 ) -> Float[Array, "B T D"]:
     """The norm after the last layer."""
     scale_D = shards.between_layers(params["final_norm"]["scale_D"])
-    return rms_norm(x_BTD, scale_D.astype(x_BTD.dtype), cfg.norm_eps)
+    return rms_norm(x_BTD, scale_of(scale_D.astype(x_BTD.dtype), cfg.norm_offset), cfg.norm_eps)
 
 
 def layer_stages(layers: tuple[T, ...]) -> list[tuple[int, tuple[T, ...], int]]:
     """How the layers are scanned: (first layer, layers unrolled in one step, steps) of each stage.
 
-    One stage whose step is the pattern's shortest period, or one stage per run of equal layers if there are fewer runs
-    than layers in a period.
+    One stage whose step is the pattern's shortest period, and one for each run of equal layers that remain behind its
+    last whole one; or one stage per run of all layers, if these are fewer.
     """
     length = len(layers)
-    period = next(p for p in range(1, length + 1) if length % p == 0 and layers == layers[:p] * (length // p))
-    starts = [i for i in range(length) if i == 0 or layers[i] != layers[i - 1]]
-    if period <= len(starts):
-        return [(0, layers[:period], length // period)]
-    ends = [*starts[1:], length]
-    return [(start, (layers[start],), end - start) for start, end in zip(starts, ends, strict=True)]
+    period = next(p for p in range(1, length + 1) if layers[p:] == layers[:-p])
+    whole = length - length % period
+
+    def runs(first: int) -> list[tuple[int, tuple[T, ...], int]]:
+        starts = [i for i in range(first, length) if i == first or layers[i] != layers[i - 1]]
+        return [(a, (layers[a],), b - a) for a, b in zip(starts, [*starts[1:], length], strict=False)]
+
+    if period + len(runs(whole)) <= len(runs(0)):
+        return [(0, layers[:period], length // period), *runs(whole)]
+    return runs(0)
 
 
 def hidden(
@@ -200,46 +228,62 @@ def hidden(
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     stacked = isinstance(params["layers"], dict)
-    layer_specs = _layer_specs(cfg, params["layers"] if stacked else params["layers"][0])
+    layer_specs = _layer_specs(cfg, params["layers"])
+    places = stacks.places(cfg)
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
         attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
+        recur = delta.over_rows(ends_BT)
     else:
         how = context.resolve(context_attention, kinds.kv_heads(cfg) // shards.size, lax.axis_size(shards.context))
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
+        recur = delta.over_context(ends_BT, shards.context)
 
-    def compute(layer: Layer, x_BTD: jax.Array, w_local: Params) -> jax.Array:
-        w = {name: gathered(shards, x, layer_specs[name], compute_dtype) for name, x in w_local.items()}
-        return block(cfg, layer, w, x_BTD, positions_BT, attends[layer.mixer.window], shards)
+    def compute(number: int, x_BTD: jax.Array, w_local: Params) -> jax.Array:
+        layer, specs = cfg.layers[number], layer_specs[places[number][0]]
+        w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
+        attend = attends[layer.mixer.window] if isinstance(layer.mixer, Attention) else recur
+        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     if not stacked:
-        for layer, w in zip(cfg.layers, params["layers"], strict=True):
-            one = partial(compute, layer)
+        for number, w in enumerate(params["layers"]):
+            one = partial(compute, number)
             x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w)
     for start, pattern, steps in layer_stages(cfg.layers) if stacked else ():
-        layers = [partial(compute, layer) for layer in pattern]
+        first = range(start, start + len(pattern))
+        layers = [partial(compute, number) for number in first]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
-        def period(x_BTD: jax.Array, w_P: Params, layers=layers) -> tuple[jax.Array, None]:
-            for place, one in enumerate(layers):
-                x_BTD = one(x_BTD, jax.tree.map(lambda x, place=place: x[place], w_P))
+        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
+
+        def period(x_BTD: jax.Array, w_P: dict[int, Params], layers=layers, first=first, began=began) -> Any:
+            for number, one in zip(first, layers, strict=True):
+                stack, place = places[number]
+                w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
+                x_BTD = one(x_BTD, w)
             return x_BTD, None
 
-        count = steps * len(pattern)
-        stage = jax.tree.map(
-            lambda x, start=start, count=count, steps=steps: x[start : start + count].reshape(steps, -1, *x.shape[1:]),
-            params["layers"],
-        )
+        stage = {
+            stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
+            for stack, own in enumerate(stacks.split(cfg, params["layers"]))
+            if stack in began
+        }
         x_BTD, _ = lax.scan(period, x_BTD, stage)
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 
 
-def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
-    """PartitionSpec of each of these weights in one layer, or a LowRank of three."""
+def _steps(own: Params, first: int, steps: int, count: int) -> Params:
+    """A stack's layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
+    return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
+
+
+def _layer_specs(cfg: ModelConfig, layers: Any) -> list[dict[str, Any]]:
+    """Of each stack: PartitionSpec of each of these weights in one layer, or a LowRank of three. layers: stacked, or a
+    tuple of trees."""
 
     def one(param: Param) -> PartitionSpec:
         return PartitionSpec(*spec_for(param, TRAIN)[1:])
@@ -250,8 +294,11 @@ def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
         a, b = factors_of(param, w.a.shape[-1], w.a.dtype)
         return LowRank(one(param), one(a), one(b), w.scale)
 
-    declared = _declare_layers(cfg)
-    return {name: of(declared[name], w) for name, w in layers.items()}
+    given = stacks.split(cfg, layers) if isinstance(layers, dict) else [layers[own[0]] for own in stacks.stacks(cfg)]
+    return [
+        {name: of(declared[name], w) for name, w in own.items()}
+        for declared, own in zip(stacks.split(cfg, _declare_layers(cfg)), given, strict=True)
+    ]
 
 
 def with_wide_norms(params: Params) -> Params:
@@ -265,9 +312,6 @@ def with_wide_norms(params: Params) -> Params:
     return {**params, "layers": tuple(layer(w) for w in params["layers"])}
 
 
-def unstack_layers(params: Params) -> Params:
+def unstack_layers(cfg: ModelConfig, params: Params) -> Params:
     """The same weights with "layers" as a tuple of L trees, one per layer, so that decoding slices no weights."""
-    stacked = params["layers"]
-    num_layers = jax.tree.leaves(stacked)[0].shape[0]
-    layers = tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(num_layers))
-    return {**params, "layers": layers}
+    return {**params, "layers": stacks.each(cfg, params["layers"])}

@@ -32,7 +32,7 @@ from scope_jax.models import claims, redundant, streaming, tensorfile, wrappers
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.families import from_hf, in_wrapper, to_hf, wrapper
 from scope_jax.models.fields import WeightsError, read_object
-from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
+from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tensors_of, tree_shapes
 from scope_jax.models.redundant import Redundant
 from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.models.tokenizer import Tokenizer
@@ -94,7 +94,8 @@ def checked_config(folder: str | Path) -> ModelConfig:
         _compare_orbax(folder, cfg)
     elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
         with ExitStack() as stack:
-            claims.compare(folder, opened(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+            shapes = opened(folder, stack).shapes
+            claims.compare(folder, shapes, declare(cfg), tensors_of(cfg, shapes))
     return cfg
 
 
@@ -155,7 +156,12 @@ def load_hf(
     folder = Path(folder)
     cfg = checked_config(folder)
     tree, extra = declare(cfg), redundant.of_decoder(cfg)
-    return cfg, load_tree(folder, tree, lambda path: hf_tensor(cfg, path), extra, mesh, rules, dtype, report)
+    return cfg, load_tree(folder, tree, _tensors(folder, cfg), extra, mesh, rules, dtype, report)
+
+
+def _tensors(folder: Path, cfg: ModelConfig) -> Callable[[str], HfTensor]:
+    with ExitStack() as stack:
+        return tensors_of(cfg, opened(folder, stack).names)
 
 
 def stored_dtypes(folder: str | Path) -> set[str]:
@@ -169,9 +175,17 @@ def stored_dtypes(folder: str | Path) -> set[str]:
     with ExitStack() as stack:
         checkpoint = opened(folder, stack)
         cfg = checked_config(folder)
-        shapes = hf_shapes(cfg)
+        shapes = tree_shapes(declare(cfg), tensors_of(cfg, checkpoint.names))
         redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
         return {checkpoint.dtype(name).name for name in shapes}
+
+
+def packed(folder: str | Path) -> frozenset[str]:
+    """The tensors of a model folder that are stored in MXFP4 and read as bfloat16."""
+    if is_orbax(folder):
+        return frozenset()
+    with ExitStack() as stack:
+        return opened(Path(folder), stack).packed
 
 
 def load_tree(
@@ -200,8 +214,8 @@ def load_tree(
             nonlocal done
             tensor = tensor_of(path_name(path))
             weight = streaming.build(checkpoint, tensor, param.shape, sharding, dtype)
-            done += int(np.prod(param.shape[: tensor.leading]))
-            report(done, len(shapes))
+            done += int(np.prod(tensor.files(param.shape)))
+            report(min(done, len(shapes)), len(shapes))
             return weight
 
         return jax.tree_util.tree_map_with_path(one, tree, shardings)
@@ -367,18 +381,20 @@ def save_hf(
     FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
-    sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
+    sources: dict[str, list[streaming.Source]] = {}  # in the order of their rows
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
         tensor = hf_tensor(cfg, path_name(path))
         for place in np.ndindex(weight.shape[: tensor.leading]):
-            sources[tensor.at(place)] = (weight, tensor, place)
+            sources.setdefault(tensor.at(place), []).append((weight, tensor, place))
+    for parts in sources.values():
+        parts.sort(key=lambda part: (part[2][-1:] if part[1].fused else (), part[1].rows or (0, 0), part[1].turns))
     if set(shapes) != set(sources):
         raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
 
     def blocks(name: str) -> Iterator[jax.Array]:
         nonlocal done
-        yield from streaming.blocks(*sources[name], dtype, shapes[name][0])
+        yield from streaming.tensor_blocks(sources[name], dtype, shapes[name])
         done += 1
         report(done, len(shapes))
 
@@ -402,10 +418,10 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     """
     source = Path(source)
     cfg = checked_config(source)
-    shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
-    done = 0
+    extra, done = redundant.of_decoder(cfg), 0
     with ExitStack() as stack:
         checkpoint = opened(source, stack)
+        shapes = tree_shapes(declare(cfg), tensors_of(cfg, checkpoint.names))
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 
@@ -417,7 +433,8 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 
         with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
-                config = read_object(source / "config.json")
+                config = {**read_object(source / "config.json")}
+                config.pop("quantization_config", None)  # what it names was read as numbers
                 wrappers.write(new, shapes, np.dtype(dtype), blocks, checkpoint, config)
                 _companions(new, config, dtype, source)
 

@@ -12,16 +12,16 @@ import numpy as np
 from scope_jax.models import streaming, tensorfile
 from scope_jax.models.families import WRAPPERS, wrapper
 from scope_jax.models.fields import read_object
-from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes
+from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes, renamed
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 def opened(folder: Path, stack: ExitStack) -> Checkpoint:
     """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
     foreign."""
     name = wrapper(read_object(folder / "config.json"))
-    return Checkpoint(folder, stack, "" if name is None else WRAPPERS[name])
+    return Checkpoint(folder, stack, () if name is None else WRAPPERS[name])
 
 
 def write(
@@ -35,14 +35,15 @@ def write(
     """`tensorfile.write` of a decoder in `dtype`, under the names that the class of config gives it, and beside it what
     is foreign to it in another checkpoint, as it is there."""
     name = wrapper(config)
-    prefix = "" if name is None or foreign is None else WRAPPERS[name]
+    prefixes = (("", ""),) if name is None or foreign is None else WRAPPERS[name]
+    whole = {renamed(name, [(here, there) for there, here in prefixes]): name for name in shapes}
     others = {} if foreign is None else {name: foreign.shape(name) for name in sorted(foreign.foreign)}
 
     def rows(name: str) -> Any:
         if foreign is not None and name in others:
             return streaming.file_blocks(foreign, name, others[name], foreign.dtype(name))
-        return blocks(name.removeprefix(prefix))
+        return blocks(whole[name])
 
-    whole = {prefix + name: shape for name, shape in shapes.items()} | others
-    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in whole}
-    tensorfile.write(new, whole, dtypes, rows, tensorfile.MAX_SHARD_BYTES)
+    sizes = {name: shapes[ours] for name, ours in whole.items()} | others
+    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in sizes}
+    tensorfile.write(new, sizes, dtypes, rows, tensorfile.MAX_SHARD_BYTES)

@@ -21,7 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import Params, output_table
+from scope_jax.models.delta import Kept
+from scope_jax.models.transformer import Params, logits_of, output_table
+from scope_jax.models.writes import put
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -52,6 +54,20 @@ class Prefix(NamedTuple):
     """int32, tokens in the cache: the prompt without its last token."""
 
 
+class Turns(NamedTuple):
+    """The cache of a model with states: they cannot be cut where a turn is, so a turn that is continued is computed
+    again from its beginning (or their shardings)."""
+
+    layers: Any
+    """kv.Cache"""
+    begun: Any
+    """kv.Cache of the layers with states, as it was when the slot's turn began."""
+    begin_S: Any
+    """int32, tokens in the cache then."""
+    ids_SC: Any
+    """int32, the tokens in the cache since, by position."""
+
+
 class DenseEngine:
     """`rollouts.engine.Engine` over columns. Raises UserError if slots or heads cannot be sharded over the mesh."""
 
@@ -68,7 +84,9 @@ class DenseEngine:
         self._prefill_rows = spread(PartitionSpec(prefill_rows))
         heads = spread(PartitionSpec(None, "tensor"))
         slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
-        self._state_sharding = DecodeState(slot_heads, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))
+        self.states = len(model.attention_layers) < model.num_layers
+        cache = Turns(slot_heads, slot_heads, slot, slot) if self.states else slot_heads
+        self._state_sharding = DecodeState(cache, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
         results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)
         state = self._state_sharding
@@ -234,6 +252,10 @@ class DenseEngine:
     def _init_program(self) -> DecodeState:
         config = self.config
         cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
+        if self.states:
+            begun = jax.tree.map(jnp.copy, _states(cache))
+            nothing = jnp.zeros((config.slots, config.capacity), jnp.int32)
+            cache = Turns(cache, begun, nothing[:, 0], nothing)
         return no_slots(cache, config.slots)
 
     def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P, policy_P) -> Prefix:
@@ -245,10 +267,17 @@ class DenseEngine:
     def _insert_program(
         self, state: DecodeState, prefix: Prefix, count, slots_N, rows_N, limits_N, stops_N, policy_N, sampling
     ):
+        old = state.cache
+
         def copy(i: jax.Array, cache: kv.Cache) -> kv.Cache:
             return kv.copy_row(cache, prefix.cache, rows_N[i], slots_N[i])
 
-        state = state._replace(cache=lax.fori_loop(0, count, copy, state.cache))
+        layers = lax.fori_loop(0, count, copy, state.cache.layers if self.states else state.cache)
+        state = state._replace(cache=layers)
+        if self.states:
+            begun = jax.tree.map(lambda x, new: put(x, slots_N, new[rows_N]), old.begun, _states(prefix.cache))
+            begin_S = put(old.begin_S, slots_N, prefix.length_P[rows_N])
+            state = state._replace(cache=Turns(layers, begun, begin_S, old.ids_SC))
         token_N, length_N = prefix.token_P[rows_N], prefix.length_P[rows_N]
         return started(state, slots_N, token_N, length_N, limits_N, stops_N, policy_N, sampling)
 
@@ -256,11 +285,44 @@ class DenseEngine:
         self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
     ):
         params = self.weights.gated(params, state.policy_S.at[slots_E].get(mode="clip"))
-        part = kv.take_rows(state.cache, slots_E)
-        part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
-
-        state = state._replace(cache=kv.put_rows(state.cache, part, slots_E))
+        if self.states:
+            cache = self._extended(params, state.cache, ids_ET, slots_E, starts_E, counts_E)
+        else:
+            part = kv.take_rows(state.cache, slots_E)
+            part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
+            cache = kv.put_rows(state.cache, part, slots_E)
+        state = state._replace(cache=cache)
         return resumed(state, slots_E, last_E, starts_E + counts_E, limits_E, keys_E2)
+
+    def _extended(self, params: Params, turns: Turns, ids_ET, slots_E, starts_E, counts_E) -> Turns:
+        """The turns of some slots from their beginning up to starts_E, and new tokens behind them.
+
+        A turn is always computed again, in pieces of one bucket, whether or not more of it was sampled than stays:
+        where a dispatch ended depends on other slots, and a slot's bits do not.
+        """
+        bucket = ids_ET.shape[1]
+        begin_E = turns.begin_S.at[slots_E].get(mode="clip")
+        place_C = jnp.arange(turns.ids_SC.shape[1])
+        new_EC = jnp.take_along_axis(ids_ET, jnp.clip(place_C - starts_E[:, None], 0, bucket - 1), axis=1)
+        old_EC = turns.ids_SC.at[slots_E].get(mode="clip")
+        ids_EC = jnp.where(place_C < starts_E[:, None], old_EC, new_EC)
+        ends_E = jnp.where(slots_E < turns.begin_S.shape[0], starts_E + counts_E, begin_E)
+
+        def more(carry: tuple[jax.Array, kv.Cache]) -> jax.Array:
+            return jnp.any(begin_E + carry[0] * bucket < ends_E)
+
+        def one(carry: tuple[jax.Array, kv.Cache]) -> tuple[jax.Array, kv.Cache]:
+            number, part = carry
+            first_E = begin_E + number * bucket
+            at_ET = jnp.minimum(first_E[:, None] + jnp.arange(bucket), ids_EC.shape[1] - 1)
+            ids = jnp.take_along_axis(ids_EC, at_ET, axis=1)
+            return number + 1, kv.append(self.model, params, part, ids, first_E, jnp.clip(ends_E - first_E, 0, bucket))
+
+        part = _with_states(kv.take_rows(turns.layers, slots_E), kv.take_rows(turns.begun, slots_E))
+        _, part = lax.while_loop(more, one, (jnp.int32(0), part))
+        begun = kv.put_rows(turns.begun, _states(part), slots_E)
+        begin_S, ids_SC = put(turns.begin_S, slots_E, ends_E), put(turns.ids_SC, slots_E, ids_EC)
+        return Turns(kv.put_rows(turns.layers, part, slots_E), begun, begin_S, ids_SC)
 
     def _generate_program(
         self, columns: int, params: Params, state: DecodeState, patience: jax.Array
@@ -268,18 +330,41 @@ class DenseEngine:
         table_VD = output_table(self.model, params)
         params = self.weights.gated(params, state.policy_S)
 
-        def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
-            hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
+        def forward(cache: Any, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
+            if self.states:
+                cache, ids_SC = cache
+                hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S, live_S)
+                column_S = jnp.where(live_S, length_S, ids_SC.shape[1])
+                cache = cache, ids_SC.at[jnp.arange(len(token_S)), column_S].set(token_S, mode="drop")
+            else:
+                hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
+            logits_SV = logits_of(hidden_SD, table_VD, self.model.final_softcap)
             return logits_SV[:, : self.model.vocab_size], cache
 
-        part = state._replace(cache=kv.view(state.cache, columns))
+        turns = state.cache
+        layers = turns.layers if self.states else turns
+        part = kv.view(layers, columns)
+        part = state._replace(cache=(part, turns.ids_SC) if self.states else part)
         entropies = self.config.entropies
         after, result = sample_tokens(
             *(forward, part, self.config.decode_steps, patience, partial(draw, entropies=entropies)),
             entropies=entropies,
         )
-        return after._replace(cache=kv.put_back(state.cache, after.cache)), result
+        if self.states:
+            part, ids_SC = after.cache
+            return after._replace(cache=turns._replace(layers=kv.put_back(layers, part), ids_SC=ids_SC)), result
+        return after._replace(cache=kv.put_back(layers, after.cache)), result
 
     def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
         return state._replace(live_S=state.live_S & ~paused_S)
+
+
+def _states(cache: kv.Cache) -> kv.Cache:
+    """The entries of layers with states."""
+    return tuple(layer for layer in cache if isinstance(layer, Kept))
+
+
+def _with_states(cache: kv.Cache, states: kv.Cache) -> kv.Cache:
+    """The cache with these in their place."""
+    left = iter(states)
+    return tuple(next(left) if isinstance(layer, Kept) else layer for layer in cache)

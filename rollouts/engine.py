@@ -25,14 +25,21 @@ Prompt = Sequence[int] | np.ndarray  # token ids
 
 @dataclass(frozen=True)
 class PageBudget:
-    """The pages of one row shard of the mesh."""
+    """The pages of one row shard of the mesh, of each shape."""
 
-    pages: int
+    pages: tuple[int, ...]
     """So many, with the one that is never given away."""
-    least: int
+    least: tuple[int, ...]
     """So many hold an episode of max_length and what a dispatch may add to it."""
-    page_bytes: int
+    page_bytes: tuple[int, ...]
     """Of one page on each device, all layers of a group together."""
+    state_bytes: int = 0
+    """Of all states on each device, of a model whose layers have some."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Of the smallest cache."""
+        return sum(count * size for count, size in zip(self.least, self.page_bytes, strict=True)) + self.state_bytes
 
 
 @runtime_checkable

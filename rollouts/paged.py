@@ -22,20 +22,33 @@ from jax.sharding import Mesh
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.delta import Rows
+from scope_jax.models.kinds import kept_bytes
 from scope_jax.models.pages import (
     PAGE,
     Implementation,
     Loop,
     Where,
+    arrays,
     layer_groups,
+    page_shapes,
     pages_for,
     pages_touched,
     tables_in_smem,
 )
 from scope_jax.models.transformer import Params
 from scope_jax.rollouts.engine import PageBudget
-from scope_jax.rollouts.pages import CHUNK, Chunk, OutOfPages, PagedState, Pool, Unfinished
+from scope_jax.rollouts.pages import (
+    CHUNK,
+    Chunk,
+    Counts,
+    OutOfPages,
+    PagedState,
+    Pool,
+    Snapshots,
+    Unfinished,
+    snapshots_for,
+)
 from scope_jax.rollouts.programs import PagedPrograms
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -53,10 +66,66 @@ from scope_jax.sharding.program import AbstractProgram
 from scope_jax.sharding.rules import decode_rules
 
 
-def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
-    """Bytes of one page on each of the `tensor` devices that share its heads, all layers of a group together."""
-    heads, layers = kv_heads(model) // tensor, len(layer_groups(model)[0].layers)
-    return 2 * layers * heads * head_dim(model) * PAGE * jnp.dtype(dtype).itemsize
+def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> tuple[int, ...]:
+    """Bytes of one page of each shape on each of the `tensor` devices that share its heads, all layers of a group
+    together."""
+    of_shape, size = arrays(model), 2 * PAGE * jnp.dtype(dtype).itemsize
+    shapes = enumerate(page_shapes(model))
+    return tuple(size * of_shape.count(shape) * (heads // tensor) * dim for shape, (heads, dim) in shapes)
+
+
+def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: float) -> tuple[int, ...]:
+    """Pages of each shape that take `limit` bytes of a device together: what an episode of max_length needs, and the
+    rest in the proportion of what all slots need.
+
+    But shapes of which every group has a window get all that the slots need, up to half of the rest: it grows with the
+    episodes, which may be shorter than max_length, up to the window alone.
+    """
+    sizes = np.asarray(page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
+    if len(sizes) == 1:
+        return (int(limit) // int(sizes[0]),)
+    needs = _Needs(model, config, row_shards(mesh))
+    least, more = needs.least * sizes, (needs.enough - needs.least) * sizes + 1
+    rest = max(0.0, float(limit - least.sum()))
+    share = more * rest / more.sum()
+    bounded = np.asarray([all(needs.windows[group] for group in own) for own in needs.groups])
+    if rest < more.sum() and bounded.any() and not bounded.all():
+        part = min(more[bounded].sum(), rest / 2)
+        room = np.where(bounded, part, rest - part)
+        share = more * room / np.where(bounded, more[bounded].sum(), more[~bounded].sum())
+    total = least + share if rest else least * limit / least.sum()
+    return tuple((total // sizes).astype(int).tolist())
+
+
+class _Needs:
+    """What a model's episodes need of pages. windows: of the groups. groups: those of each shape. least: with which one
+    episode of max_length can be computed. enough: for all slots of a row shard."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, shards: int) -> None:
+        groups = layer_groups(model)
+        self.windows = tuple(group.window for group in groups)
+        self.shapes = tuple(group.shape for group in groups)
+        self.groups = [
+            [number for number, group in enumerate(groups) if group.shape == shape]
+            for shape in range(len(page_shapes(model)))
+        ]
+        self.of_shape = np.asarray(list(map(len, self.groups)))
+        self.chunks = max(1, config.prefill_tokens // CHUNK)  # per dispatch and shard
+        self._span = max(self.chunks * CHUNK, config.decode_steps)
+        columns = pages_for(config.max_length)
+        self.least = 1 + self.of_shape * (columns + 1 + pages_for(config.decode_steps))
+        self.enough = np.maximum(self.least, 1 + config.slots // shards * self.of_tokens(config.max_length))
+
+    def of_tokens(self, tokens: int) -> Counts:
+        """Most pages that a prompt of so many tokens takes, at any time, with a row of its own."""
+        seen = [tokens if window is None else window + self._span - 1 for window in self.windows]
+        needed = [1 + min(pages_for(tokens), pages_touched(count)) for count in seen]
+        return np.asarray([sum(needed[group] for group in own) for own in self.groups])
+
+
+def state_bytes(model: ModelConfig, dtype: Any, slots: int, tensor: int) -> int:
+    """Bytes of the states of so many slots of a shard, and of their snapshots, on each of `tensor` devices."""
+    return (slots + snapshots_for(slots)) * kept_bytes(model, jnp.dtype(dtype).itemsize) // tensor
 
 
 Prompts = tuple[np.ndarray, ...]  # token ids
@@ -73,11 +142,17 @@ class Aside:
     held: np.ndarray
     """bool [groups, columns], True where it has a page."""
     pages: Any
-    """Their contents in this order, by layer."""
+    """Their contents in this order, for each shape, by array."""
+    states: Any = ()
+    """What layers with states keep."""
+    begun: Any = ()
+    """The same when the turn began; () if it cannot be cut."""
+    said: tuple[int, ...] = ()
+    """Tokens since then, of a model with states."""
 
 
 class PagedEngine:
-    """`rollouts.engine.PagingEngine` over `config.pages` pages on each row shard.
+    """`rollouts.engine.PagingEngine` over `config.pages` pages of each shape on each row shard.
 
     how: layout of the pages and attention over them; None: the loop that runs everywhere. Raises UserError if slots or
     heads cannot be sharded over the mesh, or if an episode of max_length can never fit.
@@ -87,24 +162,24 @@ class PagedEngine:
 
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, how: Implementation | None = None) -> None:
         self.model, self.config, self.mesh = model, config, mesh
-        self.windows = tuple(group.window for group in layer_groups(model))
-        self.columns = pages_for(config.max_length)  # of a page table
-        self.chunks = max(1, config.prefill_tokens // CHUNK)  # per dispatch and shard
-        self._span = max(self.chunks * CHUNK, config.decode_steps)
-        least = 1 + len(self.windows) * (self.columns + 1 + pages_for(config.decode_steps))
         shards = row_shards(mesh)
-        enough = max(least, 1 + config.slots // shards * self._needed(config.max_length))
-        pages = enough if config.pages is None else config.pages
-        if pages < least:
-            raise UserError(
-                f"a shard of the rollout engine has {pages} pages of {PAGE} tokens, but one episode of "
-                f"rollout.max_length = {config.max_length} (or evaluate.max_length, if that is longer) needs {least}; "
-                "raise the budget or lower it."
-            )
-        self.pages = pages
-        self.budget = PageBudget(pages, least, page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
+        self._needs = needs = _Needs(model, config, shards)
+        self.windows, self.chunks = needs.windows, needs.chunks
+        self.columns = pages_for(config.max_length)  # of a page table
+        pages = needs.enough if config.pages is None else np.broadcast_to(config.pages, needs.enough.shape)
+        for own, least in zip(pages.tolist(), needs.least.tolist(), strict=True):
+            if own < least:
+                raise UserError(
+                    f"a shard of the rollout engine has {own} pages of {PAGE} tokens, but one episode of "
+                    f"rollout.max_length = {config.max_length} (or evaluate.max_length, if that is longer) needs "
+                    f"{least}; raise the budget or lower it."
+                )
+        self.pages = tuple(pages.tolist())
+        tensor, dtype = mesh.shape["tensor"], config.compute_dtype
+        states = state_bytes(model, dtype, config.slots // shards, tensor)
+        self.budget = PageBudget(self.pages, tuple(needs.least.tolist()), page_bytes(model, dtype, tensor), states)
         self.weights = EngineWeights(model, config, mesh, decode_rules(model.num_experts, mesh.shape))
-        self.jitted = PagedPrograms(self.weights, Loop() if how is None else how, pages)
+        self.jitted = PagedPrograms(self.weights, Loop() if how is None else how, self.pages)
         self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
         self._check_tables("slots", self.slots)
         self._check_tables("prefill_tokens", self.chunks)
@@ -139,8 +214,10 @@ class PagedEngine:
 
     # --------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:
-        pools = [Pool(shard, self.pages, self.windows) for shard in range(self.row_shards)]
-        return PagedState(self.jitted.init(), pools, self.config.slots, self.columns)
+        pools = [Pool(shard, self.pages, self.windows, self._needs.shapes) for shard in range(self.row_shards)]
+        count = self.jitted.snapshots
+        snapshots = [Snapshots(self.slots, count) for _ in range(self.row_shards)] if count else []
+        return PagedState(self.jitted.init(), pools, self.config.slots, self.columns, snapshots)
 
     def prefill(
         self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
@@ -158,16 +235,16 @@ class PagedEngine:
         left = [self._left(state, shard) for shard in range(self.row_shards)]
         for count, (prompt, slot) in enumerate(asked):
             shard = slot // self.slots
-            left[shard] -= self._needed(len(prompt)) + len(self.windows) * pages_for(self.config.decode_steps)
-            if left[shard] < 0:
+            left[shard] = left[shard] - self._with_dispatch(len(prompt))
+            if (left[shard] < 0).any():
                 return count
         return len(asked)
 
     def fits(self, state: PagedState, aside: Aside, kept: int, more: int, slot: int) -> bool:
         columns = pages_for(kept)
-        grown = len(self.windows) * (pages_for(kept + more + self.config.decode_steps) - columns)
-        needed = max(int(aside.held.sum()), int(aside.held[:, :columns].sum()) + grown)
-        return self._left(state, slot // self.slots) >= needed
+        grown = self._needs.of_shape * (pages_for(kept + more + self.config.decode_steps) - columns)
+        needed = np.maximum(state.counted(aside.held), state.counted(aside.held[:, :columns]) + grown)
+        return bool((self._left(state, slot // self.slots) >= needed).all())
 
     def insert(self, state: PagedState, prefix: Prompts, placements: Sequence[Placement]) -> PagedState:
         """Slots decode when `advance` has computed their prompts; equal prompts are computed once on each shard."""
@@ -175,7 +252,7 @@ class PagedEngine:
             stop_row(placement.params)
         for placement in placements:
             ids, last = np.split(prefix[placement.row], [-1])
-            pages = self._needed(len(ids)) + len(self.windows) * pages_for(self.config.decode_steps)
+            pages = self._with_dispatch(len(ids))
             chunks = state.place(ids, placement)
             state.queue(Unfinished(placement.slot, len(ids), chunks, pages, placement, int(last[0])))
         return state
@@ -187,12 +264,13 @@ class PagedEngine:
         lengths = [e.length + len(e.ids) - 1 for e in extensions]
         for shard in range(self.row_shards):
             own = [pair for pair in zip(extensions, lengths, strict=True) if pair[0].slot // self.slots == shard]
-            if sum(state.missing(e.slot, length) for e, length in own) > state.spare(shard):
+            missing = sum((state.missing(e.slot, length) for e, length in own), np.zeros_like(self._needs.of_shape))
+            if (missing > state.spare(shard)).any():
                 raise OutOfPages(shard)
         for e, length in zip(extensions, lengths, strict=True):
             ids, last = np.split(np.asarray(e.ids, np.int32), [-1])
-            pages = len(self.windows) * pages_for(length + self.config.decode_steps)
-            chunks = state.chunks(e.slot, e.length, ids)
+            pages = self._needs.of_shape * pages_for(length + self.config.decode_steps)
+            chunks = (state.again if state.snapshots else state.chunks)(e.slot, e.length, ids)
             state.queue(Unfinished(e.slot, length, chunks, pages, e, int(last[0])))
         return state
 
@@ -216,7 +294,7 @@ class PagedEngine:
                 turn = state.turn[slot]
                 state.pass_by(slot, state.length[slot] if turn is None else turn)
                 ahead, shard = self._ahead(state, slot), slot // self.slots
-                if state.unfinished[shard] and state.missing(slot, ahead) > state.spare(shard):
+                if state.unfinished[shard] and (state.missing(slot, ahead) > state.spare(shard)).any():
                     raise OutOfPages(shard)  # there may be pages, but prompts need them
                 state.grow(slot, ahead)
         patience = self.config.slots if patience is None else patience
@@ -233,6 +311,8 @@ class PagedEngine:
             state.length[slot] += int(result.counts_S[slot])
             state.unread[slot] -= self.config.decode_steps
             state.live[slot] = bool(result.live_S[slot])
+            if state.snapshots:
+                state.said[slot] += result.tokens_NS[: result.counts_S[slot], slot].tolist()
         return result
 
     def pause(self, state: PagedState, slots: Sequence[int]) -> PagedState:
@@ -254,8 +334,15 @@ class PagedEngine:
     def set_aside(self, state: PagedState, slot: int) -> Aside:
         state.keep(slot, state.length[slot])
         held, shard = state.table[slot] > 0, slot // self.slots
-        pages = self.jitted.contents(state.device.cache, shard, state.table[slot][held])
-        aside = Aside(state.length[slot], state.turn[slot], held, pages)
+        cache, begun = state.device.cache, state.begun[slot]
+        table = state.on_devices(state.table[slot])
+        pages = self.jitted.contents(cache, shard, [table[own] for own in state.by_shape(slot, held)])
+        aside = Aside(
+            *(state.length[slot], state.turn[slot], held, pages),
+            self.jitted.states_of(cache, shard, slot - shard * self.slots),
+            () if begun is None else self.jitted.states_of(cache, shard, begun),
+            tuple(state.said[slot]),
+        )
         self.release(state, [slot])
         return aside
 
@@ -263,19 +350,30 @@ class PagedEngine:
         self, state: PagedState, aside: Aside, slot: int, token: int, placement: Placement, *, live: bool
     ) -> PagedState:
         shard = slot // self.slots
-        pages = state.pools[shard].take(int(aside.held.sum()))
-        state.device = state.device._replace(cache=self.jitted.written(state.device.cache, shard, pages, aside.pages))
-        state.table[slot][aside.held] = pages
+        parts = state.by_shape(slot, aside.held)
+        if any(own.sum() > state.pools[shard].available(shape) for shape, own in enumerate(parts)):
+            raise OutOfPages(shard)
+        for shape, own in enumerate(parts):
+            state.table[slot][own] = state.pools[shard].take(int(own.sum()), shape)
+        table = state.on_devices(state.table[slot])
+        pages = [table[own].tolist() for own in parts]
+        cache = self.jitted.written(state.device.cache, shard, pages, aside.pages)
+        cache = self.jitted.with_states(cache, shard, slot - shard * self.slots, aside.states)
+        if aside.begun:
+            state.begun[slot] = row = state.snapshots[shard].take()
+            cache = self.jitted.with_states(cache, shard, row, aside.begun)
+        state.device = state.device._replace(cache=cache)
         state.columns[slot], state.length[slot] = pages_for(aside.length), aside.length
         state = self._begin(state, [placement], [token])
-        state.turn[slot] = aside.turn
+        state.turn[slot], state.said[slot] = aside.turn, list(aside.said)
         return state if live else self.pause(state, [slot])
 
     def compile(self, params: Params, state: PagedState, *, extends: bool) -> PagedState:
         """Runs every program for no slot and no page."""
         rows, slots = self.row_shards * self.chunks, self.config.slots
         nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
-        where = Where(table, nothing, nothing)
+        begins = Rows(nothing, nothing, nothing) if state.snapshots else None
+        where = Where(table, nothing, nothing, rows=begins)
         cache = self.jitted.append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
         cache = self.jitted.run_for_nothing(cache)
         number, limits, *how = rows_of([past_the_end(slots)], slots)
@@ -290,7 +388,8 @@ class PagedEngine:
     # -------------------------------------------------------------------------------------------------------- plans
     @property
     def full_rows(self) -> int:
-        return min(self.slots, (self.pages - 1) // self._needed(self.config.max_length)) * self.row_shards
+        rows = (np.asarray(self.pages) - 1) // self._needs.of_tokens(self.config.max_length)
+        return min(self.slots, int(rows.min())) * self.row_shards
 
     def with_model(self, model: ModelConfig) -> PagedEngine:
         config = replace(self.config, pages=self.pages)
@@ -311,17 +410,17 @@ class PagedEngine:
         most = state.length[slot] + state.unread[slot] + self.config.decode_steps
         return min(most, max(state.limit[slot], state.length[slot] + 1))
 
-    def _left(self, state: PagedState, shard: int) -> int:
+    def _left(self, state: PagedState, shard: int) -> Counts:
         """Pages of a shard that its live slots do not need for the next dispatch."""
-        own = range(shard * self.slots, (shard + 1) * self.slots)
-        return state.spare(shard) - sum(
-            state.missing(slot, self._ahead(state, slot)) for slot in own if state.live[slot]
-        )
+        left = state.spare(shard)
+        for slot in range(shard * self.slots, (shard + 1) * self.slots):
+            if state.live[slot]:
+                left = left - state.missing(slot, self._ahead(state, slot))
+        return left
 
-    def _needed(self, tokens: int) -> int:
-        """Most pages that a prompt of so many tokens takes, at any time, with a row of its own."""
-        seen = [tokens if window is None else window + self._span - 1 for window in self.windows]
-        return sum(1 + min(pages_for(tokens), pages_touched(count)) for count in seen)
+    def _with_dispatch(self, tokens: int) -> Counts:
+        """Most pages of a prompt of so many tokens, and of the first dispatch after it."""
+        return self._needs.of_tokens(tokens) + self._needs.of_shape * pages_for(self.config.decode_steps)
 
     # -------------------------------------------------------------------------------------------------- dispatches
     def _append_chunks(self, params: Params, state: PagedState, drawn: Sequence[Sequence[Chunk]]) -> None:
@@ -332,33 +431,43 @@ class PagedEngine:
         ids = np.zeros((rows, CHUNK), np.int32)
         table = np.zeros((rows, *state.table.shape[1:]), np.int32)
         starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
+        begins = Rows(*(np.zeros(rows, np.int32) for _ in range(3))) if state.snapshots else None
         for shard, chunks in enumerate(drawn):
             for row, chunk in enumerate(chunks, start=shard * self.chunks):
-                counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
+                counts[row], starts[row] = len(chunk.ids), chunk.start
+                table[row] = state.on_devices(state.table[chunk.slot])
                 policies[row] = state.policy[chunk.slot]
                 ids[row, : len(chunk.ids)] = chunk.ids
-        cache = self.jitted.append(params, state.device.cache, ids, Where(table, starts, counts), policies)
+                if begins is not None:
+                    own = chunk.slot - shard * self.slots
+                    begins.sources_R[row] = own if chunk.source is None else chunk.source
+                    begins.targets_R[row], begins.copies_R[row] = own, own if chunk.copy is None else chunk.copy
+        where = Where(table, starts, counts, rows=begins)
+        cache = self.jitted.append(params, state.device.cache, ids, where, policies)
         state.device = state.device._replace(cache=cache)
         for chunk in (chunk for chunks in drawn for chunk in chunks):
             state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
 
     def _begin_decoding(self, state: PagedState, finished: Sequence[Unfinished]) -> None:
         """Makes slots decode whose tokens are in the cache."""
-        copies, placed, resumed = [], [], []
+        copies, shared, placed, resumed = [], [], [], []
         for one in finished:
             state.length[one.slot] = one.length
+            state.said[one.slot] = [one.token]
             if isinstance(one.start, Extension):
                 resumed.append((one.start, one.token))
                 continue
             placed.append((one.start, one.token))
             if one.length % PAGE:  # the page with a prompt's last tokens is shared: each row gets a copy
-                tails = state.table[one.slot, :, pages_for(one.length) - 1]
-                shared = tails.tolist()
-                tails[:] = state.pool(one.slot).take(len(shared))
-                copies += [(one.slot // self.slots, a, b) for a, b in zip(shared, tails.tolist(), strict=True)]
+                column, pool = slice(pages_for(one.length) - 1, pages_for(one.length)), state.pool(one.slot)
+                before = state.table[one.slot, :, column].copy()
+                state.table[one.slot, :, column] = pool.columns(1)
+                pairs = (state.on_devices(pages)[:, 0].tolist() for pages in (before, state.table[one.slot, :, column]))
+                copies += [(one.slot // self.slots, *pair) for pair in zip(pool.shapes, *pairs, strict=True)]
+                shared.append((pool, before[:, 0].tolist()))
         state.device = state.device._replace(cache=self.jitted.copied(state.device.cache, copies))
-        for shard, shared, _ in copies:
-            state.pools[shard].drop([shared])
+        for pool, pages in shared:
+            pool.drop(pages)
         if placed:
             self._begin(state, *zip(*placed, strict=True))
         if resumed:

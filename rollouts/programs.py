@@ -14,11 +14,25 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scope_jax.errors import UserError
+from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
-from scope_jax.models.pages import Implementation, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
-from scope_jax.models.transformer import Params, output_table, with_wide_norms
+from scope_jax.models.delta import Rows
+from scope_jax.models.pages import (
+    Implementation,
+    Pages,
+    Stateful,
+    Tables,
+    Where,
+    arrays,
+    feed,
+    init_pages,
+    init_states,
+    layer_groups,
+    pages_for,
+)
+from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.writes import put
-from scope_jax.rollouts.pages import CHUNK
+from scope_jax.rollouts.pages import CHUNK, snapshots_for
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -40,13 +54,14 @@ MOVED = 8  # pages per dispatch when they are copied, or moved to the host or ba
 class PagedPrograms:
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
-    how: layout of the pages and attention over them. pages: of one row shard. Raises UserError if the configuration
-    asks for cascade attention and `how` or the model has none.
+    how: layout of the pages and attention over them. pages: of one row shard, of each shape. Raises UserError if the
+    configuration asks for cascade attention and `how` or the model has none.
     """
 
-    def __init__(self, weights: EngineWeights, how: Implementation, pages: int) -> None:
+    def __init__(self, weights: EngineWeights, how: Implementation, pages: Sequence[int]) -> None:
         model, config, mesh = weights.model, weights.config, weights.mesh
-        self.weights, self.how, self.pages = weights, how, pages
+        self.weights, self.how, self.pages = weights, how, tuple(pages)
+        self._of_shape = arrays(model)
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
@@ -61,12 +76,25 @@ class PagedPrograms:
             experts=expert_axes(model.num_experts, mesh.shape),
         )
         rows = PartitionSpec(ROWS)
-        empty = partial(init_pages, model, how, self.row_shards * pages, config.compute_dtype)
+        counts = [self.row_shards * count for count in self.pages]
+        self.states = len(model.attention_layers) < model.num_layers
+        self.snapshots = snapshots_for(self.slots) if self.states else 0  # of one shard
+
+        def empty() -> Pages | Stateful:
+            pages = init_pages(model, how, counts, config.compute_dtype)
+            if not self.states:
+                return pages
+            count = self.row_shards * (self.slots + self.snapshots)
+            return Stateful(pages, init_states(model, count, config.compute_dtype))
+
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
+        pages_alone, states = cache, ()
+        if self.states:
+            pages_alone, states = cache.pages, jax.tree.map(lambda _: PartitionSpec(ROWS, "tensor"), cache.kept)
+            cache = Stateful(pages_alone, states)
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)
-        each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
-        params = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
+        params = {**specs, "layers": stacks.each(model, specs["layers"], lambda spec, _: PartitionSpec(*spec[1:]))}
         state = DecodeState(cache, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
         self.state_sharding = whole = jax.tree.map(partial(NamedSharding, mesh), state)
         steps = PartitionSpec(None, ROWS)
@@ -80,10 +108,14 @@ class PagedPrograms:
             return no_slots(empty(), config.slots)
 
         self.init = jax.jit(init, out_shardings=whole)
-        self.append = mapped(self._append_body, (params, cache, rows, Where(rows, rows, rows), rows), cache, 1)
-        self.copy = mapped(_copied, (cache, rows, rows), cache, 0)
-        self.read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (cache, rows), cache)
-        self.write = mapped(_written, (cache, rows, cache), cache, 0)
+        where = Where(rows, rows, rows, rows=Rows(rows, rows, rows) if self.states else None)
+        self.append = mapped(self._append_body, (params, cache, rows, where, rows), cache, 1)
+        some = (rows,) * len(self.pages)
+        self.copy = mapped(partial(_copied, self._of_shape), (pages_alone, some, some), pages_alone, 0)
+        self.read = mapped(partial(_read, self._of_shape), (pages_alone, some), pages_alone)
+        self.write = mapped(partial(_written, self._of_shape), (pages_alone, some, pages_alone), pages_alone, 0)
+        self.read_states = mapped(_read_rows, (states, rows), states)
+        self.write_states = mapped(_written_rows, (states, rows, states), states, 0)
         tables = Tables(rows, Tiles(rows, rows, rows) if self.lanes else None)
         takes = (params, state, tables, PartitionSpec())
         self.generate = mapped(self._generate_body, takes, (state, result), 1)
@@ -101,52 +133,94 @@ class PagedPrograms:
         return np.int32(-(-slots // self.row_shards) * together)
 
     # ------------------------------------------------------------------------------------------------- moving pages
-    def copied(self, cache: Pages, copies: Sequence[tuple[int, int, int]]) -> Pages:
-        """The cache, consumed, after copies of pages (shard, from, to)."""
-        queues = [[copy[1:] for copy in copies if copy[0] == shard] for shard in range(self.row_shards)]
-        for first in range(0, max(map(len, queues), default=0), MOVED):
-            source, target = self._nowhere(0), self._nowhere(self.pages)
-            for shard, queue in enumerate(queues):
+    def copied(self, cache: Pages | Stateful, copies: Sequence[tuple[int, int, int, int]]) -> Pages | Stateful:
+        """The cache, consumed, after copies of pages (shard, shape, from, to)."""
+        if isinstance(cache, Stateful):
+            return cache._replace(pages=self.copied(cache.pages, copies))
+        queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for shard, shape, a, b in copies:
+            queues.setdefault((shard, shape), []).append((a, b))
+        for first in range(0, max(map(len, queues.values()), default=0), MOVED):
+            source, target = self._first(), self._past()
+            for (shard, shape), queue in queues.items():
                 for place, (a, b) in enumerate(queue[first : first + MOVED]):
-                    source[shard, place], target[shard, place] = a, b
+                    source[shape][shard, place], target[shape][shard, place] = a, b
             cache = self.copy(cache, source, target)
         return cache
 
-    def contents(self, cache: Pages, shard: int, pages: Sequence[int] | np.ndarray) -> Any:
-        """Pages of a shard in host memory, in their order, by layer; () if there are none."""
-        parts = []
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(0)
-            where[shard, : len(some)] = some
+    def contents(self, cache: Pages | Stateful, shard: int, pages: Sequence[np.ndarray]) -> Any:
+        """Pages of a shard in host memory, for each shape in their order, by array; () if there are none."""
+        parts, cache = [], cache.pages if isinstance(cache, Stateful) else cache
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._first()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
             read = jax.device_get(self.read(cache, where))
-            parts.append(jax.tree.map(lambda x, n=len(some): x[shard * MOVED : shard * MOVED + n], read))
+            counts = [len(pages[shape][first : first + MOVED]) for shape in self._of_shape]
+            ranges = [slice(shard * MOVED, shard * MOVED + count) for count in counts]
+            parts.append(
+                tuple(jax.tree.map(lambda x, own=own: x[own], layer) for layer, own in zip(read, ranges, strict=True))
+            )
         return jax.tree.map(lambda *some: np.concatenate(some), *parts) if parts else ()
 
-    def written(self, cache: Pages, shard: int, pages: Sequence[int], contents: Any) -> Pages:
+    def written(
+        self, cache: Pages | Stateful, shard: int, pages: Sequence[Sequence[int]], contents: Any
+    ) -> Pages | Stateful:
         """The cache, consumed, with these contents in pages of a shard."""
-        for first in range(0, len(pages), MOVED):
-            some = pages[first : first + MOVED]
-            where = self._nowhere(self.pages)
-            where[shard, : len(some)] = some
+        if isinstance(cache, Stateful):
+            return cache._replace(pages=self.written(cache.pages, shard, pages, contents))
+        for first in range(0, max(map(len, pages)), MOVED):
+            where = self._past()
+            for own, some in zip(where, pages, strict=True):
+                part = some[first : first + MOVED]
+                own[shard, : len(part)] = part
 
-            def block(x: np.ndarray, first: int = first, count: int = len(some)) -> np.ndarray:
-                out = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype)
-                out[shard * MOVED : shard * MOVED + count] = x[first : first + count]
+            def block(x: np.ndarray, first: int = first) -> np.ndarray:
+                out, part = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype), x[first : first + MOVED]
+                out[shard * MOVED : shard * MOVED + len(part)] = part
                 return out
 
             cache = self.write(cache, where, jax.tree.map(block, contents))
         return cache
 
-    def run_for_nothing(self, cache: Pages) -> Pages:
-        """The cache, consumed, after the programs that move pages have moved none: to compile them."""
-        some, past = self._nowhere(0), self._nowhere(self.pages)
-        read = jax.device_get(self.read(cache, some))
-        return self.write(self.copy(cache, some, past), past, read)
+    def states_of(self, cache: Pages | Stateful, shard: int, row: int) -> Any:
+        """What a row of a shard keeps, in host memory; () of a model without states."""
+        if not isinstance(cache, Stateful):
+            return ()
+        at = np.zeros((self.row_shards, 1), np.int32)
+        at[shard] = row
+        return jax.tree.map(lambda x: x[shard : shard + 1], jax.device_get(self.read_states(cache.kept, at)))
 
-    def _nowhere(self, page: int) -> np.ndarray:
-        """[row shards, MOVED] of one page; `self.pages`, past the end: nothing is written."""
-        return np.full((self.row_shards, MOVED), page, np.int32)
+    def with_states(self, cache: Pages | Stateful, shard: int, row: int, states: Any) -> Pages | Stateful:
+        """The cache, consumed, with this kept in a row of a shard."""
+        if not isinstance(cache, Stateful):
+            return cache
+        at = np.full((self.row_shards, 1), self.slots + self.snapshots, np.int32)
+        at[shard] = row
+
+        def placed(x: np.ndarray) -> np.ndarray:
+            out = np.zeros((self.row_shards, *x.shape[1:]), x.dtype)
+            out[shard] = x[0]
+            return out
+
+        return cache._replace(kept=self.write_states(cache.kept, at, jax.tree.map(placed, states)))
+
+    def run_for_nothing(self, cache: Pages | Stateful) -> Pages | Stateful:
+        """The cache, consumed, after the programs that move pages have moved none: to compile them."""
+        if isinstance(cache, Stateful):
+            cache = cache._replace(pages=self.run_for_nothing(cache.pages))
+            return self.with_states(cache, 0, self.slots + self.snapshots, self.states_of(cache, 0, 0))
+        read = jax.device_get(self.read(cache, self._first()))
+        return self.write(self.copy(cache, self._first(), self._past()), self._past(), read)
+
+    def _first(self) -> tuple[np.ndarray, ...]:
+        """For each shape [row shards, MOVED] of page 0."""
+        return tuple(np.zeros((self.row_shards, MOVED), np.int32) for _ in self.pages)
+
+    def _past(self) -> tuple[np.ndarray, ...]:
+        """The same of the page past the end: nothing is written."""
+        return tuple(np.full((self.row_shards, MOVED), count, np.int32) for count in self.pages)
 
     # ---------------------------------------------------------------------------------------------- abstract values
     def abstract_state(self) -> DecodeState:
@@ -168,7 +242,8 @@ class PagedPrograms:
         patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
         rows = self._rows(self.row_shards * chunks)
         ids, table = self._rows(*rows.shape, CHUNK), self._rows(*rows.shape, *tables.table.shape[1:])
-        prompts = weights, state.cache, ids, Where(table, rows, rows), rows
+        begins = Rows(rows, rows, rows) if self.states else None
+        prompts = weights, state.cache, ids, Where(table, rows, rows, rows=begins), rows
         return [
             AbstractProgram(
                 "decode", "decode", self.generate, (weights, state, tables, patience), resident=(weights, state)
@@ -180,7 +255,9 @@ class PagedPrograms:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec(ROWS)))
 
     # ------------------------------------------------------------------------------------------------------- bodies
-    def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where, policy_R: jax.Array) -> Pages:
+    def _append_body(
+        self, params: Params, cache: Pages | Stateful, ids_RQ: jax.Array, where: Where, policy_R: jax.Array
+    ) -> Pages | Stateful:
         params = self.weights.gated(params, policy_R)
         return feed(self.model, self.how, params, cache, ids_RQ, where, self._shards)[1]
 
@@ -190,11 +267,10 @@ class PagedPrograms:
         table_VD = output_table(self.model, params)
         params = with_wide_norms(self.weights.gated(params, state.policy_S))
 
-        def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
+        def forward(cache: Pages | Stateful, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)
             hidden_S1D, cache = feed(self.model, self.how, params, cache, token_S[:, None], where, self._shards)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
-            return logits_SV, cache
+            return logits_of(hidden_S1D[:, 0], table_VD, self.model.final_softcap), cache
 
         return sample_tokens(
             *(forward, state, self.config.decode_steps, patience, self._draw),
@@ -223,9 +299,25 @@ class PagedPrograms:
         return jax.tree.map(lambda x_s: lax.all_gather(x_s, axis, tiled=True), drawn)
 
 
-def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
-    return jax.tree.map(lambda x: put(x, target[0], x[source[0]]), cache)
+def _read_rows(states: Any, at: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x[at[0]], states)
 
 
-def _written(cache: Pages, target: jax.Array, values: Pages) -> Pages:
-    return jax.tree.map(lambda x, new: put(x, target[0], new), cache, values)
+def _written_rows(states: Any, target: jax.Array, values: Any) -> Any:
+    return jax.tree.map(lambda x, new: put(x, target[0], new), states, values)
+
+
+Some = tuple[jax.Array, ...]  # pages [1, MOVED] of each shape
+
+
+def _read(of_shape: tuple[int, ...], cache: Pages, at: Some) -> Pages:
+    return tuple(_read_rows(layer, at[shape]) for shape, layer in zip(of_shape, cache, strict=True))
+
+
+def _written(of_shape: tuple[int, ...], cache: Pages, target: Some, values: Pages) -> Pages:
+    layers = zip(of_shape, cache, values, strict=True)
+    return tuple(_written_rows(layer, target[shape], new) for shape, layer, new in layers)
+
+
+def _copied(of_shape: tuple[int, ...], cache: Pages, source: Some, target: Some) -> Pages:
+    return _written(of_shape, cache, target, _read(of_shape, cache, source))

@@ -45,8 +45,8 @@ class EngineConfig:
     """Of weights, activations and cache; logits, log-probs and softmax are float32."""
     prefill_tokens: int = 512
     """Paged: tokens of prompts and observations in one dispatch, on each row shard of the mesh."""
-    pages: int | None = None
-    """Paged: pages of a row shard; None: enough for all slots at max_length."""
+    pages: int | tuple[int, ...] | None = None
+    """Paged: pages of a row shard, of each shape; None: enough for all slots at max_length."""
     adapter: Adapter | None = None
     """The policies are adapters of this kind over the weights; None: there is one policy, the weights."""
     policies: tuple[str, ...] = ()

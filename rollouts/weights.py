@@ -6,6 +6,7 @@ policy writes its own, and a row of a batch is multiplied by those of its slot's
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,10 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from scope_jax.errors import UserError
+from scope_jax.models import stacks
 from scope_jax.models.adapter import declare_adapted, declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank, gate_rows, is_low_rank
-from scope_jax.models.transformer import Params, check_mesh, declare, unstack_layers
+from scope_jax.models.transformer import Params, check_mesh, declare
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.reshard import reshard
@@ -46,15 +48,15 @@ class EngineWeights:
         self.config = config
         self.mesh = mesh
         self._weight_shardings = param_shardings(declare(model), mesh, rules)
-        self._unstack = jax.jit(unstack_layers)
-        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
+        self._rows = jax.jit(lambda weight: tuple(weight[place] for place in range(weight.shape[0])))
+        self._layer = jax.jit(lambda stack, place: jax.tree.map(lambda weight: weight[place], stack))
         adapter, count = config.adapter, len(config.policies)
         # As the programs get it, with the leading L of all layers.
         self.declared = declare(model) if adapter is None else declare_adapted(model, adapter, count)
         self.shardings = param_shardings(self.declared, mesh, rules)
         if adapter is not None:
             self._factor_shardings = param_shardings(declare_factors(model, adapter), mesh, rules)
-            factors = tuple(self._layer_factors() for _ in range(model.num_layers))
+            factors = self._each_factors(lambda sharding: NamedSharding(mesh, PartitionSpec(*sharding.spec[1:])))
             self._empty = jax.jit(self._no_factors, out_shardings=factors)
             self._put = jax.jit(self._put_program, donate_argnums=0, out_shardings=factors)
 
@@ -66,13 +68,15 @@ class EngineWeights:
         The source may be donated afterwards; nothing passes through the host.
         """
         dtype, shardings = self.config.compute_dtype, self._weight_shardings
-        one = jax.tree.map(
-            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
+        targets = stacks.each(
+            self.model,
+            shardings["layers"],
+            lambda sharding, _: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])),
         )
-        layers = []
-        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
-            layer = reshard(self._layer(params["layers"], number), one, dtype)
-            layers.append(jax.block_until_ready(layer))
+        own, layers = stacks.split(self.model, params["layers"]), []
+        # One at a time: beside both copies there is never a third.
+        for (stack, place), target in zip(stacks.places(self.model), targets, strict=True):
+            layers.append(jax.block_until_ready(reshard(self._layer(own[stack], place), target, dtype)))
         rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
         return self._with_adapters({**rest, "layers": tuple(layers)})
 
@@ -85,13 +89,12 @@ class EngineWeights:
             weight.delete()
             return taken
 
-        by_name = []
-        for name, weight in params["layers"].items():
-            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
-            by_name.append(jax.block_until_ready(rows))
-        layers = tuple(
-            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
+        apart = jax.tree.map(
+            lambda weight, sharding: jax.block_until_ready(self._rows(take(weight, sharding))),
+            params["layers"],
+            shardings["layers"],
         )
+        layers = stacks.each(self.model, apart, is_leaf=lambda rows: isinstance(rows, tuple))
         rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
         return self._with_adapters({**rest, "layers": layers})
 
@@ -126,30 +129,27 @@ class EngineWeights:
         if self.config.adapter is None:
             return params
         scale = self.config.adapter.scale
-        names = [name for name, w in self.declared["layers"].items() if is_low_rank(w)]
         layers = tuple(
-            {name: LowRank(w, None, None, scale) if name in names else w for name, w in layer.items()}
-            for layer in params["layers"]
+            {name: LowRank(w, None, None, scale) if name in factors else w for name, w in layer.items()}
+            for layer, factors in zip(params["layers"], self._each_factors(lambda sharding: None), strict=True)
         )
         return _with_factors({**params, "layers": layers}, self._empty())
 
-    def _layer_factors(self) -> dict[str, tuple[NamedSharding, NamedSharding]]:
-        """Shardings of one layer's factors."""
-
-        def one(sharding: NamedSharding) -> NamedSharding:
-            return NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:]))
-
-        layers = self.shardings["layers"]
-        return {name: (one(w.a), one(w.b)) for name, w in layers.items() if is_low_rank(w)}
+    def _each_factors(self, of: Callable[[NamedSharding], Any]) -> tuple[dict[str, tuple[Any, Any]], ...]:
+        """of(sharding in its stack) for both factors of every adapted weight, one tree per layer."""
+        layers = stacks.each(self.model, self.shardings["layers"], lambda w, _: w, is_leaf=is_low_rank)
+        return tuple({name: (of(w.a), of(w.b)) for name, w in layer.items() if is_low_rank(w)} for layer in layers)
 
     def _no_factors(self) -> Any:
-        layers, dtype = self.declared["layers"], self.config.compute_dtype
-        one = {
-            name: (jnp.zeros(w.a.shape[1:], dtype), jnp.zeros(w.b.shape[1:], dtype))
-            for name, w in layers.items()
-            if is_low_rank(w)
-        }
-        return tuple(jax.tree.map(jnp.copy, one) for _ in range(self.model.num_layers))
+        layers = stacks.each(self.model, self.declared["layers"], lambda w, _: w, is_leaf=is_low_rank)
+        return tuple(
+            {
+                name: tuple(jnp.zeros(side.shape[1:], self.config.compute_dtype) for side in (w.a, w.b))
+                for name, w in layer.items()
+                if is_low_rank(w)
+            }
+            for layer in layers
+        )
 
     def _put_program(self, held: Any, layers: Params, number: Any) -> Any:
         assert self.config.adapter is not None
@@ -159,8 +159,8 @@ class EngineWeights:
             return lax.dynamic_update_slice_in_dim(into, new, first, axis)
 
         return tuple(
-            {name: (put(a, layers[name]["a"][i], -1), put(b, layers[name]["b"][i], -2)) for name, (a, b) in one.items()}
-            for i, one in enumerate(held)
+            {name: (put(a, new[name]["a"], -1), put(b, new[name]["b"], -2)) for name, (a, b) in one.items()}
+            for one, new in zip(held, stacks.each(self.model, layers), strict=True)
         )
 
     # ----------------------------------------------------------------------------------------------- abstract values
@@ -177,8 +177,8 @@ class EngineWeights:
             for name in shapes
             if name != "layers"
         }
-        layer = jax.tree.map(partial(leaf, first=1), shapes["layers"], self.shardings["layers"])
-        return {**whole, "layers": tuple(layer for _ in range(self.model.num_layers))}
+        stacked = jax.tree.map(partial(leaf, first=1), shapes["layers"], self.shardings["layers"])
+        return {**whole, "layers": stacks.each(self.model, stacked, lambda one, _: one)}
 
 
 def without_adapters(params: Params) -> Params:

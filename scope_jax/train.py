@@ -11,7 +11,7 @@ the same results as an uninterrupted one. With `train.one_step_off_policy` the n
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,13 @@ def train(
     profile: int | None = None,
     mirror: Mirror | None = None,
     accept_inputs: bool = False,
+    before: Callable[[Config], None] = lambda cfg: None,
 ) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
     mirror: of a run on object storage, for which `run` is the local folder. accept_inputs: go on although files that
-    the run reads have changed (`run.inputs`).
+    the run reads have changed (`run.inputs`). before: is called before anything is loaded, with the card when what it
+    names on the hub is here.
 
     With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
@@ -54,7 +56,14 @@ def train(
     """
     began, compiled = time.monotonic(), programs().compiled
     steps, log, end = start(
-        cfg, run, progress.say, progress.part, profile=profile, mirror=mirror, accept_inputs=accept_inputs
+        cfg,
+        run,
+        progress.say,
+        progress.part,
+        profile=profile,
+        mirror=mirror,
+        accept_inputs=accept_inputs,
+        before=before,
     )
     progress.follow(steps.world.status)
     cfg, every = steps.cfg, steps.cfg.evaluate.every

@@ -1,8 +1,9 @@
-"""Accelerators by their published figures."""
+"""Accelerators by their published figures, and whether this machine lists a TPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 GIB = 2**30
 LANES = 128  # width of a TPU's vector register: sides of the kernels' matrices and blocks are multiples of it
@@ -51,3 +52,8 @@ def chip_of(kind: str) -> Chip | None:
     """The chip that JAX calls `kind` (device_kind), e.g. "TPU v5 lite" or "NVIDIA H100 80GB HBM3"; None if unknown."""
     name = KINDS.get(kind, kind)
     return next((chip for chip in CHIPS.values() if chip.name in name), None)
+
+
+def lists_tpu() -> bool:
+    """Whether the operating system lists a TPU: nothing is started."""
+    return any(any(Path("/dev").glob(pattern)) for pattern in ("accel[0-9]*", "vfio/[0-9]*"))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig
+from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
 from scope_jax.models.rope import Rope
 
 
@@ -47,11 +47,12 @@ def uniform(
 
 def figures(cfg: ModelConfig) -> dict[str, Any]:
     """The arguments of `uniform` that give this model."""
-    mixer, feed = cfg.layers[0].mixer, cfg.layers[0].feed
+    mixer, feed = cfg.layers[0].attention, cfg.layers[0].feed
+    assert not isinstance(feed, Parallel)
     experts = {"num_experts": 0, "experts_per_token": 0, "norm_topk_prob": False}
     if isinstance(feed, Experts):
         experts = {"num_experts": feed.count, "experts_per_token": feed.picked, "norm_topk_prob": feed.normalised}
-    ropes = {layer.mixer.window is None: layer.mixer.rope for layer in cfg.layers}
+    ropes = {layer.attention.window is None: layer.attention.rope for layer in cfg.layers}
     return {
         **{name: getattr(cfg, name) for name in ("architecture", "vocab_size", "num_layers", "width", "norm_eps")},
         **{name: getattr(cfg, name) for name in ("tie_embeddings", "max_positions")},
@@ -68,7 +69,7 @@ def figures(cfg: ModelConfig) -> dict[str, Any]:
 
 def rope_of(cfg: ModelConfig, windowed: bool = False) -> Rope:
     """The rotary positions of layers with a window, or without."""
-    rope = next(layer.mixer.rope for layer in cfg.layers if (layer.mixer.window is not None) == windowed)
+    rope = next(layer.attention.rope for layer in cfg.layers if (layer.attention.window is not None) == windowed)
     assert rope is not None
     return rope
 

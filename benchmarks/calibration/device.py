@@ -39,7 +39,7 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.pages import PAGE, Tables, pages_for
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.paged import PagedEngine
@@ -88,7 +88,7 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
     first = length - STEPS * dispatches // 2
     longest = first + STEPS * (dispatches + 4)
     config = EngineConfig(slots, longest, (longest,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
-    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model)))
+    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))
     weights = random_like(engine.abstract_weights())
     whole = SamplingParams(1.0, 0, 1.0, longest, (), (), False)
     numbers, limits, *how = rows_of(
@@ -98,8 +98,9 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
         *(engine.jitted.init(), numbers, np.full(slots, 17, np.int32), np.full(slots, first, np.int32), limits, *how)
     )
     columns = pages_for(longest)
-    if engine.pages <= slots * columns:
-        raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {engine.pages}.")
+    (pages,) = engine.pages
+    if pages <= slots * columns:
+        raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {pages}.")
     own = 1 + np.random.default_rng(0).permutation(slots * columns).reshape(slots, 1, columns)
     tables, patience = Tables(own.astype(np.int32), None), engine.jitted.patience(slots)
 

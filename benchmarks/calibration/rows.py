@@ -19,7 +19,7 @@ from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import Work, decode_work, roofline, seconds, update_work
@@ -104,7 +104,7 @@ def work_of(row: Row) -> Work:
     if row.work == "decode":
         mesh = make_mesh(MeshConfig(1, -1, row.tensor), on.devices)
         config = EngineConfig(row.rows, 2 * row.length, (row.length,), 1, 16, jnp.bfloat16)
-        engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model)))
+        engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model)))
         return decode_work(engine, on, row.length)
     mesh = make_mesh(MeshConfig(row.data, -1, row.tensor, row.context), on.devices)
     shards = len(on.devices) // row.tensor // row.context

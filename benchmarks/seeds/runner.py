@@ -190,11 +190,16 @@ def _ended(job: Job, code: int, commit: str) -> str | None:
 
 
 def _commit() -> str:
-    """The commit of the checkout in the current folder, with "-dirty" appended if files differ from it."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "unknown"
+    """The commit of the checkout in the current folder, with "-dirty" appended if files differ from it; documents, into
+    which tables are written, may."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+
+    commit = git("rev-parse", "--short", "HEAD").stdout.strip()
+    if not commit:
+        return "unknown"
+    return commit if git("diff", "--quiet", "HEAD", "--", ":/", ":!/docs").returncode == 0 else f"{commit}-dirty"
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

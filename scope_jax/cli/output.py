@@ -60,6 +60,13 @@ def check_local(path: Path) -> None:
         )
 
 
+def check_run(run: Path) -> None:
+    """Raises UserError unless the path is a folder."""
+    if not run.is_dir():
+        wrong = "is a file" if run.exists() else "does not exist"
+        raise UserError(f"the run folder {run} {wrong}; give the folder passed to train as --run.")
+
+
 def check_place(path: Path) -> None:
     """Raises UserError if the file cannot be written."""
     check_local(path)

@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,6 +16,7 @@ from typer.core import TyperGroup
 
 from scope_jax.errors import is_users, sentence
 from scope_jax.run.stopping import Stopped, bound, ending_program, listen
+from scope_jax.sharding.chips import lists_tpu
 from scope_jax.version import __version__
 
 MEMORY = "0.95"  # share of a GPU's memory that JAX takes: what a plan counts on
@@ -92,11 +92,12 @@ def _refuse(error: click.UsageError) -> NoReturn:
     """Prints a wrong use of the command line as one sentence and exits with code 2; a bare command prints its help."""
     if isinstance(error, click.NoArgsIsHelpError):
         raise error
-    message = " ".join(error.format_message().split()).removesuffix(".")
+    message = " ".join(error.format_message().split()).removesuffix(".").replace(". Did you mean", "; did you mean")
     command, ctx = "", error.ctx
     while ctx is not None and ctx.parent is not None:
         command, ctx = f" {ctx.info_name}{command}", ctx.parent
-    _say(f"scope-jax: {message[0].lower()}{message[1:]}; see scope-jax{command} --help.")
+    see = " See" if message.endswith("?") else "; see"
+    _say(f"scope-jax: {message[0].lower()}{message[1:]}{see} scope-jax{command} --help.")
     raise typer.Exit(2) from None
 
 
@@ -174,6 +175,7 @@ def main(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # else each try to reach the hub is a line before our sentence
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a command shows its own progress
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch, which is not used, is not there
 
 
@@ -189,7 +191,7 @@ def quiet_libtpu() -> None:
     JAX tries every platform it finds; libtpu then queries its TPU slice and prints a page of errors before JAX tries
     the next one. The variables answer that query. They are set only if there is no TPU device file.
     """
-    if not any(any(Path("/dev").glob(pattern)) for pattern in ("accel[0-9]*", "vfio/[0-9]*")):
+    if not lists_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

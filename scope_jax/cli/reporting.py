@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from scope_jax.cli.options import Json, TrustedHosts, trusted
-from scope_jax.cli.output import check_local, show, tell
+from scope_jax.cli.output import check_local, check_run, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -35,8 +35,7 @@ def report(
 
     for run in runs:
         check_local(run)
-        if not run.is_dir():
-            raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
+        check_run(run)
     if to is not None and len(runs) == 1 and to.is_file():
         raise UserError(f"{to} is a file; give a folder for the report, which has several files.")
     if to is not None and len(runs) > 1 and (to.is_dir() or to.suffix != ".html"):

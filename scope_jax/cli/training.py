@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from scope_jax.cli.options import Card, Json, RunPlace, Sets, load
 from scope_jax.cli.output import check_local, console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from scope_jax.config import Config
 
 DEMO_CARD = Path("ssp/atlas")  # a shipped card
 
@@ -47,9 +50,9 @@ def train(
 
     In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/launch.md).
     """
-    cfg = load(
-        card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"])]
-    )
+    sets = set_ or []
+    begins = [] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"]
+    cfg = load(card, [*sets, *begins])
     from scope_jax.run.processes import joined, writes
 
     with joined():
@@ -57,14 +60,22 @@ def train(
             from scope_jax.plan.command import refuse_early
             from scope_jax.plan.hardware import hardware
 
-            refuse_early(card, set_ or [], hardware(None), tell)
+            refuse_early(card, sets, hardware(None), tell)
+        from scope_jax.plan.command import warning
+        from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
         from scope_jax.run.mirror import run_folder
         from scope_jax.train import train as loop
 
         with Progress(console()) as progress, run_folder(run, Path(cfg.train.spool), progress.say) as (folder, mirror):
-            results = loop(cfg, folder, progress, profile, mirror, accept_inputs)
+
+            def warn(here: Config) -> None:
+                model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
+                if writes() and (sentence := warning(card, [*sets, model], started())):
+                    progress.say(sentence)
+
+            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
         if writes():
@@ -114,20 +125,27 @@ def plan(
     remat: Annotated[
         bool, typer.Option("--remat", help="Compare every value of learner.remat, and name the fastest that fits.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="By arithmetic alone, in seconds: nothing is compiled, no device started.")
+    ] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Compile the programs of CARD without running them: memory, FLOPs, collectives; what fits if the card does not."""
     load(card, set_)
+    if quick and whole:
+        raise UserError("--whole compiles programs, and --quick none; leave one of them out.")
     from scope_jax.plan.hardware import hardware, prepare
 
-    prepare(on)
+    here = hardware(on, compiled=False) if quick else None
+    if quick or on is not None:
+        prepare()
     from scope_jax.plan.command import plan as make
     from scope_jax.plan.page import lines
 
     sets = set_ or []
     options: dict[str, Any] = {"model_config": model_config, "index": index, "whole": whole, "remat": remat}
-    found = make(card, sets, hardware(on), **options, tell=tell)
+    found = make(card, sets, here or hardware(on), **options, tell=tell)
     for line in lines(found):
         typer.echo(line, err=as_json)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from scope_jax.cli.options import Json, RunFolder
-from scope_jax.cli.output import check_local, console, show
+from scope_jax.cli.output import check_local, check_run, console, show
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -30,8 +30,7 @@ def export(
     A run of adapters is written in PEFT's format, adapter_config.json and adapter_model.safetensors, or merged.
     """
     check_local(run)
-    if not run.is_dir():
-        raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
+    check_run(run)
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder (it has no config.toml); give the folder passed to train as --run.")
     _convert(run, folder, "hf", dtype, None, as_json, merge)

@@ -207,7 +207,8 @@ class LearnerSection(Section):
     """Pack several episodes into one row."""
     share_prefixes: Literal["auto", "never"] = "auto"
     """Compute once what episodes begin with, such as a group's prompt: `auto` (if it saves 5 % of the FLOPs), `never`
-    (docs/models.md#what-a-token-sees)."""
+    (docs/models.md#what-a-token-sees). Models whose layers have states never do
+    (docs/models.md#layers-with-a-state)."""
     micro_batch_rows: Whole | Literal["auto"] = "auto"
     """Most rows per forward and backward pass, over the whole mesh; 0: all at once; `auto`: 8, on CPUs as many as fit
     its cache."""

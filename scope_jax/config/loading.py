@@ -89,7 +89,8 @@ def _complaint(card: type[Section], error: ErrorDetails) -> str:
         return f"`{key}`{value} must be {words} {bounds[name]:.12g}"
     if kind == "literal_error":
         return f"`{key}`{value} must be {bounds['expected']}"
-    return f"`{key}`: {error['msg'].removeprefix('Value error, ')}"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"`{key}`: {said}" if error["loc"] else said
 
 
 def _short(value: Any) -> bool:

@@ -212,7 +212,8 @@ class RolloutSection(Section):
     columns), or `auto`: paged on TPU and GPU or with a budget, else dense, which is faster on CPU
     (docs/rollouts.md#the-kv-cache)."""
     cache_gib: float | None = Field(default=None, gt=0, le=65536)
-    """Budget of the paged cache on each device, in GiB; default: enough for all slots at `max_length`."""
+    """Budget of the paged cache on each device, in GiB, with the states of models that have some; default: enough for
+    all slots at `max_length`."""
     prefill_tokens: Count = 512
     """Tokens of prompts and observations per dispatch and row shard (paged cache)."""
     attention: Literal["auto", "loop"] = "auto"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-import datasets
-
 from scope_jax.config import Config, EvalSet, Measure
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
@@ -43,7 +41,6 @@ class ExamSet:
     def load(cls, cfg: Config, exam: Exam, eval_set: EvalSet, counts_questions: bool = False) -> ExamSet:
         """The set with its rows, checked. Raises UserError, PromptError or FileNotFoundError with a sentence for rows,
         prompts or judges that are missing or invalid."""
-        datasets.disable_progress_bars()  # sets of the hub are read between the command's own lines
         rows = sources.load(Source(eval_set.path, exams.kind_of(exam, eval_set), eval_set))
         exams.check_prompts(cfg, exam, {eval_set.name: rows})
         exams.judges(cfg, exam)

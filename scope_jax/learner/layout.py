@@ -19,11 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scope_jax.config import OptimizerSection
 from scope_jax.learner.state import TrainState, fresh, specs_like
 from scope_jax.models import adapter as adapters
-from scope_jax.models import transformer
+from scope_jax.models import stacks, transformer
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
 from scope_jax.sharding.rules import TRAIN
-from scope_jax.sharding.spec import abstract_params, init_params, param_shardings, partition_specs
+from scope_jax.sharding.spec import Param, abstract_params, init_params, param_shardings, partition_specs
 
 
 class Layout:
@@ -50,7 +50,7 @@ class Layout:
         self.model, self.mesh, self.optimizer, self.adapter = model, mesh, optimizer, adapter
         self.compute_dtype, self.unstacked = jnp.dtype(compute_dtype), unstacked
         whole = transformer.declare(model)
-        self._reference = _unstacked(whole, model.num_layers) if unstacked else whole
+        self._reference = _unstacked(model, whole) if unstacked else whole
         self.reference_specs = partition_specs(self._reference, TRAIN)
         if adapter is None:
             self.param_dtype = jnp.dtype(param_dtype)
@@ -66,7 +66,7 @@ class Layout:
 
     def whole(self, params: Any, reference: Any) -> Any:
         """Weights for the forward pass: what is trained, or the base combined with it."""
-        return params if self.adapter is None else adapters.combined(reference, params, self.adapter.scale)
+        return params if self.adapter is None else adapters.combined(self.model, reference, params, self.adapter.scale)
 
     def _abstract(self) -> Any:
         """Shape and dtype of everything that is trained."""
@@ -115,7 +115,10 @@ class Layout:
         return jax.jit(partial(init_params, self._declared), out_shardings=self.param_shardings)(key)
 
 
-def _unstacked(declared: Any, layers: int) -> Any:
+def _unstacked(model: ModelConfig, declared: Any) -> Any:
     """The declarations with "layers" as a tuple of trees without the leading L."""
-    one = jax.tree.map(lambda param: replace(param, shape=param.shape[1:], axes=param.axes[1:]), declared["layers"])
-    return {**declared, "layers": (one,) * layers}
+
+    def one(param: Param, _: int) -> Param:
+        return replace(param, shape=param.shape[1:], axes=param.axes[1:])
+
+    return {**declared, "layers": stacks.each(model, declared["layers"], one)}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.models.transformer import logits_of
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
 
@@ -53,10 +54,12 @@ def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry
     return lax.fori_loop(0, math.ceil(vocab / block), step, carry)
 
 
-def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array, real: Any) -> jax.Array:
+def _logits(
+    hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array, real: Any, softcap: float | None
+) -> jax.Array:
     """Logits of one block of vocabulary entries, of which the first `real` are no padding (None: all)."""
     sums = _sums(words_cD)
-    logits_Nc = lax.dot_general(hidden_ND, words_cD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    logits_Nc = logits_of(hidden_ND, words_cD, softcap, sums)
     logits_Nc /= temperature.astype(sums)[..., None]
     return logits_Nc if real is None else jnp.where(jnp.arange(words_cD.shape[0]) < real, logits_Nc, LOWEST)
 
@@ -74,13 +77,14 @@ def _forward(
     chunk: int,
     shards: Shards,
     vocab: int | None,
+    softcap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(logp_N, entropy_N, log Σ_v exp logits); sums are relative to the largest logit so far."""
     local_N = targets_N - shards.index * table_VD.shape[0]
 
     def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top_N, total_N, moment_N, target_N = carry
-        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards))
+        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards), softcap)
         higher_N = jnp.maximum(top_N, jnp.max(logits_Nc, axis=-1))
         below_Nc = logits_Nc - higher_N[:, None]
         weight_Nc = new_c * jnp.exp(below_Nc)
@@ -108,7 +112,7 @@ def _raised(top_N: jax.Array, total_N: jax.Array, moment_N: jax.Array, higher_N:
     return total_N * factor_N, (moment_N + (top_N - higher_N) * total_N) * factor_N
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
 def _logprobs(
     hidden_ND: jax.Array,
     table_VD: jax.Array,
@@ -117,30 +121,34 @@ def _logprobs(
     chunk: int,
     shards: Shards,
     vocab: int | None,
+    softcap: float | None,
     entropy_slope: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab)[:2]
+    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, softcap)[:2]
 
 
-def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shards, vocab, entropy_slope: bool):
-    logp_N, entropy_N, normaliser_N = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab)
+def _save(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, softcap, entropy_slope):
+    found = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, softcap)
+    logp_N, entropy_N, normaliser_N = found
     return (logp_N, entropy_N), (hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N)
 
 
-def _backward(chunk: int, shards: Shards, vocab, entropy_slope: bool, saved, cotangents: tuple[jax.Array, jax.Array]):
+def _backward(chunk: int, shards: Shards, vocab, softcap, entropy_slope: bool, saved, cotangents):
     hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N = saved
     sums, local_N = _sums(table_VD), targets_N - shards.index * table_VD.shape[0]
     logp_slope_N, entropy_slope_N = ((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
 
     def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         grad_ND, grad_VD = carry
-        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards))
+        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards), softcap)
         logp_Nc = logits_Nc - normaliser_N[:, None]
         probs_Nc = jnp.exp(logp_Nc)
         hit_Nc = jnp.arange(block)[None, :] == (local_N - start)[:, None]
         slope_Nc = jnp.where(hit_Nc, 1.0 - probs_Nc, -probs_Nc) * logp_slope_N[:, None]
         if entropy_slope:
             slope_Nc -= probs_Nc * (logp_Nc + entropy_N[:, None]) * entropy_slope_N[:, None]
+        if softcap is not None:  # c tanh(x / c) has the slope 1 − tanh²(x / c); a padded logit has none of its own
+            slope_Nc *= 1 - jnp.square(jnp.maximum(logits_Nc * temperature.astype(sums)[..., None], -softcap) / softcap)
         slope_Nc = (slope_Nc * new_c).astype(table_VD.dtype)
         grad_ND += lax.dot_general(slope_Nc, words_cD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
         grad_cD = lax.dot_general(slope_Nc, hidden_ND, (((0,), (0,)), ((), ())), preferred_element_type=sums)
@@ -166,11 +174,13 @@ def token_logprobs(
     chunk: int,
     shards: Shards,
     vocab: int | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, " N"]:
-    """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
+    """log softmax(logits / temperature) at the targets, float32 (float64 for weights in float64), with the logits of
+    `transformer.logits_of`.
 
     temperature: one for all positions, or one per position. vocab: the rows of the whole table from this one on are
-    padding and get probability 0; None if there is no padding.
+    padding and get probability 0; None if there is no padding. softcap: `ModelConfig.final_softcap`.
 
     Processes the vocabulary in blocks in the forward and the backward pass, all positions at a time, so that at most as
     many logits exist as `chunk` positions have over the whole vocabulary (`vocabulary_block`; at least a block of
@@ -182,7 +192,7 @@ def token_logprobs(
     Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none with respect to the
     temperature.
     """
-    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, False)
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, softcap, False)
     return both[0]
 
 
@@ -194,6 +204,7 @@ def token_logprobs_and_entropy(
     chunk: int,
     shards: Shards,
     vocab: int | None = None,
+    softcap: float | None = None,
     *,
     entropy_slope: bool,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
@@ -202,6 +213,6 @@ def token_logprobs_and_entropy(
     entropy_slope: whether the entropy is differentiable, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; if not, it is
     only a metric and costs nothing in the backward pass.
     """
-    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, entropy_slope)
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, softcap, entropy_slope)
     logp_N, entropy_N = both
     return logp_N, entropy_N if entropy_slope else lax.stop_gradient(entropy_N)

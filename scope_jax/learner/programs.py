@@ -26,7 +26,8 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import Work
 from scope_jax.learner.state import TrainState, advance, global_norm
-from scope_jax.models import attention, context, kinds, transformer
+from scope_jax.models import attention, context, delta, kinds, transformer
+from scope_jax.models.config import Delta
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
 from scope_jax.sharding.mesh import ROWS, TOKENS
@@ -68,8 +69,13 @@ class LearnerPrograms:
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
         kv_heads = kinds.kv_heads(model) // tensor
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
+        states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Delta)]
+        for mixer in states[:1]:
+            delta.check_context(mixer.num_key_heads, tensor, divided)
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
-        self.work = Work(model, sparse) if section.share_prefixes == "auto" else None
+        # A state is of one text: where texts part, each would need one of its own.
+        shares = section.share_prefixes == "auto" and not states
+        self.work = Work(model, sparse) if shares else None
         for bucket in section.buckets:
             context.token_order(bucket, divided)
             if self.shards.sequence and bucket // divided % tensor:
@@ -77,7 +83,10 @@ class LearnerPrograms:
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        options = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
+        options: dict[str, Any] | None = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
+        if platform == "cpu" and layout.unstacked and section.remat != "none":
+            # Otherwise XLA begins to compute all unrolled layers again at once, and keeps what they need.
+            options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
         self.score = jax.jit(self._score, static_argnames=("policy", "reference"), compiler_options=options)
         self.step = jax.jit(self._step, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)
         self.rest = jax.jit(self._rest, static_argnames=("card",), donate_argnames=("state",), compiler_options=options)
@@ -109,6 +118,7 @@ class LearnerPrograms:
             self.section.logprob_chunk,
             self.shards,
             self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
+            self.model.final_softcap,
             entropy_slope=entropy_slope,
         )
 

@@ -14,7 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import OptimizerSection
 from scope_jax.errors import UserError
+from scope_jax.models.kinds import FROZEN
 from scope_jax.sharding.collectives import mesh_axes
+from scope_jax.sharding.spec import path_name
 
 Tree = Any
 
@@ -119,8 +121,8 @@ def advance(
     """(state after one AdamW step of the current update, learning rate used, whether the step was taken).
 
     The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as in torch.nn.utils.clip_grad_norm_. If the norm is
-    not finite, weights and moments are unchanged and the step is counted as skipped. Computed in float32, whatever the
-    dtype of the state.
+    not finite, weights and moments are unchanged and the step is counted as skipped. Weights in FROZEN stay as they
+    are. Computed in float32, whatever the dtype of the state.
     """
     taken = jnp.isfinite(norm)
     scale = jnp.minimum(1.0, section.max_grad_norm / (norm + 1e-6))
@@ -128,7 +130,11 @@ def advance(
     params32 = _as_float32(state.params)
     moved, opt_state = adamw(section).update(grads, _as_float32(state.opt_state), params32)
     rate = learning_rate(section, state.step)
-    params = jax.tree.map(lambda weight, step: weight - rate * step, params32, moved)
+
+    def stepped(path: Any, weight: jax.Array, step: jax.Array) -> jax.Array:
+        return weight if path_name(path).rpartition(".")[2] in FROZEN else weight - rate * step
+
+    params = jax.tree.map_with_path(stepped, params32, moved)
 
     def keep(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(taken, new.astype(old.dtype), old)

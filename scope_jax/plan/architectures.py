@@ -2,8 +2,8 @@
 downloaded.
 
 The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
-deepseek-ai, mistralai, HuggingFaceTB); a test compares the number of weights they give with the one the hub states for
-each model.
+deepseek-ai, mistralai, HuggingFaceTB, google, openai); a test compares the number of weights they give with the one the
+hub, or of gpt-oss its model card, states for each model.
 """
 
 from __future__ import annotations
@@ -74,12 +74,36 @@ MINISTRAL3 = COMMON | {  # without its vision tower; YaRN as in the defaults of 
     "max_position_embeddings": 262144,
     "head_dim": 128,
 }
+QWEN35 = COMMON | {  # without vision tower and multi-token prediction
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+QWEN35_9B = QWEN35 | _shape(32, 4096, 16, 4, 12288, 248320)
+QWEN35_27B = QWEN35 | _shape(64, 5120, 24, 4, 17408, 248320) | {"linear_num_value_heads": 48}
+QWEN35_35B = QWEN35 | _shape(40, 2048, 16, 2, 512, 248320) | {"architectures": ["Qwen3_5MoeForCausalLM"]}
 SMOLLM3 = COMMON | {
     "architectures": ["SmolLM3ForCausalLM"],
     "rope_theta": 5e6,
     "max_position_embeddings": 65536,
     "tie_word_embeddings": True,
 }
+GEMMA3 = {  # of the larger ones without their vision tower
+    "architectures": ["Gemma3ForCausalLM"],
+    "max_position_embeddings": 131072,
+    "sliding_window": 1024,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GEMMA4 = {  # without vision and audio
+    "architectures": ["Gemma4ForCausalLM"],
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+GPT_OSS = {"architectures": ["GptOssForCausalLM"]}  # all else as in the defaults of its class
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
 QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
 QWEN25_72B = QWEN25 | _shape(80, 8192, 64, 8, 29568, 152064)
@@ -126,6 +150,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-235B-A22B-Instruct-2507": QWEN3_235B,
     "Qwen3-30B-A3B-Instruct-2507": QWEN3_30B,
     "Qwen3-30B-A3B-Thinking-2507": QWEN3_30B,
+    "Qwen3.5-9B": QWEN35_9B,
+    "Qwen3.5-27B": QWEN35_27B,
+    "Qwen3.5-35B-A3B": QWEN35_35B,
+    "Qwen3.6-27B": QWEN35_27B,
+    "Qwen3.6-35B-A3B": QWEN35_35B,
     "Llama-3.1-8B": LLAMA31_8B,
     "Llama-3.1-8B-Instruct": LLAMA31_8B,
     "Llama-3.1-70B-Instruct": LLAMA31_70B,
@@ -140,6 +169,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Mistral-7B-Instruct-v0.3": MISTRAL | _shape(32, 4096, 32, 8, 14336, 32768),
     "Ministral-3-8B-Base-2512": MINISTRAL3 | _shape(34, 4096, 32, 8, 14336, 131072),
     "SmolLM3-3B": SMOLLM3 | _shape(36, 2048, 16, 4, 11008, 128256),
+    "gemma-3-1b-it": GEMMA3
+    | _shape(26, 1152, 4, 1, 6912, 262144)
+    | {"max_position_embeddings": 32768, "sliding_window": 512, "rope_scaling": None},
+    "gemma-3-4b-it": GEMMA3 | _shape(34, 2560, 8, 4, 10240, 262208),
+    "gemma-3-12b-it": GEMMA3 | _shape(48, 3840, 16, 8, 15360, 262208),
+    "gemma-3-27b-it": GEMMA3
+    | _shape(62, 5376, 32, 16, 21504, 262208)
+    | {"head_dim": 128, "query_pre_attn_scalar": 168},
+    "gemma-4-12B-it": GEMMA4
+    | _shape(48, 3840, 16, 8, 15360, 262144)
+    | {"architectures": ["Gemma4UnifiedForCausalLM"], "num_global_key_value_heads": 1},
+    "gemma-4-26B-A4B-it": GEMMA4
+    | GEMMA4_EXPERTS
+    | _shape(30, 2816, 16, 8, 2112, 262144)
+    | {"num_global_key_value_heads": 2},
+    "gemma-4-31B-it": GEMMA4 | _shape(60, 5376, 32, 16, 21504, 262144) | {"num_global_key_value_heads": 4},
+    "gpt-oss-20b": GPT_OSS | _shape(24, 2880, 64, 8, 2880, 201088) | {"num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | _shape(36, 2880, 64, 8, 2880, 201088) | {"num_local_experts": 128},
     "Olmo-3-7B-Instruct": OLMO3 | _shape(32, 4096, 32, 32, 11008, 100278),
 }
 

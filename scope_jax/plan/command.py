@@ -10,7 +10,7 @@ from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.plan import engines, knobs, page, planning
 from scope_jax.plan.architectures import model_of
-from scope_jax.plan.hardware import Hardware
+from scope_jax.plan.hardware import Hardware, without_compiler
 from scope_jax.plan.planning import Planner, figures, index_vectors
 
 
@@ -56,9 +56,21 @@ def plan(
 def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[str], None]) -> None:
     """Raises UserError with the plan's sentence if the card does not fit."""
     found = plan(card, sets, on, tell=tell)
-    if not found["fits"]:
-        raise UserError(page.verdict(found))
+    if short := page.shortage(found):
+        raise UserError(short)
     tell(page.verdict(found))
+
+
+def warning(card: Path, sets: Sequence[str], here: Hardware | None) -> str | None:
+    """A sentence if this machine lacks memory that the card needs by arithmetic, which takes no time; None if it has
+    it, if its memory is not known, or if the card cannot be planned: the run says why, in its own words."""
+    if here is None:
+        return None
+    try:
+        short = page.shortage(plan(card, sets, without_compiler(here)))
+    except UserError:
+        return None
+    return None if short is None else f"warning: memory is short: {short}"
 
 
 def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> list[str]:

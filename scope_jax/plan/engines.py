@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.kinds import cached, has_sinks, head_dim, kept_bytes
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
@@ -47,7 +47,7 @@ def meshes(planner: Planner, needs: Needs) -> list[dict[str, Any]]:
     for engine, room in _others(planner, needs):
         whole = memory.device_bytes(engine.abstract_state().cache)
         assert engine.budget is not None
-        if room < engine.budget.least * engine.budget.page_bytes:
+        if room < engine.budget.least_bytes:
             continue
         cache = min(room, whole)
         row = _row(planner.on, engine, cache, own=False, limit=None if cache == whole else floored(cache))
@@ -121,8 +121,8 @@ def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
     weights = {name: _weights(model) for name, model in models.items()}
     for name in sorted(models, key=lambda name: -weights[name]):  # of equal ones the first that is listed
-        keys = sum(min(length, window or length) for window in models[name].windows)
-        cache = 2 * slots * keys * kv_heads(models[name]) * head_dim(models[name])
+        cache = slots * cached(models[name], 1, lambda window: min(length, window or length))
+        cache += slots * kept_bytes(models[name], 2) // 2
         if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
             continue
         fits = [one for one in _held(on, name, models[name], slots, length) if one.bytes <= limit]
@@ -143,7 +143,9 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
         try:
             mesh = make_mesh(MeshConfig(1, -1, tensor), on.devices)
             check_mesh(model, mesh)
-            engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model)))
+            engine = PagedEngine(
+                model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model))
+            )
         except UserError:
             continue
         state = engine.abstract_state()

@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
-from scope_jax.models.config import Experts, ModelConfig
-from scope_jax.models.kinds import feed_of, head_dim, kv_heads, mixer_of
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.kinds import cached, feed_of, kept_bytes, mixer_of
 from scope_jax.models.pages import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
@@ -131,7 +131,6 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         experts = experts * (1 - (1 - chosen) ** (slots * gathered))
     dense = 2.0 * flops.weights_per_token(model) + 2.0 * model.width * model.vocab_size
     grouped = flops.expert_flops(model, 1, 3)
-    heads = max(1.0, kv_heads(model) / tensor) * head_dim(model)
 
     def seen(window: int | None) -> float:
         return min(length, window or math.inf) + PAGE / 2  # the last page is whole
@@ -144,8 +143,9 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
         weights=weights + experts,
-        cache=2 * slots * sum(map(seen, model.windows)) * heads * size,
-        memory=SAMPLED * 4 * slots * model.vocab_size / tensor,
+        cache=slots * cached(model, tensor, seen) * size,
+        # What is kept of a text is read and written.
+        memory=SAMPLED * 4 * slots * model.vocab_size / tensor + 2 * slots * kept_bytes(model, size) / tensor,
         layers=model.num_layers,
         slots=slots * model.num_layers,
         collectives=(2 * model.num_layers + 3 if tensor > 1 else 0) + (4 * model.num_layers if gathered > 1 else 0),
@@ -174,7 +174,8 @@ def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
     """cache: bytes of pages on each device. length: tokens of a slot, on average."""
     model, tensor, shards = engine.model, engine.mesh.shape["tensor"], row_shards(engine.mesh)
     token = _token_bytes(model, tensor, jnp.dtype(engine.config.compute_dtype).itemsize, length)
-    live = min(engine.config.slots / shards, cache / (token * length))
+    states = 0 if engine.budget is None else engine.budget.state_bytes  # of all slots
+    live = min(engine.config.slots / shards, (cache - states) / (token * length))
     work = decode_work(engine, on, length, live)
     time = seconds(work, on.chip, ASSUMED[on.platform])
     return Pace(1e3 * time, 1e3 * roofline(work, on.chip), live * shards / time, live * shards)
@@ -182,14 +183,13 @@ def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
 
 def _picked(model: ModelConfig) -> int:
     """Experts of a token, 0 of a dense model."""
-    feed = model.layers[0].feed
-    return feed.picked if isinstance(feed, Experts) else 0
+    experts = model.layers[0].experts
+    return 0 if experts is None else experts.picked
 
 
 def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
     """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
-    kept = sum(min(1.0, (window or math.inf) / length) for window in model.windows)
-    return 2 * kept * max(1.0, kv_heads(model) / tensor) * head_dim(model) * size
+    return cached(model, tensor, lambda window: min(1.0, (window or math.inf) / length)) * size
 
 
 # --------------------------------------------------------------------------------------------------------------- update
@@ -205,10 +205,11 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     recomputed = {"full": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
     backward = 1 if frozen else 2
     head = 2.0 * model.width * model.vocab_size * (2 + backward)  # logits are computed again for their gradient
-    layer, picked = model.layers[0], max(_picked(model), 1)
-    heads = mixer_of(layer).values(layer.mixer) / 2  # of queries, keys
+    count, picked = model.num_layers, max(_picked(model), 1)
+    heads = sum(mixer_of(layer).values(layer.mixer) for layer in model.layers) / count / 2  # of queries, keys
     values = 12 * model.width + 4 * heads + 6 * model.width * (picked - 1)
-    values += 4 * feed_of(layer).values(layer.feed) / 3  # of gate, up and their product, each of its width
+    feeds = sum(feed_of(layer).values(layer.feed) for layer in model.layers) / count
+    values += 4 * feeds / 3  # of gate, up and their product, each of its width
     passes = (2 if again else 1) + 2
     layers = model.num_layers * passes
     one = Work(

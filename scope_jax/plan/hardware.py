@@ -8,14 +8,18 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.sharding.chips import CHIPS, GIB, KINDS, Chip, chip_of
+from scope_jax.run import host_memory
+from scope_jax.sharding.chips import CHIPS, GIB, KINDS, Chip, chip_of, lists_tpu
 
 __all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "gpu_devices", "hardware", "prepare", "tpu_devices"]
 
 THIS_MACHINE = "this machine"
+GPU_FILES = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver, a folder for each GPU
 
 
 # Slices, or nodes, of the same size may stand before it: 2xv6e:8x8, 4x8xH100.
@@ -64,13 +68,16 @@ class Absent:
 @dataclass(frozen=True)
 class Hardware:
     """The devices of a plan. platform: "tpu", "gpu" or "cpu". devices: of JAX, or `Absent` ones, those of one slice or
-    node together. domains: the number of slices or nodes, between which they communicate over the network."""
+    node together. domains: the number of slices or nodes, between which they communicate over the network. host: bytes
+    of this machine's memory that are available to a run; None of devices that are not here, and of CPUs, whose own it
+    is."""
 
     name: str
     platform: str
     chip: Chip
     devices: Sequence[Any]
     domains: int = 1
+    host: float | None = None
 
     @property
     def compiles(self) -> bool:
@@ -78,18 +85,16 @@ class Hardware:
         return not isinstance(self.devices[0], Absent)
 
 
-def prepare(on: str | None) -> None:
-    """Prepares the environment for `hardware(on)`; to be called before JAX is imported. Variables already set stay."""
-    if on is not None:
-        for name, value in ABSENT.items():
-            os.environ.setdefault(name, value)
+def prepare() -> None:
+    """Prepares the environment for plans of devices that are not here, or not to be started; to be called before JAX
+    is imported. Variables already set stay."""
+    for name, value in ABSENT.items():
+        os.environ.setdefault(name, value)
 
 
 def tpu_devices(topology: str, slices: int = 1) -> list[Any]:
     """The devices of slices of a TPU topology such as v5p:4x4x4, for ahead-of-time compilation. Raises UserError if
     libtpu is not installed or does not know the topology."""
-    from importlib.util import find_spec
-
     from jax.errors import JaxRuntimeError
     from jax.experimental import topologies
 
@@ -120,9 +125,12 @@ def absent_tpu_devices(chip: Chip, topology: str, slices: int = 1) -> list[Absen
 
 def cuda_compiler() -> bool:
     """Whether JAX's CUDA plugin and cuDNN are installed: they compile for a GPU that is not here."""
-    from importlib.util import find_spec
+    return _cuda_plugin() and find_spec("nvidia") is not None and find_spec("nvidia.cudnn") is not None
 
-    if find_spec("jax_plugins") is None or find_spec("nvidia") is None or find_spec("nvidia.cudnn") is None:
+
+def _cuda_plugin() -> bool:
+    """Whether JAX would use an NVIDIA GPU of this machine."""
+    if find_spec("jax_plugins") is None:
         return False
     return any(find_spec(f"jax_plugins.xla_cuda{major}") for major in (12, 13))
 
@@ -163,12 +171,13 @@ def cuda_target(chip: Chip) -> str:
 
 def hardware(on: str | None, compiled: bool = True) -> Hardware:
     """The hardware that a name stands for: v5p:4x4x4, 8xH100, several of them (2xv6e:8x8, 4x8xH100), or None for the
-    devices of this machine. compiled: programs can be compiled for it, where the compilers are installed.
+    devices of this machine. compiled: programs can be compiled for it, where the compilers are installed; False: no
+    device is started.
 
-    Raises UserError for a name of another form, and as `tpu_devices`.
+    Raises UserError for a name of another form, and as `tpu_devices` and `_unstarted`.
     """
     if on is None:
-        return _this_machine()
+        return _this_machine() if compiled else _unstarted()
     if found := TPU.fullmatch(on):
         slices, chip = int(found[1] or 1), CHIPS[found[2]]
         devices = tpu_devices(f"{found[2]}:{found[3]}", slices) if compiled else []
@@ -176,6 +185,8 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
     if found := GPUS.fullmatch(on):
         nodes, chip = int(found[1] or 1), CHIPS[found[3]]
         return Hardware(on, "gpu", chip, gpu_devices(chip, int(found[2]), nodes, compiled), nodes)
+    if on in CUDA:
+        raise UserError(f"--on {on} does not say how many; give --on 1x{on} for one, 8x{on} for a node of eight.")
     raise UserError(
         f"--on {on} is not known hardware; give a TPU topology such as v5p:4x4x4, v5e:8x8, v6e:4x4 or v7x:2x2x1, a GPU "
         "node such as 8xH100 (A100, H100, H200, B200, B300, GB200), several of either such as 2xv6e:8x8 or 4x8xH100, "
@@ -184,20 +195,91 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
 
 
 def _this_machine() -> Hardware:
+    """Raises UserError if the memory of its accelerator is not known."""
+    import jax
+
+    if (here := started()) is None:
+        raise _unknown(str(jax.devices()[0].device_kind))
+    return here
+
+
+def started() -> Hardware | None:
+    """This machine with its devices; None if the memory of its accelerator is not known."""
     import jax
 
     devices = jax.devices()
     platform, kind = devices[0].platform, str(devices[0].device_kind)
     if platform == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
-        return Hardware(THIS_MACHINE, platform, Chip(kind, memory, None, None), devices)
+        return Hardware(THIS_MACHINE, platform, _processor(kind, len(devices)), devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     known = chip_of(kind)
     if limit is None and known is None:
-        raise UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
+        return None
     base = known or Chip(kind, 0.0, None, None)
     chip = base if limit is None else replace(base, hbm=float(limit))
-    return Hardware(THIS_MACHINE, platform, chip, devices, len({_domain(device) for device in devices}))
+    domains = len({_domain(device) for device in devices})
+    return Hardware(THIS_MACHINE, platform, chip, devices, domains, host_memory.free())
+
+
+def without_compiler(on: Hardware) -> Hardware:
+    """The same hardware, for plans by arithmetic."""
+    stand_ins = [
+        Absent(
+            device.id,
+            device.platform,
+            device.device_kind,
+            device.process_index,
+            None,
+            getattr(device, "coords", None),
+            getattr(device, "core_on_chip", 0),
+            getattr(device, "slice_index", None),
+        )
+        for device in on.devices
+    ]
+    return replace(on, devices=stand_ins)
+
+
+def _unknown(kind: str) -> UserError:
+    return UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
+
+
+def _processor(kind: str, devices: int) -> Chip:
+    """What JAX calls the devices of a CPU: each has its part of the memory that is available."""
+    return Chip(kind, host_memory.free() / devices, None, None)
+
+
+def _unstarted() -> Hardware:
+    """This machine by what its operating system lists: the GPUs that JAX would use, else the CPU.
+
+    Raises UserError for a TPU, whose kind is known only when it has been started, and for a GPU whose memory is not
+    known.
+    """
+    wanted = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
+    gpus = [] if wanted == ["cpu"] or not _cuda_plugin() else _listed_gpus()
+    if gpus:
+        if (chip := chip_of(gpus[0])) is None:
+            raise _unknown(gpus[0])
+        devices = gpu_devices(chip, len(gpus), compiled=False)
+        return Hardware(THIS_MACHINE, "gpu", chip, devices, host=host_memory.free())
+    if wanted != ["cpu"] and find_spec("libtpu") is not None and lists_tpu():
+        raise UserError(
+            "which TPU this machine has is known only when it has been started; name it with --on, for example --on "
+            "v5e:2x4, or leave out --quick."
+        )
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    count = int(os.environ.get("JAX_NUM_CPU_DEVICES") or (forced[1] if forced else 1))
+    devices = [Absent(number, "cpu", "cpu") for number in range(count)]
+    return Hardware(THIS_MACHINE, "cpu", _processor("cpu", count), devices)
+
+
+def _listed_gpus() -> list[str]:
+    """The names of the NVIDIA GPUs that a process sees, from the driver's files."""
+    names = []
+    for file in sorted(GPU_FILES.glob("*/information")):
+        found = re.search(r"^Model:\s*(.+)$", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        names.append(found[1].strip() if found else "this machine's GPU")
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names if seen is None else names[: len([one for one in seen.split(",") if one.strip() not in ("", "-1")])]
 
 
 def _domain(device: Any) -> int:

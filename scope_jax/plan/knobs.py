@@ -25,7 +25,7 @@ def room_for_pages(planner: Planner, needs: Needs) -> float | None:
     if pages is None:
         return None
     room = planner.limit - (needs.peaks["generate"].total - needs.held.cache)
-    return room if room >= pages.least * pages.page_bytes else None
+    return room if room >= pages.least_bytes else None
 
 
 def budget(planner: Planner, needs: Needs) -> Change | None:

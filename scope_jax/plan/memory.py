@@ -18,7 +18,7 @@ the engine keeps its weights while a teacher rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 
 from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner
+from scope_jax.models import stacks
 from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.kinds import feed_of, mixer_of
 from scope_jax.plan.programs import Compiled
@@ -36,6 +37,8 @@ from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
 PHASES = ("publish", "generate", "rate", "learn")
+PROGRAM = 1.2 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
+UNROLLED = 1.6  # of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers
 
 
 def device_bytes(tree: Any) -> int:
@@ -50,6 +53,19 @@ def device_bytes(tree: Any) -> int:
 def _whole_bytes(tree: Any) -> int:
     """Bytes of whole arrays."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _numbers(tree: Any) -> int:
+    """The numbers of all arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _largest(model: ModelConfig, layers: Any, size: Callable[[Any], float]) -> float:
+    """The size of the largest layer of a tree of stacks, or of layers."""
+    if not isinstance(layers, dict):
+        return max(map(size, layers))
+    own = zip(stacks.split(model, layers), stacks.stacks(model), strict=True)
+    return max(size(stack) / len(numbers) for stack, numbers in own)
 
 
 class Teacher(NamedTuple):
@@ -92,6 +108,8 @@ class Residents:
     """What several processes need to send each other the episodes that they have generated."""
     teachers: tuple[float, ...] = ()
     """The weights of each teacher with a folder; they are in host memory unless it rates."""
+    program: float = 0.0
+    """The device's part of `PROGRAM` where its memory is the host's, as of a CPU."""
 
     @property
     def state(self) -> float:
@@ -107,13 +125,15 @@ class Residents:
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         engine |= {"exchange": self.exchange}
         rating = {"teacher": max(self.teachers, default=0.0), "exchange": self.exchange}
+        program = {"program": self.program}
         if self.apart and phase == "rate":
-            return {"search index": self.index, "engine weights": self.engine - self.shared, **rating}
+            return {**program, "search index": self.index, "engine weights": self.engine - self.shared, **rating}
         if self.apart and phase == "generate":
-            return {"search index": self.index, **engine}
+            return {**program, "search index": self.index, **engine}
         away = self.offload and phase != "learn"
         here = 0 if away else (1 if self.offload else self.policies)
         parts = {
+            **program,
             "master weights": here * self.master,
             "moments": here * self.moments,
             "reference": 0.0 if away else self.reference,
@@ -148,17 +168,17 @@ def residents(
     teachers: Sequence[Teacher] = (),
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
+    devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)
-    one = _whole_bytes(weights["layers"][0]) if apart else device_bytes(weights["layers"][0])
-    layers = engine.model.num_layers
+    one = max(map(_whole_bytes if apart else device_bytes, weights["layers"]))
     # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end; to
     # other devices they are sent from whole copies.
     stacked = state.params if learner.adapter is None else state.ref_params
-    layer = device_bytes(stacked["layers"]) / layers + one
+    layer = _largest(engine.model, stacked["layers"], device_bytes) + one
     tables = [_whole_bytes(tree) if apart else device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
@@ -176,6 +196,7 @@ def residents(
         apart=apart,
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
+        program=PROGRAM / len(devices) if searching.devices.flat[0].platform == "cpu" else 0.0,
     )
 
 
@@ -216,7 +237,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
 
     gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
     layer's intermediate values (all layers' without rematerialisation), and what `learner.remat` keeps. gathered:
-    weights of one layer and the output table on the device. logits: of one block of the vocabulary with their gradient.
+    weights of one layer and the output table on the device, none where the base of adapters is there as it computes.
+    logits: of one block of the vocabulary with their gradient.
+
+    A CPU keeps of unrolled layers what they are computed from again, `UNROLLED` of their intermediate values.
     """
     from scope_jax.learner.batching import rows_per_shard
 
@@ -225,7 +249,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     inside = layer_bytes(model, tokens, tensor, size)
+    unrolled = learner.layout.unstacked and mesh.devices.flat[0].platform == "cpu"
     kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
+    if unrolled and section.remat != "none":
+        kept = UNROLLED * sum(inside)
     if section.remat in ("qkv", "dots"):
         for layer in model.layers:
             projected = mixer_of(layer).projected(layer.mixer) // tensor
@@ -234,13 +261,13 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
             kept += tokens * (projected + more) * size
     state = learner.abstract_state(reference=True)
     shapes, whole = state.params, state.ref_params
-    gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
+    gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
         "activations": model.num_layers * tokens * model.width * size + kept,
-        "gathered weights": 2 * gathered * size + 2 * table * size,
-        "logits": 3.0 * section.logprob_chunk * model.table_rows / tensor * 4,
+        "gathered weights": 0.0 if learner.layout.unstacked else 2 * gathered * size + 2 * table * size,
+        "logits": 3.0 * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
     }
 
 
@@ -249,7 +276,7 @@ def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     model, (weights,) = teacher.model, teacher.program.resident
     leaf = jax.tree.leaves(weights)[0]
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
-    layer = sum(leaf.size for leaf in jax.tree.leaves(weights["layers"])) / model.num_layers / tensor
+    layer = _largest(model, weights["layers"], _numbers) / tensor
     return {
         "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
@@ -265,8 +292,10 @@ def arithmetic_peak(
     slots: int,
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
+    prompts: int = 0,
 ) -> Peak:
-    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
+    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots, and
+    two copies of the rows of a cache without pages that `prompts` prompts at a time are computed in."""
     parts, name = held.parts(phase), ""
     if phase == "learn":
         parts, name = parts | estimated_temporaries(learner, bucket), f"update @{bucket}"
@@ -276,4 +305,5 @@ def arithmetic_peak(
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor
+        parts["prompts"] = 2.0 * held.cache * prompts / slots
     return Peak(phase, name, parts, False)

@@ -11,7 +11,8 @@ Figures = Mapping[str, Any]
 def verdict(found: Figures) -> str:
     """One sentence: whether the card fits, what is missing, and what would fit."""
     where = f"{found['card']} on {found['on']} ({found['devices']} x {found['chip']})"
-    room = f"{found['hbm_gib']} GiB per device less {found['reserve_gib']} in reserve"
+    there = "available" if found["chip"] == "cpu" else "per device"
+    room = f"{found['hbm_gib']} GiB {there} less {found['reserve_gib']} in reserve"
     least = "" if found["compiled"] else "at least "
     needed = f"{least}{found['peak_gib']} GiB in the phase {found['phase']!r}"
     if found["fits"]:
@@ -23,19 +24,35 @@ def verdict(found: Figures) -> str:
     return f"{where} does not fit: it needs {needed}, {found['shortfall_gib']} GiB more than {room}; {remedy}."
 
 
+def shortage(found: Figures) -> str | None:
+    """One sentence if the devices, or this machine, lack memory that the card needs; None if they have it."""
+    if not found["fits"]:
+        return verdict(found)
+    if not found.get("host_fits", True):
+        return (
+            f"{found['card']} needs at least {found['host_needed_gib']} GiB of this machine's memory beside its "
+            f"devices', of which {found['host_available_gib']} GiB are available; end other processes, or take "
+            "a larger machine."
+        )
+    return None
+
+
 def lines(found: Figures) -> Iterator[str]:
     """The whole plan."""
     yield verdict(found)
+    if found["fits"] and (short := shortage(found)):
+        yield short
     yield f"model                {found['model']} ({found['shape_from']}), mesh {_mesh(found['mesh'])}"
     yield "figures              " + (
         f"compiled for {found['on']}, nothing executed; GiB per device"
         if found["compiled"]
-        else "by arithmetic, compiled: false (no compiler for this hardware here); temporaries are rough "
-        "estimates; GiB per device"
+        else "by arithmetic, compiled: false (nothing was compiled); temporaries are rough estimates; GiB per device"
     )
     yield from _phases(found["phases"])
     if found["host_gib"]:
         yield f"host memory          {found['host_gib']} GiB for each device"
+    if "host_fits" in found:
+        yield f"of this machine      {found['host_needed_gib']} GiB, of {found['host_available_gib']} available"
     yield (
         f"cache                {found['full_rows']} episodes of {found['max_length']} tokens at a time, in "
         f"{found['slots']} slots; shorter ones take less"

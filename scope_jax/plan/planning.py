@@ -97,9 +97,9 @@ class Planner:
 
         def peak(phase: str) -> Peak:
             if not self.on.compiles:
-                return memory.arithmetic_peak(
-                    held, phase, learner, buckets[-1], engine.config.slots, searching, teachers
-                )
+                prompts = engine.config.prefill_batch if engine.budget is None else 0
+                sizes = (buckets[-1], engine.config.slots, searching, teachers, prompts)
+                return memory.arithmetic_peak(held, phase, learner, *sizes)
             return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
 
         phases = [phase for phase in PHASES if teachers or phase != "rate"]
@@ -154,7 +154,8 @@ class Planner:
 
     def _unrolled(self, programs: Callable[[ModelConfig], Sequence[AbstractProgram]]) -> list[Compiled]:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
-        step = sum(len(layers) for _, layers, _ in layer_stages(self.model.layers))
+        first, *_ = stages = [len(layers) for _, layers, _ in layer_stages(self.model.layers)]
+        step = first if first > 1 else len(stages)  # of a period, or of runs of equal layers
         if self.whole or self.model.num_layers <= 2 * step:
             return self._compile(programs(self.model))
         few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]
@@ -226,6 +227,7 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
             for name, one in needs.peaks.items()
         },
         "host_gib": gib(needs.held.host),
+        **_host(planner.on, needs),
         "mesh": dict(needs.learner.mesh.shape),
         "slots": needs.engine.config.slots,
         "max_length": needs.engine.config.max_length,
@@ -250,6 +252,15 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "collectives": {} if decode is None else _moved(decode.round),
     }
     return found
+
+
+def _host(on: Hardware, needs: Needs) -> dict[str, Any]:
+    """Of this machine's memory, where the devices have their own: what a run needs, what is available."""
+    if on.host is None:
+        return {}
+    own = sum(device.process_index == on.devices[0].process_index for device in on.devices)
+    needed = own * needs.held.host + memory.PROGRAM
+    return {"host_needed_gib": gib(needed), "host_available_gib": gib(on.host), "host_fits": needed <= on.host}
 
 
 def _gibs(parts: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jax.sharding import PartitionSpec
 
+from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.sharding.collectives import mesh_axes
@@ -27,7 +28,8 @@ def step_collectives(
     again where layers are recomputed; its gradient is scattered once per axis. XLA gathers the table of a tied model
     once for both of its uses.
 
-    With a context axis, which is one of `fsdp` too, one more all-gather has ends and positions of whole rows. Ulysses
+    With a context axis, which is one of `fsdp` too, one more all-gather has ends and positions of whole rows. A layer
+    with a state moves six arrays by all-to-alls, and the ends once more for all of them. Ulysses
     moves queries, keys, values and results of every layer, again where it is recomputed, and their gradients. A ring of
     C devices passes keys and values on C − 1 times, again where recomputed; in the backward pass once more, together
     with their gradients, which take one step more to come home.
@@ -43,7 +45,8 @@ def step_collectives(
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
         return sum(name in fsdp for spec in leaves for entry in spec for name in mesh_axes(entry))
 
-    layers = model.num_layers * stages(specs["layers"])
+    own = zip(stacks.split(model, specs["layers"]), stacks.stacks(model), strict=True)
+    layers = sum(len(numbers) * stages(stack) for stack, numbers in own)
     tables = (1 if model.tie_embeddings else 2) * stages(specs["embed"])
     passes = 2 if recomputed else 1  # forward
     found = {"all-gather": passes * layers + tables, "reduce-scatter": layers + tables}
@@ -53,7 +56,10 @@ def step_collectives(
         found["reduce-scatter"] += model.num_layers * (2 * passes - (1 if recomputed else 0) + 2 + routed) + 2
     if context == 1:
         return found
-    found["all-gather"] += 1
+    attention = len(model.attention_layers)
+    states = model.num_layers - attention
+    found["all-gather"] += 2 if states else 1
+    moved = {"all-to-all": 6 * states * (passes + 1)} if states else {}
     if how == "ulysses":
-        return found | {"all-to-all": model.num_layers * 4 * (passes + 1)}
-    return found | {"collective-permute": model.num_layers * ((passes + 2) * (context - 1) + 1)}
+        return found | {"all-to-all": moved.get("all-to-all", 0) + attention * 4 * (passes + 1)}
+    return found | moved | {"collective-permute": attention * ((passes + 2) * (context - 1) + 1)}

@@ -19,7 +19,7 @@ from scope_jax.errors import UserError
 from scope_jax.play.environments import as_messages
 from scope_jax.play.loopback import ChatRefused, ChatReply, ChatRequest, Loopback
 from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
-from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.dialects.values import Malformed, from_json, json_of
 from scope_jax.text.messages import Messages
 
@@ -69,6 +69,10 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
     Raises UserError for one that cannot be a prompt.
     """
+    if dialect.format == "harmony" and (tools or any(message["role"] == "tool" for message in conversation)):
+        raise UserError(
+            'functions of a program are not supported with model.dialect = "harmony"; give the agent tools of the game.'
+        )
     plain: list[dict[str, str]] = []
     results: list[str] = []
 
@@ -109,7 +113,8 @@ def reply(response: Response, tools: Sequence[Mapping[str, Any]], dialect: Diale
     if calls and all(call.valid for call in calls) and not cut:
         text = response.content[: min(call.start for call in calls)].strip()
         return ChatReply(text, [(call.name, json_of(call.arguments)) for call in calls], completion_tokens=size)
-    return ChatReply(response.content.strip(), cut=cut, completion_tokens=size)
+    said = harmony.shown(response.content) if dialect.format == "harmony" else response.content
+    return ChatReply(said.strip(), cut=cut, completion_tokens=size)
 
 
 # --------------------------------------------------------------------------------------------------------- programs

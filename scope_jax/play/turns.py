@@ -33,13 +33,14 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import parsing
-from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, arguments_of, function_of, only_text, parameters_of
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 SHORT = Messages("?")
 ANSWER = {"role": "assistant", "content": "!"}
+LOOK_BACK = 16  # tokens of a prompt's end that show how a turn begins
 _SAMPLE = "a <b> 'c' \"d\"\n"  # an argument of the calls that are written and read as a check
 
 
@@ -90,6 +91,12 @@ class Cut:
 
 
 Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
+
+
+def _called(name: str, arguments: Any) -> Mapping[str, Any]:
+    """A message of the policy that is a call, for chat templates."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def raw(text: str) -> str:
@@ -183,6 +190,11 @@ class Joiner:
                 'results; choose another model.dialect, or model.turns = "raw".'
             )
 
+    @cached_property
+    def thought(self) -> tuple[str, str]:
+        """The marks of thinking."""
+        return parsing.marks_of(self.tokenizer.decode(self.prompt(SHORT)[-LOOK_BACK:]))
+
     def check_system(self, file: Path) -> None:
         """Raises ValueError if the template does not render a system message, which `file` gives."""
         try:
@@ -254,7 +266,7 @@ class Joiner:
             if self.mode == "raw":
                 return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
             if self.mode == "chat":
-                return Continuation(self._after(messages, turns[-1], self.dialect.messages(text)), text, kept)
+                return Continuation(self._after(messages, turns[-1], self._answering(turns[-1], text)), text, kept)
             return Restart(self._rerendered(messages, turns, text), text, kept)
 
         return reply
@@ -278,13 +290,40 @@ class Joiner:
         if turn.finish != "eos" or int(turn.ids[-1]) in self.tokenizer.eos_ids:
             return True
         string = turn.ids[self._covering(turn, len(turn.text)) :].tolist()
-        return string == list(self.glue(messages, self.dialect.messages(text))[:1])
+        return string == list(self.glue(messages, self._answering(turn, text))[:1])
 
-    def _after_answer(self, messages: Messages, later: Sequence[Mapping[str, str]]) -> list[int]:
+    def _after_answer(self, messages: Messages, later: Sequence[Mapping[str, Any]]) -> list[int]:
         """What a policy reads after a short answer: the glue, or in chat-trimmed mode the whole conversation."""
-        return self.glue(messages, later) if self.mode == "chat" else self._rendered(messages, [ANSWER, *later])
+        if self.mode == "chat":
+            return self.glue(messages, later)
+        return self._rendered(messages, [self._answer(later), *later])
 
-    def glue(self, messages: Messages, between: Sequence[Mapping[str, str]]) -> list[int]:
+    def _answer(self, later: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """A short message of the policy before these: an answer, or in the format harmony, whose templates show a
+        result by the name of its function only after a call, the call that they answer."""
+        if self.dialect.format != "harmony" or later[0]["role"] != self.dialect.results.role:
+            return ANSWER
+        return _called(later[0].get("name") or function_of((*self.tools, SEARCH)[0])["name"], {})
+
+    def _answering(self, turn: Turn, text: str) -> list[Mapping[str, Any]]:
+        """`Dialect.messages` of the response to a turn, with the name of the function that it called."""
+        found: list[Mapping[str, Any]] = [*self.dialect.messages(text)]
+        if self.dialect.format != "harmony" or found[0]["role"] != self.dialect.results.role:
+            return found
+        calls = self.dialect.read(turn.content, self.tools)
+        return [{**found[0], "name": calls[-1].name}, *found[1:]] if calls else found
+
+    def _spoken(self, turn: Turn) -> Mapping[str, Any]:
+        """A turn of the policy as a message for the chat template, without its thinking."""
+        if self.dialect.format != "harmony":
+            return {"role": "assistant", "content": parsing.without_thought(turn.text)}
+        calls = self.dialect.read(turn.content, self.tools)
+        if not calls:
+            return {"role": "assistant", "content": harmony.shown(turn.text)}
+        call = calls[-1]
+        return _called(call.name, dict(call.arguments) if call.valid else turn.text[call.start : call.end])
+
+    def glue(self, messages: Messages, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids from the end of the policy's message up to the start of its next one, with the messages in between.
 
         Taken from a short conversation with the same system message and tools, since these ids do not depend on what
@@ -292,7 +331,7 @@ class Joiner:
         """
         messages = self._described(messages)
         return self.tokenizer.continuation(
-            [*replace(messages, user=SHORT.user).conversation(), ANSWER],
+            [*replace(messages, user=SHORT.user).conversation(), self._answer(between)],
             between,
             tools=messages.declared(),
             forbid=self._forbidden,
@@ -300,27 +339,29 @@ class Joiner:
             **self.options,
         )
 
-    def _after(self, messages: Messages, turn: Turn, between: Sequence[Mapping[str, str]]) -> list[int]:
+    def _after(self, messages: Messages, turn: Turn, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
 
         Llama 3.1 has several end tokens, and ends a call with a different one than an answer. The template's may be
         none of the tokenizer's, as in Qwen's base models; then a turn ends with it by `model.stop`.
         """
         ids = self.glue(messages, between)
-        ended = turn.finish == "eos" and (ids[0] in self.tokenizer.eos_ids or ids[0] == int(turn.ids[-1]))
+        # gpt-oss ends a reply with another token than its template ends earlier messages with.
+        known = ids[0] in self.tokenizer.eos_ids or self.thought == parsing.ANALYSIS
+        ended = turn.finish == "eos" and (known or ids[0] == int(turn.ids[-1]))
         return ids[1:] if ended else ids
 
     def _rerendered(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
         """The prompt of the next turn: the conversation so far without thinking, with `text` as its last message."""
-        later: list[Mapping[str, str]] = []
+        later: list[Mapping[str, Any]] = []
         for turn in turns:
             if turn.kind == "sampled":
-                later.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
+                later.append(self._spoken(turn))
             else:
                 later += self.dialect.messages(turn.text)
         return self._rendered(messages, [*later, *self.dialect.messages(text)])
 
-    def _rendered(self, messages: Messages, later: Sequence[Mapping[str, str]]) -> list[int]:
+    def _rendered(self, messages: Messages, later: Sequence[Mapping[str, Any]]) -> list[int]:
         messages = self._described(messages)
         return self.tokenizer.encode_chat(
             [*messages.conversation(), *later],

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -174,7 +173,6 @@ def assemble(
     check_names(cfg, game)
     check_reference(cfg, game)
     game.check_prompts(cfg)
-    datasets.disable_progress_bars()  # a run shows its own progress
     source = game.rows(cfg)
     rows = () if source is None else sources.load(source)
     judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))} if services else {}
@@ -269,7 +267,6 @@ def assemble_world(
     searches: False if nothing will be searched, so that no index is needed. services: False: those of tools are not
     started. Otherwise as `assemble`.
     """
-    datasets.disable_progress_bars()  # a run shows its own progress
     game = game_of(cfg)
     exam = game.exam(cfg)
     held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}

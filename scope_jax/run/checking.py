@@ -9,8 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import datasets
-
 from scope_jax.config import Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.keys import rng
@@ -79,7 +77,6 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
 
     left: models that are not opened, as they are on the hub. Errors that are not the user's are raised.
     """
-    datasets.disable_progress_bars()
     loaded = cache(partial(_loaded, cfg))
     there = _tokenizer_folder(cfg) not in left
     wrong: dict[str, str] = {}  # what is wrong with it, by name

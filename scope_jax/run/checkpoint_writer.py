@@ -28,6 +28,7 @@ from scope_jax.config import Config
 from scope_jax.errors import disk_fault, unwritten
 from scope_jax.models.seal import SEAL, seal, unfit
 from scope_jax.play.game import Memory
+from scope_jax.run import host_memory
 from scope_jax.run.checkpoint import (
     LAYOUT,
     READABLE,
@@ -58,10 +59,7 @@ PINNED, PINNED_GB, PINNED_SHARE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64, 0.75
 # ------------------------------------------------------------------------------------------------ copies in host memory
 def room(processes: int) -> int:
     """Bytes of host memory for copies. processes: of the run on this machine."""
-    table = Path("/proc/meminfo")
-    lines = table.read_text().splitlines() if table.is_file() else []
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
-    most = SHARE * free / processes
+    most = SHARE * host_memory.available() / processes
     if jax.devices()[0].platform == "gpu":
         most = min(most, PINNED_SHARE * GB * float(os.environ.get(PINNED) or PINNED_GB))
     return max(LEAST, int(most))

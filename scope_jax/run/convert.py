@@ -49,8 +49,9 @@ def convert(
     "float32" or "bfloat16"; None: the smaller of the two that is lossless (for a run: the dtype it was trained in).
     policy: which policy of a run with several; None writes each into its own folder below `folder`. merge: of a run of
     adapters, whole weights, the base with the adapter added, instead of the adapter in PEFT's format. Returns
-    {"layout", "dtype", "tensors", "bytes", "seconds", "folders" by policy ("" for a model folder)} and for a run
-    "step". Raises UserError, WeightsError or OSError subclasses with one sentence.
+    {"layout", "dtype", "tensors", "bytes", "seconds", "folders" by policy ("" for a model folder)}, for a run "step",
+    and "from_mxfp4", the number of tensors that were read from MXFP4 and written as numbers of `dtype`. Raises
+    UserError, WeightsError or OSError subclasses with one sentence.
     """
     began = time.monotonic()
     _apart(source, folder)
@@ -60,6 +61,8 @@ def convert(
         name = dtype or _own_dtype(source)
         cfg = _convert_model(source, folder, layout, DTYPES[name], report)
         results: dict[str, Any] = {"folders": {"": str(folder)}}
+        if packed := weights.packed(source):
+            results["from_mxfp4"] = len(packed)
     else:
         run = run_of(source)
         if run is None:
@@ -186,7 +189,7 @@ def _merged(card: Config, cfg: ModelConfig, place: Path, policy: str, dtype: Any
     _, base = weights.load(card.model.checkpoint, mesh, TRAIN, adapter.base_dtype)
     factors = saved_factors(card, cfg, mesh, TRAIN, place, policy)
     donated = 0 if adapter.base_dtype == dtype else ()
-    return jax.jit(partial(merge_factors, scale=adapter.scale, dtype=dtype), donate_argnums=donated)(base, factors)
+    return jax.jit(partial(merge_factors, cfg, scale=adapter.scale, dtype=dtype), donate_argnums=donated)(base, factors)
 
 
 def export_adapters(source: Path, card: Config, folder: Path, dtype: Any, policy: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,18 +12,18 @@ from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.rollouts.paged import PagedEngine, pages_within, state_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
 from scope_jax.sharding import distributed
-from scope_jax.sharding.mesh import MeshConfig, make_mesh, without_context
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, row_shards, without_context
 from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
 from scope_jax.sharding.spec import param_shardings
 
@@ -99,9 +100,6 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
             f"choose a multiple of {processes}."
         )
     mesh, _ = decode_layout(cfg, model, mesh)
-    pages = None
-    if card.cache_gib is not None:
-        pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
     config = EngineConfig(
         slots=card.slots // processes,
         max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
@@ -110,15 +108,23 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         decode_steps=card.decode_steps,
         compute_dtype=dtype,
         prefill_tokens=card.prefill_tokens,
-        pages=pages,
         cascade=card.cascade,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
+    if card.cache_gib is not None:
+        slots, limit = config.slots // row_shards(mesh), int(card.cache_gib * 2**30)
+        states = state_bytes(model, dtype, slots, mesh.shape["tensor"])
+        if states > limit:
+            raise UserError(
+                f"rollout.cache_gib = {card.cache_gib:g} is less than the states of {slots} slots on a row shard and "
+                f"their snapshots take, {states / 2**30:.2f} GiB; raise it or lower rollout.slots."
+            )
+        config = replace(config, pages=pages_within(model, config, mesh, limit - states))
     if not paged(cfg, mesh):
         if card.cascade:
             raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return DenseEngine(model, config, mesh)
     platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
-    return PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model)))
+    return PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import datasets
 import jax
 from jax.sharding import Mesh
 
@@ -71,7 +70,6 @@ def open_or_build_index(
     """
     if card.corpus is None:
         raise UserError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
-    datasets.disable_progress_bars()  # `part` shows the progress
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
 

@@ -13,8 +13,9 @@ import jax
 from scope_jax.config import Config, ServedModel
 from scope_jax.models import kernels
 from scope_jax.models.check import outcome
-from scope_jax.models.config import Experts, Layer, ModelConfig
+from scope_jax.models.config import Layer, ModelConfig, Parallel
 from scope_jax.models.kernels import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
+from scope_jax.models.kinds import has_sinks
 from scope_jax.run.world import Tell
 from scope_jax.sharding import distributed
 
@@ -52,11 +53,12 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
     device = jax.local_devices()[0]
     if not begins or device.platform == "cpu":
         return {}
-    checks = kernels.checks(device.platform, kernels.heads_of(model), cfg.model.compute_dtype)
-    windows, found = any(model.windows), {}
+    dtype = cfg.model.compute_dtype
+    checks = [one for sizes in kernels.heads_of(model) for one in kernels.checks(device.platform, sizes, dtype)]
+    needed, found = {"window": any(model.windows), "sinks": has_sinks(model)}, {}
     for kernel in begins:
         for check in checks:
-            if kernel in found or not check.name.startswith(kernel) or (check.name.endswith("window") and not windows):
+            if kernel in found or not check.name.startswith(kernel) or not needed.get(check.name.split()[-1], True):
                 continue
             result = outcome(check)
             if result.failed:
@@ -67,7 +69,10 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
 
 
 def _without_kernels(layer: Layer) -> Layer:
-    return replace(layer, feed=replace(layer.feed, kernels=False)) if isinstance(layer.feed, Experts) else layer
+    if layer.experts is None:
+        return layer
+    experts = replace(layer.experts, kernels=False)
+    return replace(layer, feed=replace(layer.feed, experts=experts) if isinstance(layer.feed, Parallel) else experts)
 
 
 def _say(tell: Tell | None, kernel: str, reason: str, instead: str) -> None:

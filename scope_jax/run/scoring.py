@@ -24,7 +24,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, batch_specs
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import peft, weights
+from scope_jax.models import peft, stacks, weights
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import is_low_rank
 from scope_jax.models.tokenizer import Tokenizer
@@ -112,7 +112,8 @@ class Scoring:
         score = self._programs[BASE].score
         if named is None or adapter is None:
             return lambda batch: score(None, base, batch, policy=False, reference=True).ref_MN
-        factors = _factors(params["layers"], self._local.engine.number(named), rank=adapter.rank)
+        number = self._local.engine.number(named)
+        factors = _factors(params["layers"], number, model=self._model, rank=adapter.rank)
         return lambda batch: score(factors, base, batch, policy=True, reference=False).old_MN
 
     def _teacher(self, name: str) -> Forward:
@@ -187,16 +188,18 @@ def _episode(row: Datum, temperature: float) -> Episode:
     return Episode("score", "", "", (plain,), 0.0, temperature=temperature)
 
 
-@partial(jax.jit, static_argnames=("rank",))
-def _factors(layers: Any, number: Any, *, rank: int) -> Any:
+@partial(jax.jit, static_argnames=("model", "rank"))
+def _factors(layers: Any, number: Any, *, model: ModelConfig, rank: int) -> Any:
     """The factors of one of the engine's adapters, stacked as the learner has them."""
 
-    def part(side: str, axis: int, name: str) -> jax.Array:
-        each = [getattr(layer[name], side) for layer in layers]
-        return jnp.stack([lax.dynamic_slice_in_dim(factor, number * rank, rank, axis) for factor in each])
+    def part(factor: jax.Array, axis: int) -> jax.Array:
+        return lax.dynamic_slice_in_dim(factor, number * rank, rank, axis)
 
-    names = [name for name, w in layers[0].items() if is_low_rank(w)]
-    return {"layers": {name: {"a": part("a", -1, name), "b": part("b", -2, name)} for name in names}}
+    own = [
+        {name: {"a": part(w.a, -1), "b": part(w.b, -2)} for name, w in layer.items() if is_low_rank(w)}
+        for layer in layers
+    ]
+    return {"layers": stacks.together(model, own, lambda *each: jnp.stack(each))}
 
 
 def check_teacher(name: str, folder: str, tokenizer: Tokenizer) -> None:

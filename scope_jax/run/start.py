@@ -60,6 +60,7 @@ def start(
     profile: int | None = None,
     mirror: Mirror | None = None,
     accept_inputs: bool = False,
+    before: Callable[[Config], None] = lambda cfg: None,
 ) -> tuple[Steps, RunLog, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
 
@@ -75,6 +76,7 @@ def start(
         if key.endswith(".prompts"):
             templates.hold(folder)  # a step of this run has the prompts that were compared
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
+    before(cfg)
     say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, part, say)
     world = trainer.world

@@ -38,7 +38,6 @@ from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
 from scope_jax.run.scoring import Scoring
 from scope_jax.sharding import distributed
-from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
 T = TypeVar("T")
@@ -242,7 +241,7 @@ class StepTools:
             stop=stops_of(agent, tools, joiner),
             stop_ids=self.world.tokenizer.eos_ids,
             tempered_logprobs=agent.tempered,
-            thought=parsing.THOUGHT,
+            thought=joiner.thought,
             tags_in_thinking=self.world.cfg.model.tags_in_thinking,
             ends=self.world.cfg.model.stop,
         )

@@ -20,9 +20,10 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer
 from scope_jax.models.check import Check
-from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, attention_over_pages
-from scope_jax.models.kinds import head_dim
+from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
+from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, PICKS, attention_over_pages
+from scope_jax.models.kinds import has_sinks, head_dim
+from scope_jax.models.rope import Rope
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
@@ -30,15 +31,26 @@ from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
 
+# OLMo-3's sliding layers and a full layer of Gemma 4's, with wider heads whose values are their keys.
+SLIDING = Layer(replace(HEADS, qk_norm="width", window=70), DENSE.layers[0].feed, "post")
+FULL = Attention(8, 2, 256, Rope(1e6, "proportional", share=0.25), None, "head", scale=1.0, values="keys", v_norm=True)
 WINDOWS = replace(
     DENSE,
     architecture="olmo3",
+    layers=(SLIDING,) * 3 + (Layer(FULL, Dense(512, "gelu_tanh"), "both"),),
+    final_softcap=30.0,
+)
+SINKS = replace(
+    EXPERTS,
+    architecture="gpt_oss",
     layers=tuple(
-        Layer(replace(HEADS, qk_norm="width", window=window), DENSE.layers[0].feed, "post")
-        for window in (70, 70, 70, None)
+        Layer(
+            replace(HEADS, qk_norm="none", window=window, sinks=True), replace(PICKS, activation="clamped", bias=True)
+        )
+        for window in (70, None)
     ),
 )
-MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS}
+MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS, "sinks": SINKS}
 
 CARD = LossCard(kl="k3", kl_coef=0.1)
 # A large eps: Adam's first step is otherwise ±1 for every weight, and rounding decides the sign of tiny gradients.
@@ -125,7 +137,7 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
         compute_dtype=jnp.dtype(dtype),
         prefill_tokens=128,
     )
-    how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model))
+    how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model), has_sinks(model))
     rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(learner_of(model, mesh, dtype).init_state(random_params(model), reference=False).params)
     return rollouts

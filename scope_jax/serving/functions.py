@@ -22,13 +22,17 @@ from scope_jax.rollouts.thoughts import blanked, thoughts
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
 from scope_jax.text import dialects, parsing
-from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.dialects.values import Malformed, from_json
 from scope_jax.text.schemas import Schema
 
 PROBE = {
     "type": "function",
-    "function": {"name": "probe", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+    "function": {
+        "name": "probe",
+        "description": "Probes.",  # gpt-oss's template fails without
+        "parameters": {"type": "object", "properties": {"text": {"type": "string", "description": "Any."}}},
+    },
 }
 ANSWERS = "a result answers one of the calls of the assistant's message before it"
 LOOK_BACK = 16  # tokens of a prompt's end that may open the thinking
@@ -282,6 +286,10 @@ class CallReader:
         pieces.append(self._text[last:].strip() if calls else self._text)
         return self._show("\n".join(filter(None, pieces))), calls
 
+    def counted(self, calls: Sequence[Call]) -> list[Call]:
+        """Those that are calls of the client's functions."""
+        return [call for call in calls if self._counts(call)]
+
     def _show(self, content: str) -> str:
         """What `content`, which begins with all that was shown, adds."""
         new, self._shown = content[self._shown :], max(self._shown, len(content))
@@ -299,8 +307,41 @@ class CallReader:
         return call.name not in self._functions.strict or not refusal(call.name, call.arguments, tools)
 
 
-def reader(model: Served, functions: Functions | None, prompt: Sequence[int]) -> CallReader | None:
-    """The reader of a reply to this prompt; None if it calls nothing."""
+class ChannelReader:
+    """The same for a reply in channels (`dialects.harmony`), of which the client gets what a user reads.
+
+    functions: None if it calls nothing.
+    """
+
+    def __init__(self, functions: Functions | None) -> None:
+        self._calls = None if functions is None else CallReader(functions, False, False)
+        self._text = ""
+        self._shown = 0
+
+    def feed(self, text: str) -> str:
+        self._text += text
+        return self._show(harmony.shown(self._text, finished=False))
+
+    def finish(self) -> tuple[str, list[Call]]:
+        calls = [] if self._calls is None else self._calls.counted(harmony.calls(self._text))
+        return self._show(harmony.shown(self._text)), calls[:1]
+
+    def _show(self, content: str) -> str:
+        new, self._shown = content[self._shown :], max(self._shown, len(content))
+        return new
+
+
+def marks(model: Served, prompt: Sequence[int]) -> tuple[str, str]:
+    """The marks of thinking in a reply to this prompt."""
+    return parsing.marks_of(model.tokenizer.decode(prompt[-LOOK_BACK:]))
+
+
+def reader(
+    model: Served, functions: Functions | None, prompt: Sequence[int], channels: bool = False
+) -> CallReader | ChannelReader | None:
+    """The reader of a reply to this prompt; None if it is the client's as it is."""
+    if channels and (functions is None or functions.dialect.format == "harmony"):
+        return ChannelReader(functions)
     if functions is None:
         return None
     end = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip()

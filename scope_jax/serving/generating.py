@@ -42,7 +42,8 @@ SEARCHER = Agent("", SamplingSection(), calls="stop", malformed="end")
 @dataclass(frozen=True)
 class Job:
     """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends. searches,
-    joiner: None unless the model may search. functions: those of the client, None if it has none."""
+    joiner: None unless the model may search. functions: those of the client, None if it has none. channels: the reply
+    has channels (gpt-oss), of which the client gets what a user reads."""
 
     prompts: tuple[tuple[int, ...], ...]
     samples: int
@@ -52,6 +53,7 @@ class Job:
     searches: Messages | None = None
     joiner: Joiner | None = None
     functions: Functions | None = None
+    channels: bool = False
 
     @property
     def size(self) -> int:
@@ -93,7 +95,8 @@ def chat_job(model: Served, body: ChatBody) -> Job:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
         raise ApiError(str(error), param="messages") from None
-    return _job(model, body, [prompt], max_tokens, searches, joiner, functions)
+    job = _job(model, body, [prompt], max_tokens, searches, joiner, functions)
+    return replace(job, channels=searches is None and calling.marks(model, prompt) == parsing.ANALYSIS)
 
 
 def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
@@ -218,9 +221,9 @@ def _job(
     ends, thought = model.cfg.model.stop, None
     stop = tuple(body.stop or ())
     if joiner is not None:
-        stop, thought = joiner.dialect.stops(SEARCH_NAME), parsing.THOUGHT
+        stop, thought = joiner.dialect.stops(SEARCH_NAME), joiner.thought
     elif functions is not None and functions.single and not stop:
-        stop, thought = functions.stops, parsing.THOUGHT
+        stop, thought = functions.stops, calling.marks(model, prompts[0])
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(body.top_k or 0, 0),

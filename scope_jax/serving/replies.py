@@ -35,7 +35,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         self._stream = self._turn()
-        self._reader = reader(self.model, self.job.functions, self.job.prompts[0])
+        self._reader = reader(self.model, self.job.functions, self.job.prompts[0], self.job.channels)
 
     def _turn(self) -> TextStream:
         return TextStream(self.model.tokenizer, self.job.params.stop_ids, self.job.stops)

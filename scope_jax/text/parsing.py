@@ -15,6 +15,8 @@ from functools import cache
 from scope_jax.rollouts.thoughts import blanked, thoughts
 
 THOUGHT = ("<think>", "</think>")
+ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")  # the same in the format of gpt-oss
+SPEAKS = "<|start|>assistant"  # with which its prompts end
 TAGS = ("think", "search", "information", "question", "answer")
 
 # Tags that have a meaning for one of our policies, judges or templates; untrusted text must not contain them.
@@ -123,11 +125,18 @@ def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({'|'.join(tags)})>")
 
 
+def marks_of(prompt_end: str) -> tuple[str, str]:
+    """The marks of thinking in a turn after a prompt with this end."""
+    return ANALYSIS if prompt_end.rstrip().endswith(SPEAKS) else THOUGHT
+
+
 def without_thinking(text: str, opened: bool = False) -> str:
-    """`text` with thinking replaced by spaces, so that all other characters keep their positions.
+    """`text` with thinking, whichever its marks, replaced by spaces, so that all other characters keep their positions.
 
     opened: the prompt has already opened the thinking. Unclosed thinking extends to the end of the text.
     """
+    if ANALYSIS[0] in text:
+        text = blanked(text, thoughts(text, ANALYSIS))
     return blanked(text, thoughts(text, THOUGHT, opened))
 
 
@@ -154,9 +163,10 @@ def fenced(text: str, languages: Sequence[str]) -> list[str]:
 
 
 def opens_with_thought(text: str) -> bool:
-    """True if a turn begins with a closed, non-empty `<think>`."""
-    head, opening, rest = text.partition(THOUGHT[0])
-    inside, closing, _ = rest.partition(THOUGHT[1])
+    """True if a turn begins with closed thinking that is not empty."""
+    begin, end = ANALYSIS if ANALYSIS[0] in text else THOUGHT
+    head, opening, rest = text.partition(begin)
+    inside, closing, _ = rest.partition(end)
     return bool(opening and closing and inside.strip() and not head.strip())
 
 

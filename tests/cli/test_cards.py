@@ -287,7 +287,7 @@ def test_a_card_is_found_from_its_folder_and_above(tmp_path: Path, monkeypatch: 
     [
         (["train"], "scope-jax: missing argument 'CARD'; see scope-jax train --help.\n"),
         (["train", "c.toml"], "scope-jax: missing option '--run'; see scope-jax train --help.\n"),
-        (["tain"], "scope-jax: no such command 'tain'. Did you mean 'train'?; see scope-jax --help.\n"),
+        (["tain"], "scope-jax: no such command 'tain'; did you mean 'train'? See scope-jax --help.\n"),
         (["--bogus"], "scope-jax: no such option: --bogus; see scope-jax --help.\n"),
     ],
 )

@@ -2,16 +2,24 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.plan.hardware import cuda_compiler
+from scope_jax.config import Config
+from scope_jax.errors import UserError
+from scope_jax.plan.command import warning
+from scope_jax.plan.hardware import cuda_compiler, hardware
+from scope_jax.report.progress import Progress
+from scope_jax.run import host_memory
 from tests.plan.world import CARD, MODEL, SMALL, absent
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +52,7 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "manifest.json").write_text('{"passages": 4')
     cut = refused("configs/ssp/qwen2.5-7b.toml", "--on", "8xH100", "--set", f"retrieval.index={tmp_path}")
     assert f"{tmp_path}/manifest.json" in cut and "--index PASSAGESxWIDTH" in cut
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("scope_jax.plan.hardware.find_spec", lambda name: None)
     assert "needs the TPU compiler; pip install libtpu" in refused(card, "--on", "v5e:2x2")
 
 
@@ -89,6 +97,80 @@ def test_a_small_card_on_this_machine(shape: str) -> None:
         assert sum(phase["parts_gib"].values()) == pytest.approx(phase["total_gib"], abs=0.05)
 
 
+def test_a_quick_plan_compiles_nothing_and_starts_no_device(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card of this machine, whose memory is that which is available, and one of GPUs that could be compiled for."""
+    monkeypatch.setattr("scope_jax.plan.hardware._this_machine", None)
+    monkeypatch.setattr("scope_jax.plan.planning.compiled_program", None)
+    monkeypatch.setattr("scope_jax.plan.hardware.cuda_compiler", lambda: True)
+    for on in ([], ["--on", "4xH100"]):
+        result = CliRunner().invoke(app, ["plan", CARD, *SETS, *on, "--quick", "--model-config", shape, "--json"])
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout.splitlines()[-1])
+        assert not found["compiled"] and found["fits"] and found["phases"]["learn"]["total_gib"] > 0
+        assert (found["on"], found["chip"]) == (("4xH100", "H100") if on else ("this machine", "cpu"))
+    assert "--whole compiles programs, and --quick none" in refused(CARD, "--quick", "--whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "card", ["spell/qwen3-30b-a3b-instruct --on 8xH200", "ssp/atlas", "scope/qwen3-8b --on v5p:4x4x4"]
+)
+def test_a_quick_plan_of_a_shipped_card_takes_less_than_five_seconds(card: str) -> None:
+    """Of one processor's time: what a process waits for on a busy machine is not its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command("plan", *card.split(), "--quick")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
+
+
+def test_the_gpus_of_this_machine_are_those_that_its_driver_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scope_jax.plan.hardware.GPU_FILES", tmp_path)
+    monkeypatch.setattr("scope_jax.plan.hardware.find_spec", lambda name: name)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for place in ("0000:1b:00.0", "0000:43:00.0"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\n")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert hardware(None, compiled=False).platform == "cpu"
+    monkeypatch.delenv("JAX_PLATFORMS")
+    here = hardware(None, compiled=False)
+    assert (here.chip.name, len(here.devices), here.compiles) == ("H100", 2, False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert len(hardware(None, compiled=False).devices) == 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("scope_jax.plan.hardware.lists_tpu", lambda: True)
+    with pytest.raises(UserError, match="which TPU this machine has is known only when it has been started"):
+        hardware(None, compiled=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (tmp_path / "0000:1b:00.0" / "information").write_text("Model: \t\t NVIDIA RTX 9999\n")
+    with pytest.raises(UserError, match="the memory of NVIDIA RTX 9999 is not known; name its kind with --on"):
+        hardware(None, compiled=False)
+
+
+def test_available_memory_is_that_of_the_container_if_it_has_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 GiB available, of a limit of 3 GiB with 2.5 in use, .25 of them pages of files: .75 GiB."""
+    gib = 2**30
+    meminfo, status, group = tmp_path / "meminfo", tmp_path / "status", tmp_path / "group"
+    meminfo.write_text("MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 2097152 kB\n")
+    status.write_text("Name:\tpython\nVmRSS:\t  524288 kB\n")
+    monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(host_memory, "STATUS", status)
+    monkeypatch.setattr(host_memory, "GROUPS", ((group, "memory.max", "memory.current", "inactive_file"),))
+    assert (host_memory.total(), host_memory.available(), host_memory.free()) == (8 * gib, 2 * gib, 2.5 * gib)
+    group.mkdir()
+    (group / "memory.max").write_text("max\n")
+    assert host_memory.available() == 2 * gib
+    (group / "memory.max").write_text(f"{3 * gib}\n")
+    (group / "memory.current").write_text(f"{5 * gib // 2}\n")
+    (group / "memory.stat").write_text(f"anon 7\ninactive_file {gib // 4}\n")
+    assert host_memory.available() == 3 * gib // 4
+
+
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 CUDA = pytest.mark.skipif(
     not cuda_compiler(), reason="needs jax[cuda12] or jax[cuda13] to compile for GPUs that are not there"
@@ -128,3 +210,25 @@ def test_train_refuses_a_card_that_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 2, result.output
     assert "does not fit: it needs" in result.stderr.splitlines()[-1]
     assert not run.exists()
+
+
+def test_a_run_begins_with_a_warning_if_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By arithmetic, for the card as it is given, before anything is loaded; the run goes on."""
+
+    def loop(cfg: Config, folder: Path, progress: Progress, *options: Any) -> None:
+        options[-1](cfg)
+        raise UserError("the run went on.")
+
+    monkeypatch.setattr("scope_jax.train.train", loop)
+    for gib, expected in (
+        (0.001, "warning: memory is short: configs/ssp/atlas.toml on 1xH100"),
+        (80, "scope-jax: the run went on."),
+    ):
+        monkeypatch.setattr("scope_jax.plan.hardware.started", lambda gib=gib: absent(1, gib))
+        result = CliRunner().invoke(app, ["train", CARD, "--run", str(tmp_path / "run"), *SETS])
+        lines = result.stderr.strip().splitlines()
+        assert lines[0].startswith(expected) and lines[-1] == "scope-jax: the run went on.", lines
+    small, mismatched = replace(absent(1, 80), host=2**29), ["rollout.slots=16", "mesh.tensor=3"]
+    assert warning(Path(CARD), SMALL, replace(small, host=2**32)) is None
+    assert "at least 1.2 GiB of this machine's memory" in str(warning(Path(CARD), SMALL, small))
+    assert warning(Path(CARD), mismatched, small) is None and warning(Path(CARD), SMALL, None) is None

@@ -125,8 +125,8 @@ def assert_equal_factors(cfg, ours, theirs) -> None:
 def test_logits_unmerged_and_merged(case, ids_BT):
     model, cfg, base, adapter, factors, *_ = case
     theirs = torch_logits(model, ids_BT)
-    unmerged = np.asarray(our_logits(cfg, adapters.combined(base, factors, adapter.scale), ids_BT))
-    merged = np.asarray(our_logits(cfg, adapters.merge(base, factors, adapter.scale, jnp.float32), ids_BT))
+    unmerged = np.asarray(our_logits(cfg, adapters.combined(cfg, base, factors, adapter.scale), ids_BT))
+    merged = np.asarray(our_logits(cfg, adapters.merge(cfg, base, factors, adapter.scale, jnp.float32), ids_BT))
     plain = np.asarray(our_logits(cfg, base, ids_BT))
     assert np.abs(unmerged - theirs).max() <= 1e-5
     assert np.abs(merged - unmerged).max() <= 1e-5
@@ -185,7 +185,7 @@ def test_reference_and_policy_are_scored_in_one_program(case, ids_BT):
     (batch,) = learner.pack([Episode("solver", "actor", "g", (row,), 0.0, advantage=1.0)], LossCard())
     scores = learner.score(state, batch)
     at = np.asarray(batch.mask_MN)
-    for ours, tree in ((scores.old_MN, adapters.combined(base, factors, adapter.scale)), (scores.ref_MN, base)):
+    for ours, tree in ((scores.old_MN, adapters.combined(cfg, base, factors, adapter.scale)), (scores.ref_MN, base)):
         logp = jax.nn.log_softmax(our_logits(cfg, tree, ids_BT[:1]))[0, :-1]
         wanted = np.take_along_axis(np.asarray(logp), ids_BT[0, 1:, None], axis=-1)[:, 0]
         np.testing.assert_allclose(np.asarray(ours)[at], wanted, atol=2e-5)

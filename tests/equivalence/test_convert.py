@@ -1,4 +1,4 @@
-"""`convert` of MoE models and of OLMo-3: between layouts and dtypes and from a run, read by transformers."""
+"""`convert` of MoE models, OLMo-3 and gpt-oss: between layouts and dtypes and from a run, read by transformers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_by_transformers(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="eager").eval()
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "olmo3"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "olmo3", pytest.param("gpt_oss", marks=pytest.mark.slow)])
 def source(request, tmp_path_factory) -> tuple[Any, Path]:
     """(torch model, its folder as transformers writes it)."""
     folder = tmp_path_factory.mktemp("source") / "theirs"

@@ -209,7 +209,9 @@ def test_a_continuation_begins_with_the_end_of_the_turn(load):
         before = [say("user", "Go."), say("assistant", "Done.")]
         whole = tokenizer.continuation(before, say("tool", "r"))
         assert whole[0] == tokenizer.eos_id
-    for wrong in ([], [say("user", "x")], [say("user", "x"), call("add", a=1)]):
+    after_a_call = load("qwen3").continuation([say("user", "x"), call("add", a=1)], say("tool", "r"))
+    assert after_a_call[0] == load("qwen3").eos_id
+    for wrong in ([], [say("user", "x")]):
         with pytest.raises(ValueError, match="must follow an assistant message"):
             load("qwen3").continuation(wrong, say("tool", "r"))
 

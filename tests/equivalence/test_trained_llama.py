@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.weights import load_hf
 from scope_jax.sharding.collectives import LOCAL
@@ -80,9 +80,9 @@ def test_a_trained_llama_continues_as_recorded(shared_data):
     recorded = json.loads((folder / "expected_greedy.json").read_text())
     cfg, params = read_llama2c(folder / "stories260K.bin", recorded["rope_theta"], recorded["norm_eps"])
     sizes = recorded["config"]
-    assert (cfg.width, cfg.layers[0].feed.width, cfg.num_layers) == (
+    assert (cfg.width, cfg.layers[0].feed, cfg.num_layers) == (
         sizes["dim"],
-        sizes["hidden_dim"],
+        Dense(sizes["hidden_dim"]),
         sizes["n_layers"],
     )
     ids = recorded["greedy_from_bos_ids"]
@@ -96,7 +96,11 @@ def test_a_llama_folder_of_transformers_4_loads(shared_data):
     if not folder.is_dir():
         pytest.skip("no tiny_llama_hf_arith in the shared data")
     cfg, params = load_hf(folder)
-    assert (cfg.architecture, cfg.layers[0].mixer.head_dim, cfg.layers[0].mixer.rope) == ("llama", 32, Rope(10000.0))
+    assert (cfg.architecture, cfg.layers[0].attention.head_dim, cfg.layers[0].attention.rope) == (
+        "llama",
+        32,
+        Rope(10000.0),
+    )
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     ids = np.random.default_rng(0).integers(0, cfg.vocab_size, (2, 16))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
 def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eight: World) -> None:
     """By the compiler's own figures; the arguments are the weights, the state, and one number."""
     engine = engine_of(eight)
-    params = jax.eval_shape(unstack_layers, targets_of(eight))
+    params = jax.eval_shape(partial(unstack_layers, eight.model), targets_of(eight))
     state = jax.eval_shape(engine.init_decode_state)
     lowered = engine._generate.lower(engine.config.capacity, params, state, jax.ShapeDtypeStruct((), "int32"))
     figures = lowered.compile().memory_analysis()

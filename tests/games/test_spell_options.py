@@ -282,6 +282,11 @@ def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
     tools = ScriptedTools(script=PLAN, data=ROWS)
     _, memory, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
     assert (memory["position"], metrics["groups/rounds"], metrics["groups/full"]) == (6, 3.0, 1.0)
+    assert tools.told == [
+        f"round {n} of at most 3: of {2 * n} clusters {n} count, 3 are wanted (1 answered alike, all rightly or all "
+        "wrongly); 2 more are drawn."
+        for n in (1, 2)
+    ]
     _, memory, metrics = spell.GAME.play(cfg, ScriptedTools(script=Plan({}), data=ROWS), spell.GAME.start(cfg), 0)
     assert (memory["position"], metrics["groups/full"], metrics["responder/reward"]) == (6, 0.0, 0.0)
 

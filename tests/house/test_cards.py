@@ -17,7 +17,10 @@ CARDS = sorted(
 # Files that record results, or that run cards and check them.
 RECORDS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{page}.md" for page in ("results", "r_zero", "spiral", "dr_zero", "absolute_zero")),
+    *(
+        ROOT / "docs" / f"{page}.md"
+        for page in ("results", "r_zero", "spiral", "dr_zero", "absolute_zero", "small_machine")
+    ),
     ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py",
 )
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).

@@ -75,7 +75,7 @@ def engine_mismatch(model, sizes, adapter, base) -> float:
         replace(request(ids, key=i, max_tokens=6, stop_ids=()), policy=("solver", None)[i % 2])
         for i, ids in enumerate(prompts)
     ]
-    trees = (combined(base, factors, adapter.scale), base)
+    trees = (combined(model, base, factors, adapter.scale), base)
     return max(
         float(np.abs(c.logprobs_T - trainer_logprobs(trees[i % 2], c, cfg=model, length=96)).max())
         for i, c in enumerate(rollouts.run(asked))

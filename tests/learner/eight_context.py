@@ -3,11 +3,13 @@
 
 import json
 import sys
+from dataclasses import replace
 
 from tests.learner.eight_devices import SEQUENCE_CARD, TINY, max_difference, run, worst  # isort: skip  # prepares JAX
 
 import jax.numpy as jnp
 
+from scope_jax.models.config import Delta
 from tests.learner.conftest import weights_of
 from tests.shapes import like
 from tests.sharding.eight_devices import EXPERTS, POST_NORM
@@ -24,6 +26,13 @@ ALL = {
     if data * fsdp * tensor * context == 8
 }
 MOE = like(EXPERTS, num_experts=8)
+GATED = replace(TINY.layers[0].attention, gate=True)
+# Four key heads, one for each device of a tensor group of two and a context axis of two.
+STATES = replace(
+    TINY,
+    layers=tuple(replace(TINY.layers[0], mixer=mixer) for mixer in (Delta(4, 8, 8, 6, 4, 1e-3), GATED)),
+    norm_offset=1.0,
+)
 
 
 def compared(base, sizes, params, **options) -> dict[str, float]:
@@ -54,6 +63,7 @@ def main(which: str) -> None:
             ("windows_ring", POST_NORM, (1, 1, 2, 4)),
             ("experts", MOE, (1, 2, 2, 2)),
             ("experts_context4", MOE, (1, 2, 1, 4)),
+            ("states", STATES, (1, 2, 2, 2)),
         ):
             own = weights_of(model)
             one = run((1, 1, 1), own, jnp.float32, model=model)

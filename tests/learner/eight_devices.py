@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
+from scope_jax.models import stacks
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of
@@ -52,7 +53,7 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
     change = list if card is CARD else partly_idle if card is IDLE_CARD else split_in_two
     episodes = change(random_episodes(24, 6))
     grads, state, measured = stepped(learner, state, episodes, card)
-    table = state.params["layers"]["o_Hh_D"]
+    table = stacks.split(model, state.params["layers"])[-1]["o_Hh_D"]
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
 
 

@@ -41,7 +41,7 @@ def test_an_update_equals_that_of_one_device():
 @pytest.mark.slow
 def test_every_combination_of_axes_and_family_equals_one_device():
     facts = measured("all")
-    assert len(facts) == 16 + 6 + 6 + 2  # the latter two with sequence parallelism
+    assert len(facts) == 16 + 6 + 7 + 3  # the latter with sequence parallelism
     assert_equal_to_one_device(facts)
 
 

@@ -42,6 +42,33 @@ def test_values_and_gradients_equal_the_plain_softmax(inputs, chunk, temperature
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.parametrize("chunk", [8, 512])
+def test_capped_logits(inputs, chunk):
+    """c tanh(x / c) before the temperature; the table is padded, as those of large vocabularies are."""
+    hidden_ND, table_VD, targets_N = inputs
+    cap, temperature = 3.0, jnp.float32(0.7)
+    padded_VD = jnp.pad(table_VD, ((0, 45), (0, 0)))
+
+    def ours(h, w):
+        options = {"chunk": chunk, "shards": LOCAL, "vocab": V, "softcap": cap, "entropy_slope": True}
+        logp_N, entropy_N = token_logprobs_and_entropy(h, w, targets_N, temperature, **options)
+        return (logp_N + 0.3 * entropy_N).sum(), logp_N
+
+    def theirs(h, w):
+        logp_NV = jax.nn.log_softmax(cap * jnp.tanh(h @ w.T / cap) / temperature)
+        entropy_N = -(jnp.exp(logp_NV) * logp_NV).sum(1)
+        logp_N = jnp.take_along_axis(logp_NV, targets_N[:, None], 1)[:, 0]
+        return (logp_N + 0.3 * entropy_N).sum(), logp_N
+
+    (grad_ND, grad_VD), logp_N = jax.grad(ours, (0, 1), has_aux=True)(hidden_ND, padded_VD)
+    (want_ND, want_VD), wanted_N = jax.grad(theirs, (0, 1), has_aux=True)(hidden_ND, table_VD)
+    np.testing.assert_allclose(logp_N, wanted_N, atol=2e-6)
+    assert float(jnp.abs(hidden_ND @ table_VD.T).max()) > 3 * cap  # far beyond where the cap is nearly linear
+    np.testing.assert_array_equal(grad_VD[V:], 0)
+    for a, b in ((grad_ND, want_ND), (grad_VD[:V], want_VD)):
+        np.testing.assert_allclose(a, b, atol=5e-6 * float(jnp.abs(b).max()))
+
+
 @pytest.mark.parametrize(("chunk", "below"), [(8, 10.0), (512, 10.0), (8, 300.0)])
 def test_padding_of_the_table_has_no_probability_and_no_gradient(inputs, chunk, below):
     """Every real logit is below the zero that a row of zeros gives."""

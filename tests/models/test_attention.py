@@ -50,15 +50,15 @@ def make(backend, rows, window) -> Attend:
 
 def value_and_gradients(backend, rows, window, *arrays):
     @jax.jit
-    def both(q, k, v, cotangent):
-        out, pull = jax.vjp(make(backend, rows, window), q, k, v)
+    def both(q, k, v, cotangent, *sinks):
+        out, pull = jax.vjp(make(backend, rows, window), q, k, v, *sinks)
         return out, *pull(cotangent)
 
     return both(*arrays)
 
 
 def assert_equal_but_for_rounding(ours, theirs):
-    for name, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=True):
+    for name, a, b in zip(("out", "dq", "dk", "dv", "dsinks")[: len(ours)], ours, theirs, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         np.testing.assert_allclose(a, b, atol=3e-6 * max(1.0, float(jnp.abs(b).max())), err_msg=name)
 
@@ -83,6 +83,11 @@ def test_three_tokens_by_hand(backend):
     # too, since it is the second token of its text.
     for window in (None, 2):
         np.testing.assert_allclose(seen([(1, [(1, []), (1, [])])], window), [1, 7 / 3, 46 / 10], atol=1e-6)
+    # A sink of ln 3 is 3 more in every sum: 1 of 4, 1 + 2·3 of 6, 58 of 17; with the window 57 of 16.
+    sinks = jnp.array([ln(3)], jnp.float32)
+    for window, last in ((None, 58 / 17), (2, 57 / 16)):
+        found = jax.jit(make(backend, [laid_out([(3, [])], 3)], window))(q, k, v, sinks)[0, :, 0, 0]
+        np.testing.assert_allclose(found, [1 / 4, 7 / 6, last], atol=1e-6)
 
 
 def test_encoders_see_the_whole_text():
@@ -124,6 +129,24 @@ def test_backends_equal_the_reference(backend, window, num_heads, num_kv, head_d
     assert_equal_but_for_rounding(ours, value_and_gradients("reference", ROWS, window, *arrays))
 
 
+def sinks_of(heads):
+    """One far below the scores, one above all of them, the others among them."""
+    return jnp.asarray([-40.0, 9.0, 0.3, -1.2][:heads], jnp.float32)
+
+
+@pytest.mark.parametrize("backend", ["dot_product", "splash"])
+@pytest.mark.parametrize(("window", "num_kv"), [(None, 2), (17, 1)])
+def test_sinks_and_their_gradients(backend, window, num_kv):
+    arrays = [*heads(np.random.default_rng(0), len(ROWS), 200, 4, num_kv, 16), sinks_of(4)]
+    ours = value_and_gradients(backend, ROWS, window, *arrays)
+    wanted = value_and_gradients("reference", ROWS, window, *arrays)
+    assert_equal_but_for_rounding(ours, wanted)
+    assert np.abs(wanted[-1])[2:].min() > 1
+    # A sink far below all scores changes nothing, one far above takes all of the attention.
+    plain = value_and_gradients("reference", ROWS, window, *arrays[:4])
+    np.testing.assert_allclose(ours[0][:, :, 0], plain[0][:, :, 0], atol=2e-6)
+
+
 @pytest.mark.parametrize("window", [None, 100])
 def test_splash_with_several_blocks_equals_the_reference(window):
     # T = 600 is two blocks of 384; T = 1,500 is three of 512. Of the groups some blocks see others that are not near.
@@ -133,8 +156,9 @@ def test_splash_with_several_blocks_equals_the_reference(window):
     for texts, width in (([(250, []), (330, [])], 600), (group, 1500)):
         arrays = heads(np.random.default_rng(1), 1, width, 2, 1, 8)
         rows = [laid_out(texts, width)]
+        arrays.append(sinks_of(2))
         ours = value_and_gradients("splash", rows, window, *arrays)
-        assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", rows, window, *arrays))
+        assert_equal_but_for_rounding(ours, value_and_gradients("reference", rows, window, *arrays))
 
 
 def test_splash_computes_no_block_that_nobody_sees():
@@ -152,6 +176,7 @@ def test_a_long_row_is_computed_in_larger_blocks():
     alone = laid_out([(900, []), (1100, [])], 2100)
     group = laid_out([(600, [(500, []), (480, []), (430, [])])], 2100)
     arrays = heads(np.random.default_rng(3), 1, 2100, 1, 1, 4)
+    arrays.append(jnp.asarray([0.5], jnp.float32))
     for row, window in ((alone, None), (alone, 300), (group, None), (group, 300)):
         ours = value_and_gradients("reference", [row], window, *arrays)
         assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", [row], window, *arrays))
@@ -222,11 +247,26 @@ def test_gpu_programs_call_cudnn_kernels(monkeypatch):
     assert sorted(found) == [128, 128, *[256] * 6, 384, 384, 512, 512]
     assert "512x512" not in text  # neither scores nor a mask of the whole row
 
+    def with_sinks(q, k, v, ends_BT, positions_BT, sinks_H):
+        return jax.grad(lambda *arrays: make_attend("cudnn", ends_BT, positions_BT)(*arrays).sum(), (0, 3))(
+            q, k, v, sinks_H
+        )
+
+    sinks = jax.ShapeDtypeStruct((8,), jnp.bfloat16)
+    q, kv = (jax.ShapeDtypeStruct((2, 512, n, 64), jnp.bfloat16) for n in (8, 2))
+    text = jax.jit(with_sinks).trace(q, kv, kv, numbers, numbers, sinks).lower(lowering_platforms=("cuda",)).as_text()
+    calls = [line for line in text.splitlines() if "custom_call @" in line]
+    assert len(calls) == 8 and all("tensor<2x128x8x72xbf16>" in line for line in calls)
+    assert sum("tensor<2x192x2x72xbf16>" in line for line in calls) == 2  # 128 keys and the sink's 64
+
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 @pytest.mark.parametrize(
     "name",
-    ["learner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding", "tables"))],
+    [
+        "learner",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding", "tables", "gpt_oss")),
+    ],
 )
 def test_programs_compile_for_tpus_ahead_of_time(name):
     """Runs tpu_programs.py in a separate process: libtpu and this process's CPU devices need different settings."""

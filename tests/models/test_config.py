@@ -55,7 +55,7 @@ def test_llama():
         128,
         layer_windows=(None,) * 4,
     )
-    assert from_hf(without(LLAMA, "num_key_value_heads")).layers[0].mixer.num_kv_heads == 4
+    assert from_hf(without(LLAMA, "num_key_value_heads")).layers[0].attention.num_kv_heads == 4
 
 
 def test_rope_in_the_formats_of_transformers_4_and_5():
@@ -88,7 +88,7 @@ def test_olmo3_scales_full_layers_only():
     assert old == from_hf(without(OLMO3, "rope_theta") | {"rope_parameters": by_type})
     assert old.windows == (8, 8, 8, None)
     assert rope_of(old, windowed=True) == Rope(10000.0) and rope_of(old).kind == "yarn"
-    assert old.layers[0].norms == "post" and old.layers[0].mixer.qk_norm == "width"
+    assert old.layers[0].norms == "post" and old.layers[0].attention.qk_norm == "width"
 
 
 def test_windows_of_qwen():
@@ -100,9 +100,10 @@ def test_windows_of_qwen():
 
 def test_biases_and_head_dim_of_qwen2():
     cfg = from_hf(QWEN2)
-    mixer = cfg.layers[0].mixer
+    mixer = cfg.layers[0].attention
     assert (mixer.qkv_bias, mixer.output_bias, mixer.qk_norm, mixer.head_dim) == (True, False, "none", 8)
-    assert from_hf(without(QWEN3, "head_dim")).layers[0].mixer.head_dim == 128  # transformers' default for this class
+    own = from_hf(without(QWEN3, "head_dim")).layers[0].attention
+    assert own.head_dim == 128  # transformers' default for this class
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,6 @@ def test_configs_that_a_class_cannot_express_are_refused():
 
 def test_inconsistent_models_are_refused():
     llama = from_hf(LLAMA)
-    with pytest.raises(ValueError, match="differ in their weights"):
-        replace(llama, layers=(*llama.layers[:3], like(llama, qk_norm="head").layers[3]))
     with pytest.raises(ValueError, match="at least one layer"):
         replace(llama, layers=())
     with pytest.raises(ValueError, match="below 1 token"):
@@ -174,3 +173,4 @@ def test_layers_are_scanned_by_period_or_by_runs_whichever_is_shorter():
     assert layer_stages((4, 4, 4, None) * 8) == [(0, (4, 4, 4, None), 8)]
     assert layer_stages((None, None, 4, 4, 4)) == [(0, (None,), 2), (2, (4,), 3)]
     assert layer_stages((4, None) * 2) == [(0, (4, None), 2)]
+    assert layer_stages((4, 4, None) * 3 + (4, 4)) == [(0, (4, 4, None), 3), (9, (4,), 2)]

@@ -29,7 +29,7 @@ def test_values_and_gradients_equal_those_of_whole_rows(names):
     facts = measured(names)
     assert list(facts) == names
     for case, found in facts.items():
-        assert len(found) == 4 and max(found) < 3e-6, case
+        assert len(found) in (4, 5) and max(found) < 3e-6, case
 
 
 def test_each_device_has_an_early_and_a_late_chunk():

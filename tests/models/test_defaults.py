@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from scope_jax.models import bert, encoder
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import Attention, Delta, ModelConfig
 from scope_jax.models.defaults import DEFAULTS
 from scope_jax.models.families import FAMILIES, from_hf, to_hf
 from scope_jax.models.rope import Rope
@@ -25,6 +25,13 @@ CLASSES = {
     "smollm3": transformers.SmolLM3Config,
     "ministral3": transformers.Ministral3Config,
     "mistral": transformers.MistralConfig,
+    "gemma3_text": transformers.Gemma3TextConfig,
+    "gemma4_text": transformers.Gemma4TextConfig,
+    "gemma4_unified_text": transformers.Gemma4UnifiedTextConfig,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
+    "olmo_hybrid": transformers.OlmoHybridConfig,
+    "gpt_oss": transformers.GptOssConfig,
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
@@ -48,26 +55,27 @@ PARTS: list[dict[str, Any]] = [
 
 def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, Any]]:
     """(our reading of a config.json, the same facts as transformers has them, where ours has them)."""
+    first = theirs.per_layer_config[0] if config["model_type"].startswith("gemma4") else theirs
     layers = theirs.num_hidden_layers
     window = None if config["model_type"] == "llama" else theirs.sliding_window
     usual = ["sliding_attention" if window else "full_attention"] * layers
     types = getattr(theirs, "layer_types", None) or usual
     full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-    moe = config["model_type"] == "qwen3_moe"
+    moe, clamped = (config["model_type"] == name for name in ("qwen3_moe", "gpt_oss"))
     return from_hf(config), {
         "vocab_size": theirs.vocab_size,
         "num_layers": layers,
         "width": theirs.hidden_size,
         "num_heads": theirs.num_attention_heads,
-        "num_kv_heads": theirs.num_key_value_heads,
-        "head_dim": getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        "num_kv_heads": first.num_key_value_heads,
+        "head_dim": getattr(first, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
         "ffn_width": theirs.moe_intermediate_size if moe else theirs.intermediate_size,
         "norm_eps": theirs.rms_norm_eps,
         "tie_embeddings": theirs.tie_word_embeddings,
         "layer_windows": tuple(window if kind == "sliding_attention" else None for kind in types),
-        "num_experts": theirs.num_experts if moe else 0,
-        "experts_per_token": theirs.num_experts_per_tok if moe else 0,
-        "norm_topk_prob": theirs.norm_topk_prob if moe else False,
+        "num_experts": theirs.num_experts if moe or clamped else 0,
+        "experts_per_token": theirs.num_experts_per_tok if moe or clamped else 0,
+        "norm_topk_prob": theirs.norm_topk_prob if moe else clamped,
         "theta": full["rope_theta"],
         "kind": full["rope_type"],
         "factor": full.get("factor", 1.0),
@@ -80,12 +88,17 @@ def facts(cfg: ModelConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta == "none"])
 def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
+    part = part | {"hidden_size_per_layer_input": 0} if model_type == "gemma4_text" else part
     config = {"model_type": model_type, **part}
     theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
-    if theirs.num_attention_heads % theirs.num_key_value_heads:
+    if not model_type.startswith("gemma4") and theirs.num_attention_heads % theirs.num_key_value_heads:
         with pytest.raises(ValueError, match="num_kv_heads"):
+            from_hf(config)
+        return
+    if "rope_scaling" in part and FAMILIES[model_type].gemma == 4:
+        with pytest.raises(ValueError, match="'rope_scaling'"):  # which their class ignores
             from_hf(config)
         return
     if "rope_scaling" in part and FAMILIES[model_type].query_scaling:
@@ -96,6 +109,54 @@ def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, par
     assert {name: facts(ours)[name] for name in wanted} == wanted
     assert from_hf(to_hf(ours)) == ours
     assert from_hf(config | {"architectures": [FAMILIES[model_type].hf], "model_type": None}) == ours
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {},
+        {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 6},
+        {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64, "rms_norm_eps": 1e-5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta != "none"])
+def test_layers_with_states_are_what_transformers_makes_of_a_config(model_type: str, part: dict[str, Any]) -> None:
+    olmo = model_type == "olmo_hybrid"
+    if olmo and "rope_parameters" in part:
+        part = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}}
+    config = {"model_type": model_type, **part}
+    theirs, ours = CLASSES[model_type](**deepcopy(part)), from_hf(config)
+    kinds = ["full_attention" if isinstance(layer.mixer, Attention) else "linear_attention" for layer in ours.layers]
+    assert kinds == theirs.layer_types
+    mixer, attention = (
+        next(layer.mixer for layer in ours.layers if isinstance(layer.mixer, Delta)),
+        ours.layers[ours.attention_layers[0]].attention,
+    )
+    assert (mixer.num_key_heads, mixer.num_heads, mixer.key_dim, mixer.value_dim, mixer.taps) == (
+        theirs.linear_num_key_heads,
+        theirs.linear_num_value_heads,
+        theirs.linear_key_head_dim,
+        theirs.linear_value_head_dim,
+        theirs.linear_conv_kernel_dim,
+    )
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    assert (ours.vocab_size, ours.width, ours.norm_eps) == (theirs.vocab_size, width, theirs.rms_norm_eps)
+    assert (attention.num_heads, attention.num_kv_heads) == (heads, theirs.num_key_value_heads)
+    assert attention.head_dim == (width // heads if olmo else theirs.head_dim)
+    if attention.rope is None:
+        assert olmo and (theirs.rope_parameters or {}).get("rope_theta") is None
+    else:
+        parameters = theirs.rope_parameters
+        assert (attention.rope.theta, attention.rope.share) == (
+            parameters["rope_theta"],
+            parameters.get("partial_rotary_factor", 1.0),
+        )
+    assert mixer.doubled == olmo and from_hf(to_hf(ours)) == ours
+    again = CLASSES[model_type](**{name: value for name, value in to_hf(ours).items() if name != "model_type"})
+    assert again.layer_types == theirs.layer_types and again.rope_parameters == theirs.rope_parameters
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
@@ -125,9 +186,11 @@ def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, pa
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_every_default_is_one_of_the_class(model_type: str) -> None:
     """Nothing is in the table that the class does not have."""
-    named = {"rope_theta": "rope_parameters"}
+    of_ropes = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+    named: dict[str, str] = dict.fromkeys(of_ropes, "rope_parameters")
+    theirs = CLASSES[model_type]()
     for name in DEFAULTS[model_type]:
-        assert hasattr(CLASSES[model_type](), named.get(name, name)), name
+        assert named.get(name, name) in theirs.to_dict() or hasattr(theirs, name), name
 
 
 def test_the_type_names_an_encoder_without_architectures(tmp_path) -> None:

@@ -115,7 +115,7 @@ def test_any_value_of_a_field_gives_a_model_or_a_clear_error(base: dict[str, Any
 
 
 def test_the_unchanged_configs_are_valid() -> None:
-    rope = families.from_hf(OLMO3).layers[0].mixer.rope
+    rope = families.from_hf(OLMO3).layers[0].attention.rope
     assert families.from_hf(MOE).num_experts == 4 and rope is not None and rope.kind == "yarn"
     assert bert.from_hf(BERT).token_types == 2
 

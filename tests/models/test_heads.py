@@ -32,11 +32,12 @@ def test_norm_and_rotation(rope, norms, tokens, dtype):
 
 
 def test_only_decoding_rows_of_whole_registers_use_the_kernel(monkeypatch):
-    """Prompts, and heads narrower than a register, are computed as on any platform."""
+    """Prompts, heads narrower than a register, and heads of which a part turns are computed as on any platform."""
     asked = []
     monkeypatch.setattr(heads_tpu, "norm_and_rotate", lambda q, k, *_: asked.append(q.shape) or (q, k))
-    for tokens, head_dim in ((1, 128), (2, 128), (1, 64)):
-        mixer = Attention(2, 1, head_dim, Rope(1e4))
+    whole, part = Rope(1e4), Rope(1e4, share=0.5)
+    for tokens, head_dim, rope in ((1, 128, whole), (2, 128, whole), (1, 64, whole), (1, 128, part)):
+        mixer = Attention(2, 1, head_dim, rope)
         q, k = jnp.ones((3, tokens, 2 * head_dim)), jnp.ones((3, tokens, head_dim))
         pages.Ragged.heads(mixer, 1e-6, None, q, k, jnp.zeros((3, tokens), jnp.int32))
     assert asked == [(3, 256)]

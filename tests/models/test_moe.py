@@ -187,8 +187,8 @@ def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
     cfg = like(cfg, num_experts=8, experts_per_token=3)
     router = jnp.asarray(np.random.default_rng(2).normal(size=(128, 8)), jnp.float32)
     w = {"router_DX": router, **dict(zip(moe.EXPERTS, matrices, strict=True))}
-    ours = moe._own_few(feed_of(cfg), w, x, jnp.int32(4))
-    expected = moe._own_sorted(feed_of(cfg), w, lambda gate: gate, x, jnp.int32(4))
+    ours = moe._own_few(feed_of(cfg), w, x, x, jnp.int32(4))
+    expected = moe._own_sorted(feed_of(cfg), w, lambda gate: gate, x, x, jnp.int32(4))
     np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
     assert moe._few(x, matrices) and not moe._few(jnp.zeros((513, 128)), matrices)
     for tokens, taken in ((128, True), (129, False)):

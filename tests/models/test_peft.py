@@ -74,11 +74,11 @@ def test_a_tensor_that_is_no_factor_of_a_layer_is_named(tiny: ModelConfig, tmp_p
         peft.adapter_of(folder(tmp_path), tiny)
 
 
-def test_merging_rounds_once() -> None:
+def test_merging_rounds_once(tiny) -> None:
     """float32 factors and base into bfloat16: the nearest number to the exact sum."""
     rng = np.random.default_rng(0)
     base, a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((256, 128), (256, 4), (4, 128)))
-    whole = merge({"layers": {"q_D_Hh": base}}, {"layers": {"q_D_Hh": {"a": a, "b": b}}}, 0.5, jnp.bfloat16)
+    whole = merge(tiny, {"layers": {"q_D_Hh": base}}, {"layers": {"q_D_Hh": {"a": a, "b": b}}}, 0.5, jnp.bfloat16)
     exact = base.astype(np.float64) + 0.5 * (a.astype(np.float64) @ b)
     ours, nearest = whole["layers"]["q_D_Hh"], jnp.asarray(exact.astype(np.float32)).astype(jnp.bfloat16)
     assert ours.dtype == jnp.bfloat16 and np.mean(np.asarray(ours != nearest)) < 1e-3  # where float32 is half way

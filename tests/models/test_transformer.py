@@ -1,6 +1,7 @@
 """The forward pass: masks from ends and never from ids, packing, gradients, remat, attention by hand."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -12,12 +13,12 @@ import pytest
 from scope_jax.models import transformer
 from scope_jax.models.attention import attention
 from scope_jax.models.masks import visible_mask
-from scope_jax.models.rope import Rope, rotate
+from scope_jax.models.rope import Rope, frequencies, rotate
 from scope_jax.models.sums import with_bias
-from scope_jax.models.transformer import Remat
+from scope_jax.models.transformer import Remat, declare
 from scope_jax.plan.hlo import Program
 from scope_jax.sharding.collectives import LOCAL
-from scope_jax.sharding.spec import abstract_params, init_params
+from scope_jax.sharding.spec import abstract_params, init_params, path_name
 from tests.rows import ends
 from tests.shapes import like
 
@@ -84,6 +85,37 @@ def test_rotation_by_hand_and_relative():
         np.vdot(rotated(q, np.array([[p]]), Rope(100.0)), rotated(k, np.array([[p - 5]]), Rope(100.0))) for p in (5, 40)
     ]
     np.testing.assert_allclose(dots[0], dots[1], rtol=1e-5)
+
+
+def test_a_share_of_a_head_turns():
+    """h = 8: of a quarter, pair (0, 1) as a head of two; proportional, pair (0, 4), and pair (1, 5) has no angle."""
+    x = jnp.arange(1.0, 9.0).reshape(1, 1, 1, 8)
+    positions = jnp.array([[3]])
+    cos, sin = math.cos(3), math.sin(3)
+    part = rotate(x, positions, Rope(100.0, share=0.25))[0, 0, 0]
+    np.testing.assert_allclose(part, [cos - 2 * sin, 2 * cos + sin, *range(3, 9)], rtol=1e-6)
+    proportional = Rope(100.0, "proportional", share=0.25)
+    np.testing.assert_array_equal(frequencies(proportional, 8), [1, 0, 0, 0])
+    spread = rotate(x, positions, proportional)[0, 0, 0]
+    np.testing.assert_allclose(spread, [cos - 5 * sin, 2, 3, 4, 5 * cos + sin, 6, 7, 8], rtol=1e-6)
+    whole, half = Rope(100.0, "proportional"), Rope(100.0, "proportional", 2.0, share=0.5)
+    np.testing.assert_array_equal(frequencies(whole, 8), frequencies(Rope(100.0), 8))
+    np.testing.assert_allclose(frequencies(half, 8), [0.5, 0.5 * 100**-0.25, 0, 0], rtol=1e-6)
+
+
+def test_norms_multiply_by_the_offset_and_the_weight(tiny, params):
+    """With offset 1, norms whose weights are smaller by 1 give the same model, and fresh ones multiply by 1."""
+    cfg = replace(tiny, norm_offset=1.0)
+    fresh = jax.jit(lambda: init_params(declare(cfg), jax.random.key(0)))()
+
+    def is_norm(path):
+        return "norm" in path_name(path)
+
+    smaller = jax.tree.map_with_path(lambda path, x: x - 1 if is_norm(path) else x, params)
+    for path, x in jax.tree.leaves_with_path(fresh):
+        assert not is_norm(path) or not np.any(x)
+    arrays = [[3, 4, 5, 6]], [[0, 1, 2, 3]], [[1, 1, 1, 1]]
+    np.testing.assert_allclose(run(cfg, smaller, *arrays), run(tiny, params, *arrays), atol=2e-6)
 
 
 def test_packed_rows_equal_rows_alone(tiny, params):
@@ -165,7 +197,7 @@ def test_bfloat16_compute_stays_near_float32(tiny, params):
 
 def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
     ids, positions = jnp.array([[3, 4, 5, 6, 7]]), jnp.array([[0, 1, 2, 3, 4]])
-    unstacked = transformer.unstack_layers(params)
+    unstacked = transformer.unstack_layers(tiny, params)
     assert len(unstacked["layers"]) == tiny.num_layers
 
     @jax.jit
@@ -187,7 +219,7 @@ def test_wide_norms_change_no_bit(tiny, changes):
     cfg = like(tiny, **changes)
     params = init_params(transformer.declare(cfg), jax.random.key(0))
     params = jax.tree.map(lambda x: (x + 0.1).astype(jnp.bfloat16), params)
-    narrow = transformer.unstack_layers(params)
+    narrow = transformer.unstack_layers(cfg, params)
     wide = transformer.with_wide_norms(narrow)
     for name, leaf in wide["layers"][0].items():
         assert (leaf.dtype == jnp.float32) == ("norm" in name)

@@ -1,6 +1,6 @@
 """Compiles ahead of time for TPUs and checks the compiler's own figures (test_attention.py runs it).
 
-    python tests/models/tpu_programs.py windows|whole|learner|decoding|tables
+    python tests/models/tpu_programs.py windows|whole|learner|decoding|tables|gpt_oss
 
 The programs are not run. Prints the figures; an assertion fails if one is wrong.
 """
@@ -8,6 +8,7 @@ The programs are not run. Prints the figures; an assertion fails if one is wrong
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,14 +19,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.models.attention import make_attend
+from scope_jax.models.config import Experts
 from scope_jax.models.families import from_hf
 from scope_jax.models.heads_tpu import norm_and_rotate
-from scope_jax.models.moe import FEW, FEW_BYTES
+from scope_jax.models.kinds import layer_weights
+from scope_jax.models.moe import FEW, FEW_BYTES, moe_layer
 from scope_jax.models.moe_tpu import few_tokens, route_few
 from scope_jax.models.pages import Ragged, Where, tables_in_smem
 from scope_jax.models.rope import Rope
+from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.hardware import tpu_devices
 from scope_jax.sharding.chips import LANES
+from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
@@ -178,5 +183,38 @@ def tables() -> None:
             assert taken == (tables_in_smem(rows, columns) <= (Ragged.table_bytes or 0))
 
 
+def gpt_oss() -> None:
+    """gpt-oss-20b's attention with sinks in splash, and its experts with biases in megablox, forward and backward."""
+    model = from_hf(SHAPES["gpt-oss-20b"])
+    mixer, feed = model.layers[0].attention, model.layers[0].feed
+    assert isinstance(feed, Experts)
+    length, dtype = 4096, jnp.bfloat16
+    heads = [((1, length, count, mixer.head_dim), dtype) for count in (mixer.num_heads, *[mixer.num_kv_heads] * 2)]
+    numbers = ((1, length), jnp.int32)
+
+    def attend(window: int | None, ends_BT: Any, positions_BT: Any, *arrays: Any) -> Any:
+        out, pull = jax.vjp(make_attend("splash", ends_BT, positions_BT, window), *arrays)
+        return pull(out)
+
+    for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):
+        for window in (None, mixer.window):
+            arguments = numbers, numbers, *heads, ((mixer.num_heads,), dtype)
+            assert kernels_on(topology, partial(attend, window), *arguments) == 3
+        print(f"{topology}: splash with sinks")
+
+    declared = layer_weights(model, model.layers[0])
+    names = [name for name in declared if "router" in name or "X" in name.rpartition("_")[2]]
+
+    def layer(x: Any, *weights: Any) -> Any:
+        out, pull = jax.vjp(lambda x, *w: moe_layer(feed, dict(zip(names, w, strict=True)), x, LOCAL), x, *weights)
+        return pull(out)
+
+    shapes = [(declared[name].shape, dtype) for name in names]
+    kernels = kernels_on("v5p:2x2x1", layer, ((1, 2048, model.width), dtype), *shapes)
+    print(f"experts: {kernels} kernels")
+    assert kernels == 9, "three products forward, six backward"
+
+
 if __name__ == "__main__":
-    {"windows": windows, "whole": whole, "learner": learner, "decoding": decoding, "tables": tables}[sys.argv[1]]()
+    programs = {"windows": windows, "whole": whole, "learner": learner, "decoding": decoding, "tables": tables}
+    (programs | {"gpt_oss": gpt_oss})[sys.argv[1]]()

@@ -5,6 +5,7 @@ python two_processes.py PORT PROCESS FOLDER
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -74,8 +75,8 @@ def main() -> None:
     read: list[tensorfile.Checkpoint] = []
 
     class Counted(tensorfile.Checkpoint):
-        def __init__(self, folder: Path, stack: ExitStack, prefix: str = "") -> None:
-            super().__init__(folder, stack, prefix)
+        def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
+            super().__init__(folder, stack, prefixes)
             read.append(self)
 
     wrappers.Checkpoint = Counted  # to read its counter afterwards

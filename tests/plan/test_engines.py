@@ -1,6 +1,7 @@
 """Which engine meshes fit, and how fast a plan says they are."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from scope_jax.games import load_card
 from scope_jax.models.families import from_hf
+from scope_jax.models.hf import hf_shapes
+from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.engines import largest, meshes
 from scope_jax.plan.hardware import GIB, hardware
@@ -67,12 +70,16 @@ def test_a_plan_by_arithmetic_has_times_and_says_which_mesh_is_the_fastest(tmp_p
 
 
 def test_the_largest_model_that_an_engine_holds():
-    """Qwen2.5-7B takes 14.2 GiB of weights and 28 of cache; on a device of 40 GiB there is no room for both."""
+    """One H100 holds gpt-oss-20b. Of 50 GiB, Qwen3.5-9B takes 16.7 for its weights and 16 for keys and values, as only
+    8 of its layers have any, beside 144 states of 48 MiB; on a device of 40 GiB there is no room for all."""
     one = hardware("1xH100", compiled=False)
-    held = largest(one, 64, 8192)
-    assert held is not None and (held.model, held.tensor) == ("Qwen2.5-7B", 1)
-    token = 2 * 28 * 4 * 128 * 2
-    assert held.bytes == pytest.approx(2 * 7_615_616_512 + 64 * 8192 * token, rel=0.02)
+    most = largest(one, 64, 8192)
+    assert most is not None and (most.model, most.tensor) == ("gpt-oss-20b", 1)
+    held = largest(replace(one, chip=replace(one.chip, hbm=50.0 * GIB)), 64, 8192)
+    assert held is not None and (held.model, held.tensor) == ("Qwen3.5-9B", 1)
+    token, state = 2 * 8 * 4 * 256 * 2, 24 * 32 * 128 * 128 * 4
+    weights = 2 * sum(math.prod(shape) for shape in hf_shapes(from_hf(SHAPES["Qwen3.5-9B"])).values())
+    assert held.bytes == pytest.approx(weights + 64 * 8192 * token + 144 * state, rel=0.02)
     small = largest(replace(one, chip=replace(one.chip, hbm=40.0 * GIB)), 64, 8192)
-    assert small is not None and small.model.startswith("Qwen2.5-7B") is False
+    assert small is not None and small.bytes < 40 * GIB and small.model != "Qwen3.5-9B"
     assert largest(replace(one, chip=replace(one.chip, hbm=1.0 * GIB)), 64, 8192) is None

@@ -20,9 +20,9 @@ from scope_jax.models.hf import hf_shapes
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
-from scope_jax.plan.hardware import GIB, hardware
+from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
 from scope_jax.plan.knobs import remat_policies, setting_that_fits
-from scope_jax.plan.memory import Residents, compiled_peak, device_bytes
+from scope_jax.plan.memory import PROGRAM, UNROLLED, Residents, compiled_peak, device_bytes
 from scope_jax.plan.page import lines
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
@@ -44,6 +44,8 @@ STATED = {
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
     "Mistral-7B-Instruct-v0.3": 7_248_023_552,
     "SmolLM3-3B": 3_075_098_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "Olmo-3-7B-Instruct": 7_298_011_136,
     "Qwen2.5-72B-Instruct": 72_706_203_648,
     "Qwen3-14B": 14_768_307_200,
@@ -345,3 +347,17 @@ def test_longer_exams_are_counted_in_if_the_card_has_any():
     one = "configs/scope/adapters/qwen3-8b-one-gpu.toml"
     needs = planner.needs(load_card(one, ['evaluate.sets=[{name="exam", path="none"}]']))
     assert needs.engine.config.max_length == 24576
+
+
+def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
+    """An adapter of Qwen3-0.6B: a layer has values of 1,536 tokens × (4 · 1024 + 48 heads · 128 + 3 · 3072), each of
+    four bytes; a row of the cache 1,536 tokens × 2 · 8 heads · 128 · 28 layers."""
+    card = load_card("configs/ssp/adapters/qwen3-0.6b-cpu.toml")
+    on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
+    needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
+    generate, learn = (needs.peaks[phase] for phase in ("generate", "learn"))
+    assert generate.parts["program"] == learn.parts["program"] == PROGRAM
+    assert generate.parts["prompts"] == 2 * 1536 * 2 * 8 * 128 * 28 * 4
+    values = 4 * 1536 * (4 * 1024 + 48 * 128 + 3 * 3072)
+    assert learn.parts["activations"] == pytest.approx(28 * (4 * 1536 * 1024 + UNROLLED * values))
+    assert learn.parts["gathered weights"] == 0 and learn.parts["logits"] == 3 * 256 * 152064 * 4  # padded

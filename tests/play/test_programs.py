@@ -141,3 +141,9 @@ def test_calls_and_results_in_a_conversation_are_those_of_the_dialect(name: str)
         prompt(
             [{"role": "assistant", "content": "", "tool_calls": [call | {"function": {"name": "add"}}]}], [], dialect
         )
+
+
+def test_functions_of_a_program_have_no_form_in_harmony() -> None:
+    with pytest.raises(UserError, match=r'not supported with model\.dialect = "harmony"'):
+        prompt([{"role": "user", "content": "2 + 3?"}], [ADD], dialects.load("harmony"))
+    assert prompt([{"role": "user", "content": "2 + 3?"}], [], dialects.load("harmony")).user == "2 + 3?"

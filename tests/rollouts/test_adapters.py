@@ -74,7 +74,7 @@ def test_log_probs_are_those_of_the_learner(adapted, params):
     policies = (*POLICIES, None)
     requests = [dataclasses.replace(request(f"a prompt of {policy}", key=1), policy=policy) for policy in policies]
     for completion, policy in zip(adapted.run(requests), policies, strict=True):
-        whole = params if policy is None else combined(params, factors_of(policy), ADAPTER.scale)
+        whole = params if policy is None else combined(CFG, params, factors_of(policy), ADAPTER.scale)
         wanted = trainer_logprobs(whole, completion, length=ADAPTED.max_length)
         np.testing.assert_allclose(completion.logprobs_T, wanted, atol=1e-4)
 

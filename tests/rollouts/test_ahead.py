@@ -74,7 +74,7 @@ def test_pages_plenty_and_few(paged, params, monkeypatch):
     assert [bits(c) for c in ahead.run(asked)] == [bits(c) for c in plain] and not aside
     few = make_rollouts(make_paged(pages=9), params, ahead=True)
     assert [bits(c) for c in few.run(asked)] == [bits(c) for c in plain] and len(aside) > 2
-    for rollouts, pages in ((ahead, paged.pages), (few, 9)):
+    for rollouts, pages in ((ahead, paged.pages[0]), (few, 9)):
         (pool,) = rollouts._state.pools
         assert pool.used == 0 and pool.available() == pages - 1
 

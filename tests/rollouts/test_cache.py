@@ -42,7 +42,7 @@ def cfg(request):
 
 @pytest.fixture(scope="module")
 def decode_params(cfg):
-    return transformer.unstack_layers(make_params(cfg))
+    return transformer.unstack_layers(cfg, make_params(cfg))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
 def test_columns_before_a_window_are_exact_zeros(ids):
     """Values there change no bit, in a step and in an extension, wherever the window begins within its block."""
     cfg = like(MIXED, layer_windows=(20, 20))
-    params = transformer.unstack_layers(make_params(cfg))
+    params = transformer.unstack_layers(cfg, make_params(cfg))
     lengths, counts = np.asarray([21, 84, 90, 150], np.int32), np.asarray([1, 5, 30, 40], np.int32)
     zeros = np.zeros(ROWS, np.int32)
     filled = append(cfg, params, empty(cfg), ids[:, :160], zeros, lengths)
@@ -140,7 +140,7 @@ def test_blocks_before_every_window_are_not_read(ids):
     and gives the same bits as beside a row that begins at 0, for which no block can be skipped.
     """
     cfg = like(MIXED, layer_windows=(20, 20))
-    params = transformer.unstack_layers(make_params(cfg))
+    params = transformer.unstack_layers(cfg, make_params(cfg))
     starts, counts = np.asarray([100, 120, 130, 150], np.int32), np.asarray([40, 30, 64, 1], np.int32)
     filled = append(cfg, params, empty(cfg), ids[:, :160], np.zeros(ROWS, np.int32), starts)
     unread = changed(

@@ -51,7 +51,8 @@ def test_rows_of_a_tile_attend_as_if_alone(how):
     alone = Where(jnp.asarray(table), starts, jnp.ones(rows, jnp.int32))
     tiles = Tiles(*map(jnp.asarray, tiles_of(table[:, None], begins, lanes=2)))
     q = jnp.asarray(fill.normal(size=(rows, 1, heads, head_dim)), jnp.float32)
-    attend = jax.jit(lambda where: how.attend(pages, q, where, None))
+    sinks = jnp.asarray([-30.0, 0.5, 2.0, 9.0])
+    attend = jax.jit(lambda where: how.attend(pages, q, where, None, sinks))
     expected, found = attend(alone), attend(alone._replace(tiles=tiles))
     np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
     # The shared pages are read through the tile's first row: the other row.s table is not looked at.

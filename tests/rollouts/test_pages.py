@@ -121,7 +121,7 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
     ids, lengths = rng.integers(0, 256, (3, 160)).astype(np.int32), [3, 64, 150]
     forward = partial(transformer.hidden, cfg, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
     hidden = jax.jit(forward)(params, ids, np.broadcast_to(np.arange(160), ids.shape), np.full_like(ids, 160))
-    how, weights = Loop(), transformer.unstack_layers(params)
+    how, weights = Loop(), transformer.unstack_layers(cfg, params)
     groups = len(layer_groups(cfg))
     pages = init_pages(cfg, how, 1 + 11 * groups, jnp.float32)
     one = np.asarray([[7, 2, 5], [1, 9, 3], [4, 11, 6]], np.int32)
@@ -159,7 +159,7 @@ def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     where = Where(jnp.asarray(seen)[:, None], jnp.asarray(starts), jnp.full(4, queries, jnp.int32))
     where = where.seen(0, window, queries)
     q = jnp.asarray(np.random.default_rng(2).normal(size=(4, queries, heads, head_dim)), jnp.float32)
-    outs = []
+    outs, with_sinks, sinks = [], [], jnp.asarray([-30.0, 0.5, 2.0, 9.0])
     for how in (Loop(), Ragged(), Triton(interpret=True)):
         pages: Any = jax.tree.map(lambda x: x + 1e6, how.empty(17, kv_heads, head_dim, jnp.float32))
         fill = np.random.default_rng(1)
@@ -168,8 +168,17 @@ def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
             k, v = (jnp.asarray(fill.normal(size=(len(at), kv_heads, head_dim)), jnp.float32) for _ in range(2))
             pages = how.write(pages, k, v, jnp.asarray(table[row][at // PAGE]), jnp.asarray(at % PAGE))
         outs.append(np.asarray(how.attend(pages, q, where, window)))
+        if isinstance(how, Loop):
+            with_sinks.append(np.asarray(how.attend(pages, q, where, window, sinks)))
     for out in outs[1:]:
         np.testing.assert_allclose(out, outs[0], atol=2e-5, rtol=0)
+    # The first query of the first row sees itself and its head's sink; the first head's sink is nothing beside scores.
+    k_Kh = np.random.default_rng(1).normal(size=(starts[0] + queries, kv_heads, head_dim))[0]
+    scores_H = np.einsum("Hh,Hh->H", q[0, 0], np.repeat(k_Kh, heads // kv_heads, axis=0)) / head_dim**0.5
+    for out in with_sinks:
+        np.testing.assert_allclose(out[0, 0], outs[0][0, 0] / (1 + np.exp(sinks - scores_H))[:, None], atol=2e-5)
+        np.testing.assert_allclose(out[:, :, 0], outs[0][:, :, 0], atol=2e-5)
+        np.testing.assert_allclose(out, with_sinks[0], atol=2e-5)
 
 
 # -------------------------------------------------------------------------------------------------------------- engine

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.models.pages import PAGE, layer_groups, pages_for, pages_touched
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.rollouts.types import Continuation
@@ -56,9 +55,10 @@ def said(engine, weights):
 def test_a_page_is_one_layer_of_each_group():
     assert [group.layers for group in layer_groups(SLIDING)] == [(0,), (1,), (2,)]
     olmo = like(CFG, num_layers=8, layer_windows=(4096, 4096, 4096, None) * 2)
-    assert layer_groups(olmo) == ((4096, (0, 1)), (4096, (2, 4)), (4096, (5, 6)), (None, (3, 7)))
-    assert page_bytes(olmo, np.float32, 1) == 2 * 2 * kv_heads(olmo) * head_dim(olmo) * PAGE * 4
-    assert layer_groups(CFG) == ((None, (0, 1)),)
+    assert layer_groups(olmo) == ((4096, (0, 1), 0), (4096, (2, 4), 0), (4096, (5, 6), 0), (None, (3, 7), 0))
+    mixer = olmo.layers[0].attention
+    assert page_bytes(olmo, np.float32, 1) == (2 * 2 * mixer.num_kv_heads * mixer.head_dim * PAGE * 4,)
+    assert layer_groups(CFG) == ((None, (0, 1), 0),)
 
 
 def test_the_completions_are_the_other_engines_and_the_learners(weights, said):

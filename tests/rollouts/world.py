@@ -167,4 +167,5 @@ def _score(cfg, params, ids_BT, lengths_B, temperature):
     x = transformer.hidden(
         cfg, params, ids_BT, positions, ends_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
     )
-    return jax.nn.log_softmax(x[0] @ transformer.output_table(cfg, params).T / temperature)
+    logits = transformer.logits_of(x[0], transformer.output_table(cfg, params), cfg.final_softcap)
+    return jax.nn.log_softmax(logits / temperature)

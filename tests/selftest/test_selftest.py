@@ -25,11 +25,15 @@ class Wrong(Loop):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("queries", "window"), [(1, None), (1, 100), (32, None), (32, 100)])
-def test_attention_over_pages(dtype, queries, window):
+@pytest.mark.parametrize(
+    ("queries", "window", "sinks"),
+    [(1, None, False), (1, 100, False), (32, None, False), (32, 100, False), (32, None, True)],
+)
+def test_attention_over_pages(dtype, queries, window, sinks):
     """The kernel for GPUs, interpreted, passes; a twentieth less does not, in any case."""
-    assert kernels.page_attention(Triton(interpret=True), dtype, queries, window) <= ROUNDING[dtype]
-    assert kernels.page_attention(Wrong(), dtype, queries, window) > ROUNDING[dtype]
+    what = dtype, queries, window, kernels.Heads(), sinks
+    assert kernels.page_attention(Triton(interpret=True), *what) <= ROUNDING[dtype]
+    assert kernels.page_attention(Wrong(), *what) > ROUNDING[dtype]
 
 
 def test_kernels_for_tpus(monkeypatch):
@@ -52,10 +56,11 @@ def _unrotated(q, k):
     return q.reshape(len(q), -1, 128), k.reshape(len(k), -1, 128)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_attention_of_the_learner(window):
-    assert kernels.learner_attention("dot_product", "float32", window) <= ROUNDING["float32"]
-    assert kernels.learner_attention("dot_product", "bfloat16", window) <= ROUNDING["bfloat16"]
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (100, False), (None, True)])
+def test_attention_of_the_learner(window, sinks):
+    what = window, kernels.Heads(), sinks
+    assert kernels.learner_attention("dot_product", "float32", *what) <= ROUNDING["float32"]
+    assert kernels.learner_attention("dot_product", "bfloat16", *what) <= ROUNDING["bfloat16"]
 
 
 def test_products_of_experts(monkeypatch):

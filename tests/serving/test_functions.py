@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from scope_jax.serving.generating import chat_job
 from scope_jax.serving.protocol import ApiError, ChatBody, parsed
 from scope_jax.text import dialects
 from scope_jax.text.dialects import Call
+from tests.play.harmony import tokenizer_in
 from tests.serving.scripted import scripted
 from tests.serving.world import BASE, JSON, serving
 
@@ -414,3 +416,35 @@ def test_schemas_without_an_end_are_not_followed(make: Make) -> None:
         tool = functions.schemas
         text = dialects.load(FORMS[form][2]).write(Call("loop", {"a": [1]}), tool)
         assert read(functions, text, 9) == (text, [])
+
+
+# -------------------------------------------------------------------------------------------------------------- harmony
+def test_a_conversation_in_channels(model: Served, tmp_path: Path) -> None:
+    """gpt-oss's format: the client gets a call, then the answer alone; its thinking is in neither."""
+    tokenizer = tokenizer_in(tmp_path)
+    thought = "<|channel|>analysis<|message|>A sum.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "2 + 2"}'
+
+    def says(prompt: str) -> str:
+        return thought + ("<|channel|>final<|message|>It is 4." if "functions.python to=assistant" in prompt else call)
+
+    harmony = scripted(model, tokenizer, "harmony", says)
+    as_marks = SimpleNamespace(decode=tokenizer.decode, encode=tokenizer.encode_marked, eos_id=tokenizer.eos_id)
+    vars(harmony.rollouts)["_tokenizer"] = as_marks
+    with serving(harmony) as told:
+        chat: Any = client(told["http"]).chat.completions
+        given: dict[str, Any] = {"model": "atlas", "messages": [user("2 + 2?")], "tools": [PYTHON]}
+        (choice,) = chat.create(**given).choices
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        (called,) = choice.message.tool_calls
+        assert (called.function.name, json.loads(called.function.arguments)) == ("python", {"code": "2 + 2"})
+        result = {"role": "tool", "tool_call_id": called.id, "content": "4 <|end|>"}
+        given["messages"] += [choice.message.model_dump(exclude_none=True), result]
+        (choice,) = chat.create(**given).choices
+        assert (choice.finish_reason, choice.message.content) == ("stop", "It is 4.")
+        pieces = [one.choices[0].delta.content or "" for one in chat.create(**given, stream=True)]
+        assert "".join(pieces) == "It is 4."
+    text = tokenizer.decode(harmony.rollouts.prompts[-1])  # type: ignore[attr-defined]
+    called_in = '<|start|>assistant to=functions.python<|channel|>commentary json<|message|>{"code": "2 + 2"}<|call|>'
+    shown = '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"4 <|end|>"<|end|>'
+    assert text.endswith(f"{called_in}{shown}<|start|>assistant")

@@ -7,6 +7,7 @@ of the collectives.
 import json
 import math
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from scope_jax.models import streaming, transformer
+from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
 from scope_jax.models.rope import Rope
 from scope_jax.models.weights import load_hf, save_hf
 from scope_jax.sharding import collectives
@@ -68,6 +70,25 @@ POST_NORM = like(
 
 
 EXPERTS = like(CFG, architecture="qwen3_moe", num_experts=6, experts_per_token=2, norm_topk_prob=True, ffn_width=16)
+
+
+# Gemma's: two kinds of heads, values that are keys, a dense layer beside experts, norms on both sides with an offset.
+SLIDING = Attention(4, 2, 8, Rope(1e4), 3, "head", scale=1.0, v_norm=True)
+FULL = Attention(4, 2, 16, Rope(1e6, "proportional", share=0.25), None, "head", scale=1.0, v_norm=True, values="keys")
+BESIDE = Parallel(Dense(48, "gelu_tanh"), Experts(16, 6, 2, True, activation="gelu_tanh"))
+GEMMA = ModelConfig(
+    *(
+        "gemma4_text",
+        64,
+        32,
+        tuple(Layer(mixer, BESIDE, "both") for mixer in (SLIDING, FULL, SLIDING)),
+        1e-6,
+        True,
+        128,
+    ),
+    norm_offset=1.0,
+    embed_scale=32**0.5,
+)
 
 
 def make_batch() -> dict[str, jax.Array]:
@@ -314,8 +335,11 @@ def family(cfg, sizes, batch) -> dict[str, float]:
 
 def main() -> None:
     collectives.ALL_REDUCE = 128  # bytes: the gradients of both layers' norms are summed in two parts
-    params = random_params(CFG)
     batch = make_batch()
+    if sys.argv[1:] == ["gemma"]:
+        print(json.dumps({"gemma": family(GEMMA, (2, 2, 2), batch)}))
+        return
+    params = random_params(CFG)
     expected = whole(CFG, params, batch)
     facts = {
         "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),

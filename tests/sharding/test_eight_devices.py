@@ -13,7 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def facts():
-    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py"))]
+    return said()
+
+
+def said(*words: str):
+    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py")), *words]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -31,8 +35,9 @@ def test_forward_and_gradients_equal_one_device(facts, mesh):
     assert facts[mesh]["grads"] < 1e-5
 
 
-@pytest.mark.parametrize("family", ["post_norm", "experts"])
-def test_other_families_equal_one_device(facts, family):
+@pytest.mark.parametrize("family", ["post_norm", "experts", pytest.param("gemma", marks=pytest.mark.slow)])
+def test_other_families_equal_one_device(request, family):
+    facts = said("gemma") if family == "gemma" else request.getfixturevalue("facts")
     assert facts[family]["smallest_gradient"] > 1e-2
     assert facts[family]["loss"] < 2e-6
     assert facts[family]["hidden"] < 2e-6

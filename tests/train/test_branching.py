@@ -130,6 +130,7 @@ def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
         run(tmp_path / "done", "train.steps=3", f"train.origin={whole}")
 
 
+@pytest.mark.slow  # SSP branches in seconds, below
 def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three iterations equal two and one more; the second may be played with a frozen challenger."""
     monkeypatch.setitem(GAMES, "scope", replace(GAMES["scope"], play=play_scope))

@@ -73,6 +73,7 @@ def ahead(folder: Path) -> Path:
     return finish(folder, "ahead", 8, *APART, *AHEAD)
 
 
+@pytest.mark.slow
 def test_devices_of_its_own_change_no_token(folder: Path, apart: Path) -> None:
     """4 that learn and 4 that generate against 4 that do both. (XLA's CPU client divides sums by its number of devices,
     so that updates differ by rounding.)"""

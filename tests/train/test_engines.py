@@ -26,11 +26,11 @@ def engine_of(*sets: str):
 def test_a_cpu_gets_columns_unless_there_is_a_budget_for_pages():
     assert isinstance(engine_of(), DenseEngine)
     # Two layers, two kv heads of 8, float32: 2 · 2 · 2 · 8 · 64 · 4 bytes.
-    assert page_bytes(CFG, jnp.float32, 1) == 16384
+    assert page_bytes(CFG, jnp.float32, 1) == (16384,)
     budget = engine_of(f"rollout.cache_gib={20.5 * 16384 / 2**30}")
-    assert isinstance(budget, PagedEngine) and budget.pages == 20
+    assert isinstance(budget, PagedEngine) and budget.pages == (20,)
     asked = engine_of('rollout.cache="paged"')
-    assert isinstance(asked, PagedEngine) and asked.pages == 8 * (3 + 1) + 1
+    assert isinstance(asked, PagedEngine) and asked.pages == (8 * (3 + 1) + 1,)
 
 
 def test_a_budget_that_is_too_small_or_for_columns_is_refused():
@@ -53,7 +53,7 @@ def test_groups_attend_together_over_pages_only():
 
 def test_a_card_may_do_without_the_kernel_for_pages(monkeypatch):
     asked = []
-    monkeypatch.setattr(engines, "attention_over_pages", lambda platform, head_dim: asked.append(platform) or Loop())
+    monkeypatch.setattr(engines, "attention_over_pages", lambda platform, *_: asked.append(platform) or Loop())
     engine_of('rollout.cache="paged"')
     engine_of('rollout.cache="paged"', 'rollout.attention="loop"')
     assert asked == ["cpu", "any"]

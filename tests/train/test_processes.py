@@ -106,6 +106,7 @@ def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
     assert (two / "report" / "index.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_grader_that_runs_out_of_time_on_one_process_gives_all_the_same_rewards_also_when_resumed(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.models.config import Attention, ModelConfig
+from scope_jax.models.config import Attention, Dense, ModelConfig
 from scope_jax.models.rope import Rope
 
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
@@ -37,7 +37,9 @@ def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarra
 
 
 def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
-    mixer, L, D, F = cfg.layers[0].mixer, cfg.num_layers, cfg.width, cfg.layers[0].feed.width
+    mixer, feed, L, D = cfg.layers[0].attention, cfg.layers[0].feed, cfg.num_layers, cfg.width
+    assert isinstance(feed, Dense)
+    F = feed.width
     Hh = mixer.num_heads * mixer.head_dim
 
     def normal(*shape: int, std: float) -> np.ndarray:
@@ -67,7 +69,7 @@ def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
     Raises ValueError for a shape that cannot hold it: fewer than two layers, grouped heads, no qk-norm, untied tables,
     biases, windows, scaled positions.
     """
-    mixer, rope = cfg.layers[0].mixer, cfg.layers[0].mixer.rope
+    mixer, rope = cfg.layers[0].attention, cfg.layers[0].attention.rope
     plain = rope is not None and mixer == Attention(
         mixer.num_heads, mixer.num_heads, mixer.head_dim, Rope(rope.theta), qk_norm="head"
     )

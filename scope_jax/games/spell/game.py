@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     groups: list[AnswerGroup] = []
     # l.6: in rounds, until the step is full or the card's maximum is reached
     while len(rounds) < card.max_rounds and sum(group.mixed for group in groups) < card.groups:
+        if rounds:
+            tools.tell(_before_a_round(cfg, rounds, groups))
         rounds.append(draw(cfg, tools, position, history))
         groups, history = groups + rounds[-1].groups, rounds[-1].history
         position += card.clusters_per_round
@@ -86,6 +89,21 @@ def given_round(cfg: Config, tools: Tools, position: int, history: History) -> R
     readings = [roles.given_question(cfg, row, index) for index, row in enumerate(rows, position)]
     groups, grades = roles.answer(cfg, tools, readings)
     return Round([], groups, [grades], history)
+
+
+def _before_a_round(cfg: Config, rounds: Sequence[Round], groups: Sequence[AnswerGroup]) -> str:
+    """What the user is told before another round: how many clusters so far count, and why the others do not."""
+    drawn, proposals = len(rounds) * options(cfg).clusters_per_round, [one for each in rounds for one in each.proposals]
+    why = Counter(proposal.reason for proposal in proposals if proposal.reason).most_common(2)
+    reasons = [f"{number} {reason}" for reason, number in why]
+    if alike := sum(not group.mixed for group in groups):
+        reasons.append(f"{alike} answered alike, all rightly or all wrongly")
+    return (
+        f"round {len(rounds)} of at most {options(cfg).max_rounds}: of {drawn} clusters "
+        f"{sum(group.mixed for group in groups)} count, {options(cfg).groups} are wanted"
+        + (f" ({', '.join(reasons)})" if reasons else "")
+        + f"; {options(cfg).clusters_per_round} more are drawn."
+    )
 
 
 def _check_proposals(cfg: Config, proposals: Sequence[QuestionDraft], clusters: int) -> None:

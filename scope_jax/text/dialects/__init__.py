@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scope_jax.errors import UserError
-from scope_jax.text.dialects import formats
+from scope_jax.text.dialects import formats, harmony
 from scope_jax.text.dialects.formats import Call, Format
 from scope_jax.text.dialects.values import Malformed
 from scope_jax.text.schemas import Schema, parameters_of
@@ -32,7 +32,12 @@ _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TAGS: Mapping[Format, str] = {"hermes": "tool_call", "qwen-coder": "tool_call", "function": "function_calls"}
 # By format, text with which a prompt explains calls, where that is not the opening tag; xml: see `Dialect.described`.
-_EXPLAINED: Mapping[Format, str] = {"llama": '"parameters"', "qwen-coder": "<function=", "xml": "written like this"}
+_EXPLAINED: Mapping[Format, str] = {
+    "llama": '"parameters"',
+    "qwen-coder": "<function=",
+    "harmony": "namespace functions",
+    "xml": "written like this",
+}
 _FORMER = {"text": "xml", "json": "hermes", "expression": "function"}  # payloads of earlier dialect files
 
 
@@ -99,11 +104,11 @@ class Dialect(_Table):
         return _EXPLAINED.get(self.format, f"<{self._tag}>")
 
     def tag(self, name: str) -> str | None:
-        """The tag around the calls of a tool: in the format xml its name; None in the format llama."""
+        """The tag around the calls of a tool: in the format xml its name; None in the formats llama and harmony."""
         return name if self.format == "xml" else self._tag
 
     def stops(self, name: str) -> tuple[str, ...]:
-        """Strings with which a call of a tool ends; none in the format llama, whose calls end with the turn."""
+        """Strings with which a call of a tool ends; none in the formats llama and harmony, whose calls end the turn."""
         tag = self.tag(name)
         return () if tag is None else (f"</{tag}>",)
 
@@ -127,6 +132,8 @@ class Dialect(_Table):
         """For prompts, where results appear."""
         if self.format == "llama":
             return f"in a message of the role {self.results.role}"
+        if self.format == "harmony":
+            return "in a message of the function"
         return f"between <{self.results.tag}> and </{self.results.tag}>"
 
     def write(self, call: Call, tools: Sequence[Schema]) -> str:
@@ -138,6 +145,8 @@ class Dialect(_Table):
                 return formats.written_xml(call, parameters)
             case "llama":
                 return formats.written_json(call, "parameters")
+            case "harmony":
+                return harmony.written(call)
             case "hermes":
                 return f"<{self._tag}>{formats.written_json(call, 'arguments')}</{self._tag}>"
             case "function":
@@ -154,6 +163,8 @@ class Dialect(_Table):
         functions = parameters_of(tools)
         if self.format == "llama":
             return formats.llama_calls(text)
+        if self.format == "harmony":
+            return harmony.calls(text)
         found: list[Call] = []
         for pair in formats.pairs(text, [*functions] if self._tag is None else [self._tag]):
             if pair.closed:
@@ -167,6 +178,8 @@ class Dialect(_Table):
         """How much of a turn that goes on after `text` no call can begin in, whatever follows."""
         if self.format == "llama":
             return 0 if formats.may_be_llama_call(text) else len(text)
+        if self.format == "harmony":
+            return 0 if (last := [*harmony.messages(text)][-1:]) == [] else last[0].end
         openings = [f"<{tag}>" for tag in ([*parameters_of(tools)] if self._tag is None else [self._tag])]
         ends = [text[-n:] for n in range(1, min(max(map(len, openings), default=0), len(text) + 1))]
         begun = max((len(end) for end in ends if any(each.startswith(end) for each in openings)), default=0)

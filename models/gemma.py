@@ -1,0 +1,92 @@
+"""What config.json says of Gemma 3 and Gemma 4 beside what other families have; see `models.families`.
+
+In Gemma 4 the full layers have heads of another size and another number of kv heads. transformers 5.23 writes them for
+each layer (per_layer_config), earlier ones once (global_head_dim, num_global_key_value_heads); both are read, and the
+earlier form, which both understand, is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from scope_jax.models.config import Attention, Dense, Experts, Feed, ModelConfig, Parallel
+from scope_jax.models.fields import count, flag, number, table
+
+CAP = "final_logit_softcapping"
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+GLOBAL_HEAD = 512  # without global_head_dim
+
+
+def whole(config: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """Figures of the `ModelConfig`."""
+    cap = None if config[CAP] is None else number(config, CAP)
+    return {"embed_scale": math.sqrt(width), "final_softcap": cap}
+
+
+def attention(config: Mapping[str, Any], mixer: Attention, layer: int, generation: int) -> Attention:
+    """The attention of layer number `layer`, whose other figures `mixer` has."""
+    if generation == 3:
+        return replace(mixer, scale=number(config, "query_pre_attn_scalar") ** -0.5)
+    mixer = replace(mixer, scale=1.0, v_norm=True)
+    shared = flag(config, "attention_k_eq_v", False)
+    own = _own(config, layer, shared) if mixer.window is None else {}
+    heads = count(own, "num_key_value_heads", mixer.num_kv_heads)
+    size = count(own, "head_dim", mixer.head_dim)
+    values = "keys" if shared and mixer.window is None else "own"
+    return replace(mixer, num_kv_heads=heads, head_dim=size, values=values)
+
+
+def _own(config: Mapping[str, Any], layer: int, shared: bool) -> Mapping[str, Any]:
+    """Figures of a full layer that differ from those of the sliding ones."""
+    if "per_layer_config" in config:
+        by_layer = table(config, "per_layer_config")
+        return next((table(by_layer, name) for name in by_layer if name.isdecimal() and int(name) == layer), {})
+    own = {"head_dim": config.get("global_head_dim") or GLOBAL_HEAD}
+    heads = config.get("num_global_key_value_heads")
+    return own if heads is None or not shared else own | {"num_key_value_heads": heads}
+
+
+def feed(config: Mapping[str, Any]) -> Feed:
+    dense = Dense(count(config, "intermediate_size"), "gelu_tanh")
+    if not flag(config, "enable_moe_block", False):
+        return dense
+    experts = Experts(
+        count(config, "moe_intermediate_size"),
+        count(config, "num_experts", most=10_000),
+        count(config, "top_k_experts"),
+        normalised=True,
+        activation="gelu_tanh",
+    )
+    return Parallel(dense, experts)
+
+
+def to_hf(cfg: ModelConfig) -> dict[str, Any]:
+    """The reverse of the above."""
+    mixers = [layer.attention for layer in cfg.layers]
+    local = next((mixer for mixer in mixers if mixer.window is not None), mixers[0])
+    written: dict[str, Any] = {CAP: cfg.final_softcap}
+    if not cfg.layers[0].scalar:
+        assert local.scale is not None
+        return written | {"query_pre_attn_scalar": round(local.scale**-2)}
+    full = next((mixer for mixer in mixers if mixer.window is None), local)
+    written |= {
+        "num_key_value_heads": local.num_kv_heads,
+        "head_dim": local.head_dim,
+        "global_head_dim": full.head_dim,
+        "attention_k_eq_v": full.values == "keys",
+        "num_global_key_value_heads": full.num_kv_heads if full.values == "keys" else None,
+        "num_kv_shared_layers": 0,
+    }
+    if cfg.architecture == "gemma4_text":
+        written |= {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+    if (experts := cfg.layers[0].experts) is not None:
+        written |= {
+            "enable_moe_block": True,
+            "moe_intermediate_size": experts.width,
+            "num_experts": experts.count,
+            "top_k_experts": experts.picked,
+        }
+    return written

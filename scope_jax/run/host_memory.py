@@ -1,0 +1,56 @@
+"""The memory of this host: what a process could have, and what this one has."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
+# What a container may have and what it has, as its files show it inside (cgroup 2, and 1), with its name there for the
+# pages of files that it can give back.
+GROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available() -> int:
+    """Bytes that this process could still have without swapping: of the machine, or of its container if that has
+    less. 0 where the operating system does not say."""
+    found = [_field(MEMINFO, "MemAvailable:") * 1024]
+    for folder, limit, usage, cached in GROUPS:
+        most = _number(folder / limit)
+        if 0 < most < 2**60:  # no limit: "max", or a number near 2⁶³
+            found.append(most - _number(folder / usage) + _field(folder / "memory.stat", cached))
+    return max(0, min(found))
+
+
+def free() -> int:
+    """Bytes that a new process could have if this one were not there."""
+    return available() + resident()
+
+
+def total() -> int:
+    """Bytes of the machine."""
+    return _field(MEMINFO, "MemTotal:") * 1024
+
+
+def resident() -> int:
+    """Bytes that this process has in memory; 0 where the operating system does not say."""
+    return _field(STATUS, "VmRSS:") * 1024
+
+
+def peak() -> int:
+    """The most that it has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _field(file: Path, name: str) -> int:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+
+
+def _number(file: Path) -> int:
+    text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    return int(text) if text.isdecimal() else 0
