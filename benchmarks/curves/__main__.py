@@ -3,7 +3,7 @@
     python -m benchmarks.curves --peer trl=PYTHON --peer tunix=PYTHON --seeds 0 1 2 3 4
 
 writes the base and the data if they are not there, runs every system with every seed that has no curve yet, writes the
-curves (JSON) and the figure (SVG), and prints the table of the page. benchmarks/curves/README.md says what is equal.
+curves (JSON), the figure (SVG) and the tables of docs/one_curve.md. benchmarks/curves/README.md says what is equal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.curves import base, figure, task
 from benchmarks.peers.client import ROOT, environment
+from benchmarks.seeds.table import place
 from scope_jax.errors import UserError, sentence
 from scope_jax.run.metrics import read_lines
 
@@ -31,6 +32,7 @@ PEERS = {  # module and first arguments of each run of a peer, by the peer and b
     },
 }
 Curve = dict[str, Any]
+PAGE = ROOT / "docs" / "one_curve.md"
 
 
 def options() -> argparse.ArgumentParser:
@@ -65,7 +67,7 @@ def theirs(python: str, words: Sequence[str], seeds: Sequence[int]) -> Iterator[
             command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
         )
     assert process.stdout is not None
-    yield from (json.loads(line) for line in process.stdout if line.startswith("{"))
+    yield from (json.loads(line) for line in process.stdout if line.startswith('{"'))
     if process.wait():
         raise UserError(f"{words[0]} failed; the end of its log:\n{log.read_text(encoding='utf-8')[-2000:]}")
 
@@ -93,7 +95,7 @@ def main() -> int:
         print(str(error) if "\n" in str(error) else sentence(error), file=sys.stderr)
         return 2
     figure.draw(curves, given.figure)
-    print(figure.table(curves))
+    place(PAGE, "one-curve", figure.table(curves))
     return 0
 
 

@@ -60,15 +60,26 @@ def draw(curves: Curves, path: Path) -> None:
 
 
 def table(curves: Curves) -> str:
-    """Markdown: mean ± standard error by step."""
+    """Markdown: mean ± standard error by step; of each peer the largest difference from ours."""
     lines = []
-    for name, first in (("reward", 1), ("exam", 0)):
-        every = WINDOW if name == "reward" else task.EVERY
+    for name, every, first in (("reward", WINDOW, 1), ("exam", task.EVERY, 0)):
         heads = range(first, task.STEPS + 1, every)
         titles = [f"{step}–{step + every - 1}" if name == "reward" else str(step) for step in heads]
-        lines += [f"| {name}, steps | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+        lines += [f"| {name} in %, step | seeds | " + " | ".join(titles) + " |", "|---" * (len(titles) + 2) + "|"]
         for curve, runs in ordered(curves):
             cells = [f"{mean:.1f} ± {error:.1f}" for mean, error in zip(*means(runs, name), strict=True)]
-            lines.append(f"| {curve} | " + " | ".join(cells) + " |")
+            lines.append(f"| {curve} | {len(runs)} | " + " | ".join(cells) + " |")
         lines.append("")
+    lines += ["| against scope-jax | last exam | largest difference, in standard errors of it |", "|---|---|---|"]
+    for curve, runs in ordered(curves)[1:]:
+        found = []
+        for name in ("reward", "exam"):
+            (theirs, error), (ours, own) = means(runs, name), means(curves["scope-jax"], name)
+            # the first exam is of the same weights: no error, no difference
+            part = slice(1, None) if name == "exam" else slice(None)
+            found.append(((theirs - ours)[part], np.hypot(error, own)[part]))
+        share = max(float(np.max(np.abs(difference) / error)) for difference, error in found)
+        count = sum(len(difference) for difference, _ in found)
+        last, error = found[1][0][-1], found[1][1][-1]
+        lines.append(f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} (of {count} differences) |")
     return "\n".join(lines)

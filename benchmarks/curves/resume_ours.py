@@ -37,7 +37,12 @@ def steps_of(run: Path) -> list[int]:
 
 
 def weights(run: Path) -> bytes:
-    subprocess.run([sys.executable, "-m", "scope_jax", "export", str(run), str(run / "weights")], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "scope_jax", "export", str(run), str(run / "weights")],
+        cwd=ROOT,
+        stdout=sys.stderr,
+        check=True,
+    )
     return (run / "weights" / "model.safetensors").read_bytes()
 
 
