@@ -35,7 +35,13 @@ def means(runs: Mapping[str, Mapping[str, Any]], name: str) -> tuple[np.ndarray,
 
 def draw(curves: Curves, path: Path) -> None:
     """Reward and exam by step, a band of one standard error around each mean."""
-    style = {"text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    style: dict[Any, Any] = {
+        "text.color": INK,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
     with matplotlib.rc_context({**style, "svg.fonttype": "none", "svg.hashsalt": "one curve", "font.size": 10}):
         pictures, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
         titles = {

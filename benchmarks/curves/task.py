@@ -56,7 +56,7 @@ def sums(seed: int = 0) -> tuple[list[Row], list[Row], list[Row]]:
     return rows[: ends[0]], rows[ends[0] : ends[1]], rows[ends[1] :]
 
 
-def right(row: Row, text: str) -> float:
+def right(row: Mapping[str, Any], text: str) -> float:
     """The reward, and what the exam counts: 1 for the three digits of the answer, else 0."""
     return float(text in row["answers"])
 

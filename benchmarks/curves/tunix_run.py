@@ -31,7 +31,7 @@ class Codec:
     """The folder's tokenizer with the methods that Tunix asks for."""
 
     def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text).ids

@@ -60,7 +60,7 @@ def ours(tmp_path_factory):
     for case in gradients.CASES:
         kl = {"kl": "none"} if case == "clip" else {"kl": case, "kl_coef": gradients.KL_COEF}
         clip = {"clip_low": gradients.CLIP, "clip_high": gradients.CLIP, "dual_clip": 0.0}
-        card = LossCard(old_logprobs="rollout", aggregation="sequence-mean", **clip, **kl)
+        card = LossCard.model_validate({"old_logprobs": "rollout", "aggregation": "sequence-mean", **clip, **kl})
         state = learner.init_state(jax.tree.map(jnp.copy, params)).replace(ref_params=reference)
         state, metrics = learner.update(state, learner.pack(episodes(), card), card)
         assert 0.2 < metrics["clip_fraction"] < 0.8
