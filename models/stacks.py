@@ -9,6 +9,7 @@ their order. A stack may be left out if it is empty, as that of factors where an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -18,11 +19,13 @@ from scope_jax.models.config import ModelConfig
 Tree = Any  # of arrays, or of their declarations, shardings …
 
 
+@lru_cache(maxsize=16)
 def stacks(cfg: ModelConfig) -> tuple[tuple[int, ...], ...]:
     """The numbers of the layers of each stack."""
+    kinds = {layer: layer.weights for layer in set(cfg.layers)}  # few, however many layers there are
     found: dict[Any, list[int]] = {}
     for number, layer in enumerate(cfg.layers):
-        found.setdefault(layer.weights, []).append(number)
+        found.setdefault(kinds[layer], []).append(number)
     return tuple(map(tuple, found.values()))
 
 
