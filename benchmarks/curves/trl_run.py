@@ -82,7 +82,7 @@ def config(outputs: str, seed: int, **changes: Any) -> GRPOConfig:
 
 def main(seed: int) -> None:
     record = task.Record()
-    tokenizer = AutoTokenizer.from_pretrained(task.FOLDER / "base", padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(task.FOLDER / "base", padding_side="left", trust_remote_code=False)
     with tempfile.TemporaryDirectory() as outputs:
         trainer = GRPOTrainer(
             model=str(task.FOLDER / "base"),
