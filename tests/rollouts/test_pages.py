@@ -340,7 +340,12 @@ def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
 
     monkeypatch.setattr(engine.jitted, "append", recorded("prompts", engine.jitted.append))
     monkeypatch.setattr(engine.jitted, "generate", recorded("tokens", engine.jitted.generate))
-    monkeypatch.setattr("scope_jax.rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
+
+    class OneAtATime(DecodeLoop):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options, prefills=1)
+
+    monkeypatch.setattr("scope_jax.rollouts.local.DecodeLoop", OneAtATime)
     rollouts = make_rollouts(engine, params)
     assert [bits(c) for requests in (mixed(32), conversations()) for c in rollouts.run(requests)] == expected
     pairs = list(pairwise(launched))
