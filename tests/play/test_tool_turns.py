@@ -75,13 +75,15 @@ def test_what_is_written_is_read(name, calls, said):
     dialect = dialects.load(name)
     if name == "llama":
         calls, said = calls[:1], "\n"
+    if name == "harmony":  # a call ends the turn, and what is said before it is a message of its own
+        calls, said = calls[:1], f"<|channel|>analysis<|message|>{said}<|end|><|start|>assistant"
     written = [dialect.write(call, SCHEMAS) for call in calls]
     turn = said + "\n".join(written) + " "
     found = dialect.read(turn, SCHEMAS)
     assert [call.error for call in found] == [""] * len(calls)
     for call, other, text in zip(calls, found, written, strict=True):
         assert call.name == other.name and same(dict(call.arguments), dict(other.arguments))
-        assert turn[other.start : other.end] == text
+        assert turn[other.start : other.end].removeprefix("<|start|>assistant") == text
         assert other.closed == other.end
 
 

@@ -304,7 +304,7 @@ def refusals(params, batch) -> dict[str, str]:
     """The errors for models that do not fit a mesh."""
     said = {}
     for name, action in {
-        "kv_heads": lambda: sharded(CFG, make_mesh(MeshConfig(1, 2, 4)), params, batch, "none"),
+        "heads": lambda: sharded(CFG, make_mesh(MeshConfig(1, 1, 8)), params, batch, "none"),
         "mesh": lambda: make_mesh(MeshConfig(1, 3, -1)),
         "rows": lambda: param_shardings(
             transformer.declare(CFG),

@@ -75,6 +75,6 @@ def test_folders_are_read_into_shards(facts):
 
 
 def test_sizes_that_do_not_fit_are_named(facts):
-    assert "tensor=4" in facts["refusals"]["kv_heads"] and "num_kv_heads=2" in facts["refusals"]["kv_heads"]
+    assert "tensor=8" in facts["refusals"]["heads"] and "num_heads=4" in facts["refusals"]["heads"]
     assert "8 devices are not divisible by 3" in facts["refusals"]["mesh"]
     assert "embed.table_VD" in facts["refusals"]["rows"] and "vocab" in facts["refusals"]["rows"]
