@@ -19,12 +19,12 @@ help:  ## show this list
 demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out accuracy before and after
 	$(BIN)/scope-jax demo --seed $(SEED) --run "$(RUN)"
 
-# All tests of a file run in one worker, so that shared fixtures are built once (tests/conftest.py).
+# All tests of a file run in one worker, so that shared fixtures are built once.
 test: lint docs  ## run lint, build the docs, run every test that takes seconds
-	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.dev  ## run the tests that take minutes; PART=3/8 runs the third of eight parts
-	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadgroup $(if $(PART),--part $(PART))
+	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile $(if $(PART),--part $(PART))
 
 lint: $(VENV)/.dev  ## check style, import rules and types
 	$(BIN)/ruff format --check .
