@@ -43,9 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The tests of a file are a group, as one worker runs them (`--dist loadfile`: pytest 9.2 ignores the names by which
-    xdist 3.8 sends groups to workers); the cases of a test that takes many minutes name groups of their own for
-    `--part`."""
+    """The tests of a file are a group, as one worker runs them (`--dist loadfile`; with pytest 9.2 xdist 3.8 does not
+    see groups); the cases of a test that takes many minutes name groups of their own for `--part`."""
     if item.get_closest_marker("xdist_group") is None:
         item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
 
