@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from tokenizers import Tokenizer
-from tunix.models.qwen3 import model as qwen3  # pyright: ignore[reportMissingImports]  # in the peer's environment
-from tunix.models.qwen3 import params as qwen3_params  # pyright: ignore[reportMissingImports]
-from tunix.rl import rl_cluster  # pyright: ignore[reportMissingImports]
+from tunix.rl import rl_cluster  # pyright: ignore[reportMissingImports]  # in the peer's environment
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner  # pyright: ignore[reportMissingImports]
 from tunix.rl.rollout.base_rollout import RolloutConfig  # pyright: ignore[reportMissingImports]
 
 from benchmarks.curves import task
+from benchmarks.peers.tunix_grpo import model_of
 
 
 class Codec:
@@ -57,20 +55,7 @@ def mesh() -> Any:
 
 
 def model(folder: Path, known: dict[str, Any] = task.CONFIG) -> Any:
-    """Tunix' Qwen3 with the folder's weights, by its own loader."""
-    config = qwen3.ModelConfig(
-        num_layers=known["num_hidden_layers"],
-        vocab_size=known["vocab_size"],
-        embed_dim=known["hidden_size"],
-        hidden_dim=known["intermediate_size"],
-        num_heads=known["num_attention_heads"],
-        head_dim=known["head_dim"],
-        num_kv_heads=known["num_key_value_heads"],
-        rope_theta=known["rope_theta"],
-        norm_eps=known["rms_norm_eps"],
-        use_tied_embedding=known["tie_word_embeddings"],
-    )
-    return qwen3_params.create_model_from_safe_tensors(str(folder), config, mesh(), jnp.float32)
+    return model_of(str(folder), known, mesh())
 
 
 def rollout(**changes: Any) -> RolloutConfig:

@@ -83,6 +83,23 @@ class Batches:
             raise error
 
 
+def model_of(folder: str, known: dict[str, Any], mesh: jax.sharding.Mesh) -> Any:
+    """Tunix's Qwen3 with the folder's weights, by its own loader. known: config.json."""
+    config = qwen3.ModelConfig(
+        num_layers=known["num_hidden_layers"],
+        vocab_size=known["vocab_size"],
+        embed_dim=known["hidden_size"],
+        hidden_dim=known["intermediate_size"],
+        num_heads=known["num_attention_heads"],
+        head_dim=known["head_dim"],
+        num_kv_heads=known["num_key_value_heads"],
+        rope_theta=known["rope_theta"],
+        norm_eps=known["rms_norm_eps"],
+        use_tied_embedding=known["tie_word_embeddings"],
+    )
+    return qwen3_params.create_model_from_safe_tensors(folder, config, mesh, jnp.float32)
+
+
 class Participant:
     """See benchmarks.peers.worker."""
 
@@ -105,21 +122,7 @@ class Participant:
         return self._update(case)
 
     def _model(self) -> Any:
-        """Tunix's Qwen3 with the folder's weights, by its own loader."""
-        known = cases.CONFIG
-        config = qwen3.ModelConfig(
-            num_layers=known["num_hidden_layers"],
-            vocab_size=known["vocab_size"],
-            embed_dim=known["hidden_size"],
-            hidden_dim=known["intermediate_size"],
-            num_heads=known["num_attention_heads"],
-            head_dim=known["head_dim"],
-            num_kv_heads=known["num_key_value_heads"],
-            rope_theta=known["rope_theta"],
-            norm_eps=known["rms_norm_eps"],
-            use_tied_embedding=known["tie_word_embeddings"],
-        )
-        return qwen3_params.create_model_from_safe_tensors(self._folder, config, self._mesh, jnp.float32)
+        return model_of(self._folder, cases.CONFIG, self._mesh)
 
     def _generate(self, case: str) -> Work:
         """Batches of `rows` in the given order, each until its longest completion ends."""

@@ -23,7 +23,7 @@ from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import cached, feed_of, kept_bytes, mixer_of
+from scope_jax.models.kinds import cached, feed_of, kept_bytes, kv_heads, mixer_of
 from scope_jax.models.pages import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
@@ -135,8 +135,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     def seen(window: int | None) -> float:
         return min(length, window or math.inf) + PAGE / 2  # the last page is whole
 
-    kv_heads = min(model.layers[number].attention.num_kv_heads for number in model.attention_layers)
-    layer = 2 if tensor <= kv_heads else 4  # parts of a head that several devices have are gathered, too
+    layer = 2 if tensor <= kv_heads(model) else 4  # parts of a head that several devices have are gathered, too
     crossing = _crossing(mesh, ("tensor",), on)
     sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
     sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor

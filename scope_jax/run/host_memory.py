@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from pathlib import Path
 
 MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
@@ -39,11 +37,6 @@ def total() -> int:
 def resident() -> int:
     """Bytes that this process has in memory; 0 where the operating system does not say."""
     return _field(STATUS, "VmRSS:") * 1024
-
-
-def peak() -> int:
-    """The most that it has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _field(file: Path, name: str) -> int:
