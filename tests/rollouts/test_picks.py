@@ -1,7 +1,12 @@
 """The experts that an engine's routers pick: those of a forward pass over the whole row, whatever a request is batched
 with, whichever part of it was in the cache, wherever a turn was cut."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +39,7 @@ def engine(request):
     return make_engine(ENGINE, MOE) if request.param == "dense" else make_paged(ENGINE, MOE)
 
 
-def asked(count: int, long: int = 8) -> list:
+def asked(count: int, tokens: int = 9) -> list:
     """Two turns of which the first is cut, an observation, then a new prompt; every other first prompt is longer than a
     page, and those that are equal are of one group."""
 
@@ -44,8 +49,8 @@ def asked(count: int, long: int = 8) -> list:
             Continuation(SEEN, "seen", kept=KEPT) if turns == 1 else Restart(list(b"again"), "") if turns == 2 else None
         )
 
-    plain = {"stop_ids": (), "max_tokens": 9, "max_turns": 3, "respond": respond}
-    requests = [request("question " * (long if i % 2 else 1), key=i, group=str(i % 2), **plain) for i in range(count)]
+    plain = {"stop_ids": (), "max_tokens": tokens, "max_turns": 3, "respond": respond}
+    requests = [request("question " * (8 if i % 2 else 1), key=i, group=str(i % 2), **plain) for i in range(count)]
     return [replace(one, picks=True) for one in requests]
 
 
@@ -91,16 +96,16 @@ def test_they_are_those_of_a_forward_pass(engine, params):
 @pytest.mark.slow
 def test_dense_and_paged_set_aside_and_ahead(params):
     """A cache that is too small for all, and dispatches that are launched before others are read: the same picks."""
-    dense = make_rollouts(make_engine(ENGINE, MOE), params).run(asked(12))
+    dense = make_rollouts(make_engine(ENGINE, MOE), params).run(asked(12, tokens=60))
     few = make_paged(replace(ENGINE, pages=7), MOE)
     moved = []
     set_aside = few.set_aside
     few.set_aside = lambda state, slot: moved.append(slot) or set_aside(state, slot)
     for ahead in (False, True):
-        paged = make_rollouts(few, params, ahead=ahead).run(asked(12))
+        paged = make_rollouts(few, params, ahead=ahead).run(asked(12, tokens=60))
         assert same(dense, paged)
     assert moved
-    plain = make_rollouts(make_paged(cfg=MOE), params).run(asked(12))
+    plain = make_rollouts(make_paged(cfg=MOE), params).run(asked(12, tokens=60))
     assert list(map(bits, plain)) == list(map(bits, paged)) and picks(plain) == [None] * 24
 
 
@@ -113,3 +118,15 @@ def test_memory_of_pages():
     """Two layers of two picks, one byte each."""
     assert page_bytes(MOE, jnp.float32, 1, True)[0] - page_bytes(MOE, jnp.float32, 1)[0] == PAGE * 4
     assert [picked_dtype(count).itemsize for count in (2, 256, 257, 512)] == [1, 1, 2, 2]
+
+
+@pytest.mark.slow
+def test_meshes_give_the_picks_of_one_device():
+    """Experts over all devices, whose tokens are routed where they are; layers that a tensor group does not divide."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, str(Path(__file__).with_name("eight_picks.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, *others = json.loads(done.stdout.splitlines()[-1]).values()
+    assert len(others) == 3 and all(other == one for other in others)
