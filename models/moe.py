@@ -404,8 +404,8 @@ def _over_experts(
     by_platform = {"default": partial(_own_sorted, feed, w, gates, routed)}
     # What the kernels of models/moe_tpu.py compute.
     plain = router_BTD is None and "expert_scale_X" not in w and feed.activation == "silu" and not feed.bias
-    if routed is None and feed.kernels and plain and _few(x_ND, [w[name] for name in EXPERTS]):
-        by_platform["tpu"] = partial(_own_few, feed, w)
+    if feed.kernels and plain and _few(x_ND, [w[name] for name in EXPERTS]):
+        by_platform["tpu"] = partial(_own_few, feed, w, routed)
     out_ND = lax.platform_dependent(x_ND, read_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
@@ -420,13 +420,24 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(feed: Experts, w: dict[str, Any], x_ND: jax.Array, _: jax.Array, first: jax.Array) -> jax.Array:
-    """The part of the own experts, from `first` on, by two kernels for TPUs."""
-    from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
+def _own_few(
+    feed: Experts,
+    w: dict[str, Any],
+    routed: tuple[jax.Array, jax.Array] | None,
+    x_ND: jax.Array,
+    _: jax.Array,
+    first: jax.Array,
+) -> jax.Array:
+    """The part of the own experts, from `first` on, by two kernels for TPUs. routed: as for `_own_sorted`, without the
+    first kernel."""
+    from scope_jax.models.moe_tpu import few_tokens, route_few, routed_few  # Pallas takes a second to import
 
     gate_XDF, up_XDF, down_XFD = (w[name] for name in EXPERTS)
-    routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), feed.picked, feed.normalised)
-    return few_tokens(x_ND, routed, gate_XDF, up_XDF, down_XFD)
+    if routed is None:
+        own = route_few(x_ND, w["router_DX"], first, len(gate_XDF), feed.picked, feed.normalised)
+    else:
+        own = routed_few(*routed, first, len(gate_XDF))
+    return few_tokens(x_ND, own, gate_XDF, up_XDF, down_XFD)
 
 
 def _own_sorted(

@@ -30,7 +30,7 @@ from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
-PICKS = "picks"  # what a scan over layers takes beside the stacks of weights
+PICKS = -1  # the key of the picked experts among the stacks of weights, for a scan over layers
 
 Remat = Literal["full", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
@@ -265,7 +265,7 @@ def hidden(
 
         began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
 
-        def period(x_BTD: jax.Array, w_P: dict[Any, Params], layers=layers, first=first, began=began) -> Any:
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began) -> Any:
             picks = iter(w_P.get(PICKS, ()))
             for number, one in zip(first, layers, strict=True):
                 stack, place = places[number]
@@ -273,7 +273,7 @@ def hidden(
                 x_BTD = one(x_BTD, w, *([next(picks)] if PICKS in w_P and number in among else []))
             return x_BTD, None
 
-        stage: dict[Any, Params] = {
+        stage: dict[int, Any] = {
             stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
             for stack, own in enumerate(stacks.split(cfg, params["layers"]))
             if stack in began
@@ -297,8 +297,8 @@ def _replayed(picked_BTLk: jax.Array | None, shards: Shards) -> jax.Array | None
     return lax.dynamic_slice_in_dim(picked_LNk, shards.index * own, own, 1)
 
 
-def _steps(own: Any, first: int, steps: int, count: int) -> Params:
-    """A stack's layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
+def _steps(own: Any, first: int, steps: int, count: int) -> Any:
+    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
     return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
 
 
