@@ -89,7 +89,7 @@ def test_picks_of_the_engine(pair, paged):
             torch_logits(model, ids_T[None, :-1])
         wanted_TLk = np.stack([picked.numpy() for picked in theirs], axis=1)
         assert wanted_TLk.shape == (len(ids_T) - 1, len(cfg.expert_layers), cfg.picks[1])
-        assert np.array_equal(row.picked_TLk[:-1], wanted_TLk)
+        assert row.picked_TLk is not None and np.array_equal(row.picked_TLk[:-1], wanted_TLk)
 
 
 def test_logits_and_gradients_with_given_picks(pair):

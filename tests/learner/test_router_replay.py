@@ -70,7 +70,7 @@ def test_an_engine_that_picks_others_is_seen_by_depth_and_gone_with_replay():
     """Routers whose probabilities are nearly equal, in bfloat16; noise of their size in the engine's copy makes it pick
     other experts, with nearly the same weights. What is left with replay is what is left without the noise."""
     params = make_params(MOE)
-    routers = params["layers"]["router_DX"] * 0.02
+    routers = params["layers"]["router_DX"] * 0.002
     params["layers"]["router_DX"] = routers
     noise = np.random.default_rng(3).normal(size=routers.shape).astype(np.float32) * float(jnp.std(routers))
     moved = params | {"layers": params["layers"] | {"router_DX": routers + noise}}
@@ -86,7 +86,7 @@ def test_an_engine_that_picks_others_is_seen_by_depth_and_gone_with_replay():
     for name in ("mismatch_mean", "solver/mismatch_kl@1k", "solver/mismatch_kl@2k"):
         print(name, *(f"{one[name]:.2e}" for one in (seen, replayed, floor)))
         assert seen[name] > (10 if name == "mismatch_mean" else 100) * replayed[name] > 0
-        assert replayed[name] < 2 * floor[name]
+        assert replayed[name] < 1.5 * floor[name]
 
 
 def test_the_reference_picks_for_itself():
@@ -95,11 +95,10 @@ def test_the_reference_picks_for_itself():
     ids = np.random.default_rng(0).integers(0, 64, (2, 12))
     episodes = [episode_of(datum_of(row, [0] * 4 + [1] * 8), advantage=1.0) for row in ids]
     state = learner.init_state(weights_of(model))
-    picked, plain = (
-        learner.score(state, learner.pack(each, PLAIN)[0]) for each in (with_picks(episodes, 2, 8, 2), episodes)
-    )
-    assert np.array_equal(picked.ref_MN, plain.ref_MN) and np.array_equal(plain.old_MN, plain.ref_MN)
-    assert np.abs(np.asarray(picked.old_MN) - plain.old_MN).max() > 1e-3
+    scored = (learner.score(state, learner.pack(e, PLAIN)[0]) for e in (with_picks(episodes, 2, 8, 2), episodes))
+    (picked_old, picked_ref), (old, ref) = (jax.device_get((one.old_MN, one.ref_MN)) for one in scored)
+    assert np.array_equal(picked_ref, ref) and np.array_equal(old, ref)
+    assert np.abs(picked_old - old).max() > 1e-3
 
 
 def test_rows_have_the_picks_of_their_tokens(monkeypatch):

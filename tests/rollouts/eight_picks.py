@@ -44,7 +44,7 @@ def main() -> None:
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
         rollouts = make_rollouts(engine(MODEL, config, mesh), make_params(MODEL))
         said = rollouts.run([dataclasses.replace(one, picks=True) for one in asked])
-        facts[name] = [[row.ids_T.tolist(), row.picked_TLk.tolist()] for one in said for row in one.rows]
+        facts[name] = [[row.ids_T.tolist(), np.asarray(row.picked_TLk).tolist()] for one in said for row in one.rows]
     print(json.dumps(facts))
 
 

@@ -87,7 +87,7 @@ def test_they_are_those_of_a_forward_pass(engine, params):
         assert len(completion.rows) == 2
         for row in completion.rows:
             ids, found = np.concatenate([row.prompt_ids, row.ids_T]), row.picked_TLk
-            assert found.shape == (len(ids), 2, 2) and found.dtype == np.uint8
+            assert found is not None and found.shape == (len(ids), 2, 2) and found.dtype == np.uint8
             assert np.array_equal(found[:-1], of_forward(params, ids)[:-1]) and not found[-1].any()
     assert len({one.tobytes() for one in picks(together)}) == len(picks(together))
     assert same(together, [rollouts.run([one])[0] for one in asked(4)])  # with pages: prompts from the cache
