@@ -45,18 +45,15 @@ SHORT = (
 )
 ADAPTER = ("model.adapter.rank=4", "model.adapter.alpha=8", "model.adapter.base_dtype=float32")
 SERVED = ("model.compute_dtype=float32", "rollout.slots=2", "rollout.max_length=2048", "rollout.prefill_buckets=[1024]")
+NUMBERS = {name: {"type": "integer", "description": f"The {name}."} for name in ("first", "second")}
 ADD = {
     "type": "function",
     "function": {
         "name": "add",
         "description": "Adds two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "description": "One."}, "b": {"type": "integer", "description": "Two."}},
-            "required": ["a", "b"],
-        },
+        "parameters": {"type": "object", "properties": NUMBERS, "required": [*NUMBERS]},
     },
-}  # fmt: skip
+}
 
 
 def done(*words: object) -> None:
@@ -140,6 +137,10 @@ def converse(url: str) -> None:
         ]
         said = "".join(one["choices"][0]["delta"].get("content") or "" for one in pieces if one["choices"])
         assert said == (whole["message"]["content"] or "")
-        call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"first": 2, "second": 3}'},
+        }
         answered = [question, {"role": "assistant", "content": None, "tool_calls": [call]}]
         ask([*answered, {"role": "tool", "tool_call_id": "call_1", "content": "5"}])
