@@ -7,7 +7,7 @@ caller's, see `rollouts.loop`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -116,6 +116,12 @@ class Engine(Protocol):
 
     def pause(self, state: State, slots: Sequence[int]) -> State:
         """Pauses slots; their caches are kept."""
+        ...
+
+    def picks(self, state: State, slot: int) -> Callable[[], np.ndarray]:
+        """With `config.picks`: launches what reads the experts that were picked of the tokens in a slot's cache. Its
+        result waits for them: [tokens, L, k], L in the order of `expert_layers`, and meaningless behind the slot's
+        tokens."""
         ...
 
     def release(self, state: State, slots: Iterable[int]) -> State:

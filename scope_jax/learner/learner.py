@@ -38,6 +38,7 @@ from scope_jax.learner.state import TrainState, check_sound
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.moe import picked_dtype
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram, name_of, placed
 
@@ -175,6 +176,10 @@ class Learner:
         micro_batches: with more than one, gradients are accumulated."""
         trained = bucket - 1 if sampled is None else sampled
         batch = batching.abstract(self.section, self.row_shards, bucket, trained, micro_batches, self.context)
+        if self.section.router_replay:
+            shape = *batch.ids_MBT.shape, *self.model.picks
+            picked = jax.ShapeDtypeStruct(shape, picked_dtype(self.model.num_experts))
+            batch = batch.replace(picked_MBTLk=picked)
         return placed(batch, jax.tree.map(partial(NamedSharding, self.mesh), batch_specs(batch)))
 
     # ------------------------------------------------------------------------------------------------------ update

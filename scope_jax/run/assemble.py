@@ -176,6 +176,7 @@ def assemble(
     for name, folder in cfg.model.policies.items():
         check_beginning(cfg, name, folder)
     check_ahead(cfg, game)
+    check_replay(cfg, game)
     check_names(cfg, game)
     check_reference(cfg, game)
     game.check_prompts(cfg)
@@ -207,6 +208,15 @@ def check_ahead(cfg: Config, game: Game) -> None:
                 f"with train.one_step_off_policy the episodes of {update.name} come from older weights, but its loss "
                 "does not correct for that; set rollout_cap there, for example to 2.0."
             )
+
+
+def check_replay(cfg: Config, game: Game) -> None:
+    """Raises UserError if the card asks for a replay of picked experts, but trains nothing that it has sampled."""
+    if cfg.learner.router_replay and all(update.card.objective != "policy" for update in game.updates(cfg)):
+        raise UserError(
+            f"learner.router_replay is about experts that the engine picked, but {cfg.system} trains on given texts; "
+            "turn it off."
+        )
 
 
 def check_beginning(cfg: Config, name: str, folder: str) -> None:

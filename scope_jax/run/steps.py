@@ -218,14 +218,17 @@ def unpacked(text: str) -> Played:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not have: arrays by dtype and bytes, their scalars as numbers."""
+    """What JSON does not have: arrays by dtype, bytes and shape, their scalars as numbers."""
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+        return [value.dtype.str, base64.b64encode(value.tobytes()).decode(), *value.shape]
     return dict(value) if isinstance(value, Mapping) else value.item()
 
 
-def _array(plain: list[str] | None) -> Any:
-    return None if plain is None else np.frombuffer(base64.b64decode(plain[1]), plain[0])
+def _array(plain: list[Any] | None) -> Any:
+    if plain is None:
+        return None
+    dtype, content, *shape = plain  # in older checkpoints without a shape, as all had one axis
+    return np.frombuffer(base64.b64decode(content), dtype).reshape(shape or -1)
 
 
 def _of_episode(episode: Episode) -> dict[str, Any]:
