@@ -141,14 +141,20 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    prefixes: how the names of the tensors in question begin in the files, and here; () for all as they are. foreign:
-    names of the others, which can be read but are not among `names`. Matrices in MXFP4 are read as bfloat16; packed:
+    prefixes: how the names of the tensors in question begin in the files, and here. unread:
+    names, here, of tensors that nothing reads. foreign: names, in the files, of these and of all others, which can be
+    read but are not among `names`. Matrices in MXFP4 are read as bfloat16; packed:
     their names.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        prefixes: Sequence[tuple[str, str]] = (("", ""),),
+        unread: Collection[str] = (),
+    ) -> None:
         self.folder = folder
-        self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
         self._stored: dict[str, _Stored] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -166,10 +172,9 @@ class Checkpoint:
 
         self._stored = _unpacked(self._stored)
         self.packed = frozenset(name for name, stored in self._stored.items() if stored.packed)
-        if prefixes:
-            begins = tuple(there for there, _ in prefixes)
-            self.foreign = frozenset(name for name in self._stored if not name.startswith(begins))
-            self._stored = {renamed(name, prefixes): stored for name, stored in self._stored.items()}
+        begins, ours = tuple(there for there, _ in prefixes), {name: renamed(name, prefixes) for name in self._stored}
+        self.foreign = frozenset(name for name in ours if not name.startswith(begins) or ours[name] in unread)
+        self._stored = {name if name in self.foreign else ours[name]: stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX

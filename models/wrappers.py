@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.models import streaming, tensorfile
-from scope_jax.models.families import WRAPPERS, wrapper
+from scope_jax.models.families import WRAPPERS, unread, wrapper
 from scope_jax.models.fields import read_object
 from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes, renamed
 
@@ -19,9 +19,10 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 def opened(folder: Path, stack: ExitStack) -> Checkpoint:
     """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
-    foreign."""
-    name = wrapper(read_object(folder / "config.json"))
-    return Checkpoint(folder, stack, () if name is None else WRAPPERS[name])
+    foreign, and so are those that no layer reads."""
+    config = read_object(folder / "config.json")
+    name = wrapper(config)
+    return Checkpoint(folder, stack, (("", ""),) if name is None else WRAPPERS[name], unread(config))
 
 
 def write(
