@@ -193,14 +193,14 @@ def step(
 
         def attend(
             q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
             sinks_H: jax.Array | None = None,
             held=held,
             seen_SC=seen_SC,
             source=layer.attention.source,
         ) -> jax.Array:
-            caches.append(held if k is None else _written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
+            caches.append(held if k is None or v is None else _written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
             return _attend_one(q[:, 0], caches[-1 if source is None else source], seen_SC, sinks_H)[:, None]
 
         x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul, input_BTp=own)
@@ -295,15 +295,15 @@ def append(
 
         def attend(
             q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
             sinks_H: jax.Array | None = None,
             held=held,
             first=first,
             window=window,
             source=layer.attention.source,
         ) -> jax.Array:
-            caches.append(held if k is None else _written(held, rows_S1, write_ST, k, v))
+            caches.append(held if k is None or v is None else _written(held, rows_S1, write_ST, k, v))
             seen = caches[-1 if source is None else source]
             return _attend_many(q, seen, positions_ST, first, blocks, window, sinks_H)
 

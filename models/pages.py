@@ -392,10 +392,15 @@ def feed(
         home = homes[number if source is None else source]
 
         def attend(
-            q: Array, k: Array, v: Array, sinks_H: Array | None = None, window=layer.mixer.window, home=home
+            q: Array,
+            k: Array | None,
+            v: Array | None,
+            sinks_H: Array | None = None,
+            window=layer.mixer.window,
+            home=home,
         ) -> Array:
             place, page_N, seen = home
-            if k is not None:
+            if k is not None and v is not None:
                 flat = (rows * queries, *k.shape[2:])
                 column_N = (position_RQ % PAGE).reshape(-1)
                 new = storable(k.reshape(flat), v.reshape(flat))

@@ -331,11 +331,12 @@ def hidden(
 
         def period(x_BTD: jax.Array, own: Any, layers=layers, first=first, began=began, kept=kept, known=known) -> Any:
             w_P, inputs_P = own
-            found = {}
+            found: dict[int, Any] = {}
             for number, one in zip(first, layers, strict=True):
                 stack, place = places[number]
                 w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
-                x_BTD, keys = one(x_BTD, w, None if inputs_P is None else inputs_P[number - first[0]], known)
+                given = None if inputs_P is None else inputs_P[number - first[0]]
+                x_BTD, keys = one(x_BTD, w, given, known | found)
                 found |= {kept[number]: keys} if number in kept else {}
             return x_BTD, found
 

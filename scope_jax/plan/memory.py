@@ -269,9 +269,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     shapes, whole = state.params, state.ref_params
     gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
+    vectors = 2 * model.num_layers * tokens * model.layers[0].inputs * size  # of each layer, and their gradients
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
-        "activations": model.num_layers * tokens * model.width * size + kept,
+        "activations": model.num_layers * tokens * model.width * size + vectors + kept,
         "gathered weights": 0.0 if learner.layout.unstacked else 2 * gathered * size + 2 * table * size,
         "logits": 3.0 * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
     }
