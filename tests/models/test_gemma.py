@@ -140,7 +140,7 @@ def test_what_is_not_implemented_is_refused(change, message):
     ("name", "billions", "active"),
     [  # as Google states them: of Gemma 3 1B to the last weight
         ("gemma-3-1b-it", 0.999_885_952, None),
-        # With the towers for images and audio 5.1 and 8; without the table of each layer's vectors 2.3 and 4.6.
+        # With the towers for images and audio 5.1 and 8; without the table of vectors 2.3 and 4.6 (stated: 4.5).
         ("gemma-4-E2B-it", 4.6, None),
         ("gemma-4-E4B-it", 7.5, None),
         ("gemma-4-26B-A4B-it", 25.2, 3.8),
