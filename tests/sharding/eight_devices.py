@@ -96,8 +96,8 @@ SHARED = (replace(SLIDING, source=0), replace(ALONE, source=1))
 GEMMA_E = replace(
     GEMMA,
     layers=(
-        *(Layer(mixer, Dense(48, "gelu_tanh"), "both", inputs=8) for mixer in (SLIDING, ALONE)),
-        *(Layer(mixer, Dense(96, "gelu_tanh"), "both", inputs=8) for mixer in (*SHARED, SHARED[0])),
+        *(Layer(mixer, Dense(48, "gelu_tanh"), "both", inputs=32) for mixer in (SLIDING, ALONE)),
+        *(Layer(mixer, Dense(96, "gelu_tanh"), "both", inputs=32) for mixer in SHARED),
     ),
 )
 
