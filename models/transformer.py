@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from scope_jax.errors import UserError
 from scope_jax.models import context, delta, kinds, stacks
@@ -23,13 +23,14 @@ from scope_jax.models.attention import make_attend
 from scope_jax.models.config import Attention, Layer, ModelConfig
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
-from scope_jax.models.moe import GroupedMatmul
+from scope_jax.models.moe import GroupedMatmul, Route, route
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
+PICKS, INPUTS = -1, -2  # keys of picked experts and of vectors among the stacks of weights, for a scan over layers
 
 Remat = Literal["full", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
@@ -100,15 +101,17 @@ def block(
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
+    router: Route = route,
     input_BTp: Float[Array, "B T p"] | None = None,
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
-    heads: see `kinds.Call`. input_BTp: the layer's own vectors of the tokens, where it has some (`layer_inputs`).
+    heads, router: see `kinds.Call`. input_BTp: the layer's own vectors of the tokens, where it has some
+    (`layer_inputs`).
     """
-    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped)
+    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
 
     def norm(x_BTD: jax.Array, name: str) -> jax.Array:
         return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)
@@ -259,6 +262,7 @@ def hidden(
     compute_dtype: Any,
     attention: str = "reference",
     context_attention: context.How = "auto",
+    picked_BTLk: UInt[Array, "B T L k"] | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
@@ -274,6 +278,7 @@ def hidden(
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
     tokens: between the layers, where remat keeps them, each of its devices has an equal part, [1, B · T / group, D].
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
+    picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
     """
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
@@ -290,10 +295,18 @@ def hidden(
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
         recur = delta.over_context(ends_BT, shards.context)
 
+    replayed_LNk, among = _replayed(picked_BTLk, shards), cfg.expert_layers
+
     def compute(
-        number: int, keep: bool, x_BTD: jax.Array, w_local: Params, input_BTp: Any, known: Any
+        number: int,
+        keep: bool,
+        x_BTD: jax.Array,
+        w_local: Params,
+        known: dict[int, Any],
+        replayed_Nk: jax.Array | None = None,
+        input_BTp: jax.Array | None = None,
     ) -> tuple[jax.Array, Any]:
-        """The layer's result, and its keys and values where later layers read them. known: those of earlier layers."""
+        """The layer's result, and its keys and values if `keep`. known: those of earlier layers, by number."""
         layer, specs = cfg.layers[number], layer_specs[places[number][0]]
         w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
         own: list[Any] = []
@@ -303,8 +316,9 @@ def hidden(
             own[:] = given[:2] if source is None else known[source]
             return attends[layer.attention.window](q_BTHh, *own, *given[2:])
 
-        attention = attend if isinstance(layer.mixer, Attention) else recur
-        x_BTD = block(cfg, layer, w, x_BTD, positions_BT, attention, shards, input_BTp=input_BTp)
+        mixed = attend if isinstance(layer.mixer, Attention) else recur
+        router = route if replayed_Nk is None else partial(route, replayed_Nk=replayed_Nk)
+        x_BTD = block(cfg, layer, w, x_BTD, positions_BT, mixed, shards, router=router, input_BTp=input_BTp)
         return x_BTD, own if keep else None
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
@@ -316,8 +330,9 @@ def hidden(
         for number, w in enumerate(params["layers"]):
             one = partial(compute, number, number in read)
             one = one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat])
-            x_BTD, own = one(x_BTD, w, inputs[number], known)
-            known |= {number: own} if number in read else {}
+            picks = None if replayed_LNk is None or number not in among else replayed_LNk[among.index(number)]
+            x_BTD, keys = one(x_BTD, w, known, picks, inputs[number])
+            known.update({number: keys} if number in read else {})
     for start, pattern, steps in layer_stages(cfg.layers) if stacked else ():
         first, stop = range(start, start + len(pattern)), start + len(pattern) * steps
         # A layer that others read is in the last step of its stage: the next one of its kind has no keys of its own.
@@ -329,33 +344,46 @@ def hidden(
 
         began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
 
-        def period(x_BTD: jax.Array, own: Any, layers=layers, first=first, began=began, kept=kept, known=known) -> Any:
-            w_P, inputs_P = own
-            found: dict[int, Any] = {}
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began, kept=kept) -> Any:
+            picks, inputs_P, found = iter(w_P.get(PICKS, ())), w_P.get(INPUTS), dict[int, Any]()
             for number, one in zip(first, layers, strict=True):
                 stack, place = places[number]
                 w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
-                given = None if inputs_P is None else inputs_P[number - first[0]]
-                x_BTD, keys = one(x_BTD, w, given, known | found)
+                replayed_Nk = next(picks) if PICKS in w_P and number in among else None
+                input_BTp = None if inputs_P is None else inputs_P[number - first[0]]
+                x_BTD, keys = one(x_BTD, w, known | found, replayed_Nk, input_BTp)
                 found |= {kept[number]: keys} if number in kept else {}
             return x_BTD, found
 
-        stage = {
+        stage: dict[int, Any] = {
             stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
             for stack, own in enumerate(stacks.split(cfg, params["layers"]))
             if stack in began
         }
-        of_stage = None
+        if replayed_LNk is not None and (own := sum(number in among for number in first)):
+            before = sum(number < start for number in among)
+            stage[PICKS] = _steps(replayed_LNk, before, steps, own)
         if not isinstance(inputs, list):
-            of_stage = inputs[start:stop].reshape(steps, len(pattern), *inputs.shape[1:])
-        x_BTD, found = lax.scan(period, x_BTD, (stage, of_stage))
-        known = known | jax.tree.map(lambda x: x[-1], found)
+            stage[INPUTS] = _steps(inputs, start, steps, len(first))
+        x_BTD, found = lax.scan(period, x_BTD, stage)
+        known.update(jax.tree.map(lambda x: x[-1], found))
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 
 
-def _steps(own: Params, first: int, steps: int, count: int) -> Params:
-    """A stack's layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
+def _replayed(picked_BTLk: jax.Array | None, shards: Shards) -> jax.Array | None:
+    """The picks by layer, of the tokens that this device has between the layers, [L, N, k]."""
+    if picked_BTLk is None:
+        return None
+    picked_LNk = jnp.moveaxis(picked_BTLk, 2, 0).reshape(picked_BTLk.shape[2], -1, picked_BTLk.shape[3])
+    if not shards.sequence:
+        return picked_LNk
+    own = picked_LNk.shape[1] // shards.size
+    return lax.dynamic_slice_in_dim(picked_LNk, shards.index * own, own, 1)
+
+
+def _steps(own: Any, first: int, steps: int, count: int) -> Any:
+    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
     return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
 
 

@@ -262,9 +262,10 @@ PERTURBED = (
 )
 
 
-def torch_model(case: str) -> Any:
-    """A random model whose norms and biases are not 1 and 0, so that errors in them are detected."""
-    name, extra = CASES[case]
+def torch_model(case: str, **given: Any) -> Any:
+    """A random model whose norms and biases are not 1 and 0, so that errors in them are detected. given: other figures
+    of its config."""
+    name, extra = CASES[case][0], CASES[case][1] | given
     windowless = ("Llama", "Qwen3_5Text", "Qwen3_5MoeText", "OlmoHybrid")
     sizes = {k: v for k, v in SIZES.items() if k != "sliding_window" or name not in windowless}
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
@@ -466,14 +467,24 @@ def part_of(tensor: HfTensor, whole: np.ndarray, index: tuple[int, ...], ours: A
 def test_gradients(pair, ids_BT):
     """For every weight, by the names that export uses."""
     model, cfg, params, _ = pair
-    expected = torch_gradients(model, ids_BT)
+    ours = gradients(partial(our_logits, cfg), params, ids_BT)
+    assert_gradients(cfg, ours, torch_gradients(model, ids_BT))
+
+
+def gradients(logits, params, ids_BT):
+    """Of the mean negative log-likelihood. logits(params, ids_BT) -> [B, T, V]."""
 
     def loss(p):
-        logp = jax.nn.log_softmax(our_logits(cfg, p, ids_BT)[:, :-1])
+        logp = jax.nn.log_softmax(logits(p, ids_BT)[:, :-1])
         return -jnp.mean(jnp.take_along_axis(logp, ids_BT[:, 1:, None], axis=-1))
 
+    return jax.jit(jax.grad(loss))(params)
+
+
+def assert_gradients(cfg, ours, expected) -> None:
+    """expected: by the names of the tensors in files, of which there must be no others."""
     compared = set()
-    for path, grad in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
+    for path, grad in jax.tree_util.tree_leaves_with_path(ours):
         tensor = hf_tensor(cfg, path_name(path))
         if path_name(path).rpartition(".")[2] in FROZEN:
             assert not np.any(grad)
