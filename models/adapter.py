@@ -1,7 +1,9 @@
 """Low-rank adapters of a decoder: which matrices they adapt, their declarations, and a base combined with them.
 
 A policy's factors are a tree {"layers": {"q_D_Hh": {"a": [L, in, r], "b": [L, r, out]}, ...}}, or of several stacks
-(`models.stacks`); those of experts have an X after L. The base is frozen and shared by all policies.
+(`models.stacks`); those of experts have an X after L. Weights that are rows of one module in files, as the queries,
+keys and values of Qwen3.5's Gated DeltaNet, share the module's A: only the first of them, `FIRST`, has it. The base is
+frozen and shared by all policies.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from scope_jax.models.transformer import Params, declare
 from scope_jax.sharding.spec import Param, normal
 
 TARGETS = {name for part in (*MIXERS.values(), *FEEDS.values()) for name in part.targets}
+FIRST = "q_D_Kh"  # of the weights that share an A
 EXPERTS = tuple(name for part in FEEDS.values() for name in part.expert_targets)
 
 
@@ -53,28 +56,27 @@ class Adapter:
 
 
 def linear(cfg: ModelConfig) -> dict[str, set[str]]:
-    """The modules of a model's Hugging Face class that adapters may adapt, with our weights, in the order of `declare`.
-    Of a module that is several weights here there is none."""
+    """The modules of a model's Hugging Face class that adapters may adapt, with the paths of our weights, in the order
+    of `declare`."""
     found: dict[str, set[str]] = {}
     for path, name in stacks.paths(cfg, declare(cfg)["layers"]):
-        tensor = hf_tensor(cfg, path)
-        if name in TARGETS and tensor.rows is None:
-            found.setdefault(tensor.name.removesuffix(".weight").rpartition(".")[2], set()).add(name)
+        if name in TARGETS:
+            module = hf_tensor(cfg, path).name.removesuffix(".weight").rpartition(".")[2]
+            found.setdefault(module, set()).add(path)
     return found
 
 
 def _experts(cfg: ModelConfig) -> list[str]:
-    """The matrices of experts. Where one tensor holds those of several in files, adapters have no form in PEFT's."""
-    own = stacks.named(cfg, declare(cfg)["layers"])
-    return [name for name in EXPERTS if name in own]
+    """The paths of the matrices of experts. Where one tensor holds those of several in files, adapters have no form in
+    PEFT's."""
+    return [path for path, name in stacks.paths(cfg, declare(cfg)["layers"]) if name in EXPERTS]
 
 
 def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the layer weights that these targets name, in the order of `declare`.
+    """The paths of the layer weights that these targets name, in the order of `declare`.
 
     Raises ValueError for targets that the model does not have.
     """
-    weights = tuple(stacks.named(cfg, declare(cfg)["layers"]))
     dense, experts = linear(cfg), _experts(cfg)
     chosen: set[str] = set()
     for target in targets:
@@ -90,35 +92,48 @@ def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
                 f"model.adapter.targets names {target!r}, but the model ({cfg.architecture}) has only {known}; choose "
                 "among these."
             )
-    return tuple(name for name in weights if name in chosen)
+    return tuple(path for path, _ in stacks.paths(cfg, declare(cfg)["layers"]) if path in chosen)
+
+
+def _stacks(cfg: ModelConfig, adapter: Adapter) -> list[dict[str, bool]]:
+    """Of each stack, the names of the adapted weights, and whether they share the A of FIRST."""
+    found: list[dict[str, bool]] = [{} for _ in stacks.stacks(cfg)]
+    for path in adapted(cfg, adapter.targets):
+        stack, name = stacks.by_path(path)
+        found[stack][name] = hf_tensor(cfg, path).rows is not None and name not in (FIRST, *EXPERTS)
+    return found
 
 
 def declare_factors(cfg: ModelConfig, adapter: Adapter) -> Params:
     """The tree of Param of one policy's factors."""
-    names, init = _names(cfg, adapter), normal(1 / adapter.rank) if adapter.init == "gaussian" else None
+    init = normal(1 / adapter.rank) if adapter.init == "gaussian" else None
 
-    def stack(own: Params) -> Params:
-        factors = {name: factors_of(own[name], adapter.rank, adapter.dtype, init) for name in names if name in own}
-        return {name: {"a": a, "b": b} for name, (a, b) in factors.items()}
+    def stack(own: Params, names: Mapping[str, bool]) -> Params:
+        factors = {name: factors_of(own[name], adapter.rank, adapter.dtype, init) for name in names}
+        return {name: {"b": b} if names[name] else {"a": a, "b": b} for name, (a, b) in factors.items()}
 
-    return {"layers": stacks.mapped(cfg, stack, declare(cfg)["layers"])}
-
-
-def _names(cfg: ModelConfig, adapter: Adapter) -> tuple[str, ...]:
-    return adapted(cfg, adapter.targets)
+    own = stacks.split(cfg, declare(cfg)["layers"])
+    return {"layers": stacks.joined(list(map(stack, own, _stacks(cfg, adapter))))}
 
 
 def declare_adapted(cfg: ModelConfig, adapter: Adapter, policies: int) -> Params:
     """`declare` with a LowRank for every adapted matrix, whose factors are those of so many policies side by side."""
-    tree, names = declare(cfg), _names(cfg, adapter)
+    tree = declare(cfg)
 
     def adapted_weight(weight: Param) -> LowRank:
         return LowRank(weight, *factors_of(weight, policies * adapter.rank, adapter.dtype), adapter.scale)
 
-    def stack(own: Params) -> Params:
+    def stack(own: Params, names: Mapping[str, bool]) -> Params:
         return {name: adapted_weight(weight) if name in names else weight for name, weight in own.items()}
 
-    return {**tree, "layers": stacks.mapped(cfg, stack, tree["layers"])}
+    own = stacks.split(cfg, tree["layers"])
+    return {**tree, "layers": stacks.joined(list(map(stack, own, _stacks(cfg, adapter))))}
+
+
+def pair(factors: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """A and B of a weight of a stack or layer."""
+    own = factors[name]
+    return (own if "a" in own else factors[FIRST])["a"], own["b"]
 
 
 def combined(cfg: ModelConfig, base: Params, factors: Params, scale: float) -> Params:
@@ -129,7 +144,7 @@ def combined(cfg: ModelConfig, base: Params, factors: Params, scale: float) -> P
 
     def layer(weights: Params, pairs: Mapping[str, Any]) -> Params:
         return {
-            name: LowRank(weight, pairs[name]["a"], pairs[name]["b"], scale) if name in pairs else weight
+            name: LowRank(weight, *pair(pairs, name), scale) if name in pairs else weight
             for name, weight in weights.items()
         }
 

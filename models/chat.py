@@ -36,6 +36,7 @@ _STILL_CLOCK = (
 )
 
 MESSAGE = "<|message|>"  # ends the header of a message in the format of gpt-oss
+_THOUGHT = re.compile(r".*</think>\s*", re.DOTALL)  # thinking, which some templates open in their prompts
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -114,13 +115,16 @@ class ChatTemplate:
             return self._after_call(masked, here, blank)
         prompt = masked.render(earlier, True)
         full = masked.render([*earlier, answer, *later], True)
-        head, found, tail = masked.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
+        said = answer["content"]
+        thought = thinking[0] if (thinking := _THOUGHT.match(said)) else ""
+        shown = masked.render([*earlier, {**answer, "content": thought + blank}, *later], True)
+        head, found, tail = shown.partition(blank)
         content = full[len(prompt) : len(full) - len(tail)]
-        # A header that the policy writes itself, such as the channel of gpt-oss's messages.
+        # What the policy writes itself: its thought, or a header such as the channel of gpt-oss's messages.
         header = head[len(prompt) :]
-        appended = head.startswith(prompt) and (not header or header.endswith(MESSAGE)) and full.startswith(head)
+        appended = head.startswith(prompt) and (header == thought or header.endswith(MESSAGE)) and full.startswith(head)
         kept = found and full.endswith(tail) and blank not in tail
-        if not appended or not kept or content[len(header) :].strip() != answer["content"].strip():
+        if not appended or not kept or content[len(header) :].strip() != said[len(thought) :].strip():
             raise HistoryRewritten(
                 "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."
@@ -128,10 +132,11 @@ class ChatTemplate:
         return self._split(tail, masked)
 
     def _after_call(self, masked: _MaskedChat, here: int, blank: str) -> list[Stretch]:
-        """What follows the assistant's message number `here`, whose one call ends it: from its end token on."""
-        call = masked.messages[here]["tool_calls"][0]
+        """What follows the assistant's message number `here`, whose last call ends it: from the next token of the
+        template on."""
+        *before, call = masked.messages[here]["tool_calls"]
         marked = {**call, "function": {**call["function"], "arguments": {blank: 0}}}
-        said = {**masked.messages[here], "tool_calls": [marked]}
+        said = {**masked.messages[here], "tool_calls": [*before, marked]}
         text = masked.render([*masked.messages[:here], said, *masked.messages[here + 1 :]], True)
         _, found, tail = text.partition(blank)
         stretches = self._split(tail, masked)

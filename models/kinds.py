@@ -385,7 +385,7 @@ MIXERS: dict[type, Mixer] = {
         values=lambda d: 4 * d.num_heads * (d.key_dim + d.value_dim),  # in float32, convolved and not
         projected=lambda d: 2 * d.num_key_heads * d.key_dim + 2 * d.num_heads * d.value_dim,
         divided=lambda d: {"linear key heads": d.num_key_heads},
-        targets=("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "o_He_D"),
+        targets=("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "beta_DH", "decay_DH", "o_He_D"),
         pair=lambda d: 0.0,
         kept=lambda d: {
             "state_BHhe": (d.num_heads, d.key_dim, d.value_dim),

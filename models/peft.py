@@ -3,6 +3,7 @@
 base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight    [r, in], our A transposed
 base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight    [out, r], our B transposed
 base_model.model.model.layers.3.mlp.experts.7.up_proj.lora_A.weight    of an expert
+base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_B.weight    [out, r], the B of three weights by rows
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
             f"adapters of experts that one tensor holds ({tensor.name.partition('{i}.')[2]}) have no form in PEFT's "
             "files; export with --merge."
         )
-    name = tensor.name.removesuffix(".weight")
-    return replace(tensor, name=f"{PREFIX}{name}.lora_{which.upper()}.weight", transposed=True)
+    name = f"{PREFIX}{tensor.name.removesuffix('.weight')}.lora_{which.upper()}.weight"
+    return replace(tensor, name=name, transposed=True, rows=tensor.rows if which == "b" else None)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -113,7 +114,7 @@ def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
     contents = load_config(folder)
     names = sorted(_shapes(folder, contents["r"]))
-    modules, known = set(), linear(cfg) | dict.fromkeys(f"{name.partition('_')[0]}_proj" for name in EXPERTS)
+    modules, known = set(), dict.fromkeys((*linear(cfg), *(f"{name.partition('_')[0]}_proj" for name in EXPERTS)))
     for name in names:
         factor = FACTOR.search(name)
         if factor is None or factor[1] not in known:
@@ -183,9 +184,11 @@ def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Para
     stored = load_file(folder / WEIGHTS)
 
     def one(path: tuple[Any, ...], param: Any) -> np.ndarray:
-        out = np.empty(param.shape, adapter.dtype)
+        out, rows = np.empty(param.shape, adapter.dtype), _tensor_of(cfg, path_name(path)).rows
         for place, name in names[path_name(path)].items():
             value = stored[name]
+            if rows is not None and len(value) == rows[1]:
+                value = value[rows[0] : rows[0] + out[place].shape[-1]]
             if value.shape[::-1] != out[place].shape or not finite(value):
                 raise WeightsError(
                     f"{folder / WEIGHTS}: {name} has the shape {value.shape} or values that are not finite; the model "
@@ -218,11 +221,17 @@ def save(
         values = np.asarray(leaf, dtype)
         if not finite(values):
             raise WeightsError(f"nothing was written: {path_name(path)} holds values that are NaN or infinite.")
+        rows = _tensor_of(cfg, path_name(path)).rows
         for place, name in _tensor_names(cfg, path_name(path), values.shape).items():
-            tensors[name] = np.ascontiguousarray(values[place].T)
-    chosen = set(stacks.named(cfg, factors["layers"]))
+            value = np.ascontiguousarray(values[place].T)
+            if rows is None:
+                tensors[name] = value
+            else:
+                whole = tensors.setdefault(name, np.empty((rows[1], value.shape[1]), dtype))
+                whole[rows[0] : rows[0] + len(value)] = value
+    chosen = {path for path, _ in stacks.paths(cfg, factors["layers"])}
     targets = {module for module, ours in linear(cfg).items() if ours & chosen}
-    targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in chosen}
+    targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in stacks.named(cfg, factors["layers"])}
     contents = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

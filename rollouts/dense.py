@@ -41,7 +41,7 @@ from scope_jax.rollouts.slots import (
 )
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.mesh import ROWS, row_shards
-from scope_jax.sharding.program import AbstractProgram, placed
+from scope_jax.sharding.program import AbstractProgram, name_of, placed
 
 
 class Prefix(NamedTuple):
@@ -203,18 +203,31 @@ class DenseEngine:
             np.zeros(rows, np.int32),
             np.zeros((rows, 2), np.uint32),
         )
-        for bucket in sorted({*config.prefill_buckets, config.max_length}):
-            prompt = np.zeros(max(1, min(bucket, config.max_length - 1)), np.int32)
-            if config.bucket(len(prompt)) != bucket:
-                continue
-            prefix = self.prefill(params, [prompt])
+        for bucket in self._buckets:
+            prefix = self.prefill(params, [np.zeros(self._longest(bucket), np.int32)])
             state = self._insert(state, prefix, np.int32(0), slots, sources, limits, stops, policies, sampling)
             if extends:
                 ids, past = np.zeros((rows, bucket), np.int32), np.full(rows, config.slots, np.int32)
                 state = self._extend(params, state, ids, past, zeros, zeros, zeros, zeros, keys)
-        for columns in sorted({*kv.widths(config.capacity), config.capacity}):
+        for columns in kv.widths(config.capacity):
             state, _ = self._generate(columns, params, state, np.int32(config.slots))
         return jax.block_until_ready(self.pause(state, []))
+
+    def most_programs(self) -> dict[str, int]:
+        buckets = self._buckets
+        most = {self._prefill: len(buckets), self._insert: len({kv.round_up(size) for size in buckets})}
+        most |= {self._extend: len(buckets), self._generate: len(kv.widths(self.config.capacity))}
+        return {name_of(program): count for program, count in most.items()}
+
+    @property
+    def _buckets(self) -> list[int]:
+        """The lengths in which prompts are computed."""
+        sizes = sorted({*self.config.prefill_buckets, self.config.max_length})
+        return [size for size in sizes if self.config.bucket(self._longest(size)) == size]
+
+    def _longest(self, bucket: int) -> int:
+        """Tokens of the longest prompt of a bucket."""
+        return max(1, min(bucket, self.config.max_length - 1))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
         rows, longest = self.config.prefill_batch, self.config.max_length - 1

@@ -132,6 +132,11 @@ class Engine(Protocol):
         """Compiles every program by running it for no slot. extends: that of `extend` as well. No slot decodes."""
         ...
 
+    def most_programs(self) -> dict[str, int]:
+        """How many programs `compile` compiles that take long, by the name of their function; requests of fewer lengths
+        need fewer."""
+        ...
+
     # -------------------------------------------------------------------------------------------------------- plans
     def abstract_weights(self) -> Params:
         """Shapes and shardings of the weights as the programs get them, one tree per layer."""

@@ -64,7 +64,7 @@ from scope_jax.rollouts.slots import (
 )
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.mesh import row_shards
-from scope_jax.sharding.program import AbstractProgram
+from scope_jax.sharding.program import AbstractProgram, name_of
 from scope_jax.sharding.rules import decode_rules
 
 
@@ -397,6 +397,10 @@ class PagedEngine:
         state, _ = self.generate(params, self.pause(state, []))
         jax.block_until_ready(state.device)
         return state
+
+    def most_programs(self) -> dict[str, int]:
+        own = self.jitted
+        return {name_of(program): 1 for program in (own.append, own.start, own.resume, own.generate)}
 
     # -------------------------------------------------------------------------------------------------------- plans
     @property

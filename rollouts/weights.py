@@ -19,7 +19,7 @@ from jaxtyping import Array, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models import stacks
-from scope_jax.models.adapter import declare_adapted, declare_factors
+from scope_jax.models.adapter import declare_adapted, declare_factors, pair
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank, gate_rows, is_low_rank
 from scope_jax.models.transformer import Params, check_mesh, declare
@@ -158,8 +158,12 @@ class EngineWeights:
         def put(into: jax.Array, new: jax.Array, axis: int) -> jax.Array:
             return lax.dynamic_update_slice_in_dim(into, new, first, axis)
 
+        def both(name: str, a: jax.Array, b: jax.Array, new: Any) -> tuple[jax.Array, jax.Array]:
+            new_a, new_b = pair(new, name)
+            return put(a, new_a, -1), put(b, new_b, -2)
+
         return tuple(
-            {name: (put(a, new[name]["a"], -1), put(b, new[name]["b"], -2)) for name, (a, b) in one.items()}
+            {name: both(name, a, b, new) for name, (a, b) in one.items()}
             for one, new in zip(held, stacks.each(self.model, layers), strict=True)
         )
 

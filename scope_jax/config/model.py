@@ -17,9 +17,14 @@ Target = Literal[
     "gate_proj",
     "up_proj",
     "down_proj",
+    "in_proj_qkv",
     "in_proj_z",
+    "in_proj_b",
+    "in_proj_a",
     "out_proj",
     "g_proj",
+    "b_proj",
+    "a_proj",
     "all-linear",
     "experts",
 ]  # modules of Hugging Face; all-linear: mixers and a dense feed-forward layer; experts: all matrices of all experts
@@ -35,9 +40,9 @@ class AdapterSection(Section):
     rslora: bool = False
     """True: by alpha / √rank."""
     targets: Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    """The adapted matrices: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`, of layers with
-    states `in_proj_z`, `out_proj`, `g_proj`; `all-linear`: all of them but experts; `experts`: all matrices of all
-    experts."""
+    """The adapted matrices: `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; of layers with
+    states in Qwen3.5 `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`, `out_proj`, in OLMo-Hybrid also `g_proj`,
+    `b_proj`, `a_proj`; `all-linear`: all of them but experts; `experts`: all matrices of all experts."""
     init: Literal["kaiming", "gaussian"] = "kaiming"
     """Initial values of A: `kaiming`, as PEFT's default, uniform within ±1/√in; `gaussian`, with standard deviation
     1/rank. B is zero."""
@@ -83,7 +88,8 @@ class ModelSection(Section):
     """Passed to the template, e.g. `{ enable_thinking = false }`."""
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     """How the model writes calls, such as searches, and reads results: `xml`, `hermes`, `function` (SCOPE Table 11),
-    `observation`, `llama`, `qwen-coder`, `harmony` (gpt-oss), or a TOML file (docs/tools.md#dialects)."""
+    `observation`, `llama`, `qwen-coder`, `harmony` (gpt-oss), `gemma`, `mistral`, or a TOML file
+    (docs/tools.md#dialects)."""
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"
     """How an observation is added to the conversation: `raw`, `chat`, `chat-trimmed` (docs/rollouts.md#turns)."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)

@@ -167,6 +167,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "OctoThinker-8B-Hybrid-Base": LLAMA31_8B,
     "OctoThinker-3B-Hybrid-Base": LLAMA32_3B,
     "Mistral-7B-Instruct-v0.3": MISTRAL | _shape(32, 4096, 32, 8, 14336, 32768),
+    "Mistral-Small-24B-Instruct-2501": MISTRAL | _shape(40, 5120, 32, 8, 32768, 131072) | {"rope_theta": 1e8},
+    "Ministral-3-3B-Instruct-2512": MINISTRAL3 | _shape(26, 3072, 32, 8, 9216, 131072) | {"tie_word_embeddings": True},
+    "Ministral-3-14B-Instruct-2512": MINISTRAL3 | _shape(40, 5120, 32, 8, 16384, 131072),
     "Ministral-3-8B-Base-2512": MINISTRAL3 | _shape(34, 4096, 32, 8, 14336, 131072),
     "SmolLM3-3B": SMOLLM3 | _shape(36, 2048, 16, 4, 11008, 128256),
     "gemma-3-1b-it": GEMMA3

@@ -69,9 +69,10 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
     Raises UserError for one that cannot be a prompt.
     """
-    if dialect.format == "harmony" and (tools or any(message["role"] == "tool" for message in conversation)):
+    if dialect.structured and (tools or any(message["role"] == "tool" for message in conversation)):
         raise UserError(
-            'functions of a program are not supported with model.dialect = "harmony"; give the agent tools of the game.'
+            f'functions of a program are not supported with model.dialect = "{dialect.format}"; give the agent tools '
+            "of the game."
         )
     plain: list[dict[str, str]] = []
     results: list[str] = []

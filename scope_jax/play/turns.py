@@ -32,14 +32,16 @@ from scope_jax.models.chat import HistoryRewritten
 from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
-from scope_jax.text import parsing
-from scope_jax.text.dialects import Call, Dialect, harmony
+from scope_jax.text import dialects, parsing
+from scope_jax.text.dialects import Call, Dialect, gemma, harmony
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, arguments_of, function_of, only_text, parameters_of
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 SHORT = Messages("?")
 ANSWER = {"role": "assistant", "content": "!"}
+THINKING_ANSWER = {"role": "assistant", "content": f".\n{parsing.THOUGHT[1]}\n\n!"}  # after a prompt that opened it
+UNKNOWN = "unknown"  # the function of a call that does not say it
 LOOK_BACK = 16  # tokens of a prompt's end that show how a turn begins
 _SAMPLE = "a <b> 'c' \"d\"\n"  # an argument of the calls that are written and read as a check
 
@@ -93,10 +95,18 @@ class Cut:
 Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
 
 
-def _called(name: str, arguments: Any) -> Mapping[str, Any]:
-    """A message of the policy that is a call, for chat templates."""
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str, Any]:
+    """A message of the policy with calls, names and arguments, for chat templates."""
+    shown = [
+        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": shown}
+
+
+def call_id(place: int) -> str:
+    """The identifier of a message's call; Mistral's templates want nine letters and digits."""
+    return f"call{place:05d}"
 
 
 def raw(text: str) -> str:
@@ -120,7 +130,7 @@ class Joiner:
     tools: tuple[Schema, ...] = (SEARCH,)
 
     def __post_init__(self) -> None:
-        if self.mode == "raw" and not self.dialect.stops(""):
+        if self.mode == "raw" and (self.dialect.structured or not self.dialect.stops("")):
             raise UserError(
                 f'With model.turns = "raw" nothing can follow a turn that ended its message, as calls do in the format '
                 f'{self.dialect.format}; choose model.turns = "chat", or another model.dialect.'
@@ -160,10 +170,11 @@ class Joiner:
             raise UserError(f"{str(error).rstrip('.')} when {subject} is declared as a tool; {remedy}") from None
         if ids == plain:
             raise UserError(f"The chat template leaves out {subject} that model.dialect declares as a tool; {remedy}")
-        if self.dialect.explained not in self.tokenizer.decode(ids):
+        if self.dialect.explained not in (shown_ids := self.tokenizer.decode(ids)):
+            fitting = [name for name in dialects.names() if dialects.load(name).declared_in(shown_ids)]
             raise UserError(
                 f"The chat template declares tools but does not mention {self.dialect.explained}, which model.dialect "
-                f"uses for calls; {remedy}"
+                f"uses for calls; {f'its own seems to be {fitting[0]}: ' if len(fitting) == 1 else ''}{remedy}"
             )
         text = self.tokenizer.decode(shown)
         left_out = [what for mark, what in marks.items() if mark not in text]
@@ -175,7 +186,7 @@ class Joiner:
     def _check_results(self) -> None:
         """Raises UserError unless the template renders the response to a turn after it, and in full."""
         messages = replace(SHORT, tools=self.tools if self.dialect.declares else ())
-        one = self.dialect.messages(self.dialect.observation(["probe"]))
+        one = self._results(self.dialect.observation(["probe"]))
         try:
             ids = self._after_answer(messages, one)
         except HistoryRewritten:
@@ -184,7 +195,13 @@ class Joiner:
                 'sampled tokens would change; choose model.turns = "chat-trimmed", which re-renders '
                 "the conversation in every turn."
             ) from None
-        if "probe" not in self.tokenizer.decode(ids):
+        text = self.tokenizer.decode(ids)
+        if self.dialect.format == "gemma" and f"{gemma.RESULT}response:" not in text:
+            raise UserError(
+                "The chat template does not show results behind the call that they answer, as Gemma 4 reads them; set "
+                "model.chat_template to a newer one of the model."
+            )
+        if "probe" not in text:
             raise UserError(
                 f"The chat template leaves out messages of role {one[0]['role']!r}, which the dialect uses for search "
                 'results; choose another model.dialect, or model.turns = "raw".'
@@ -213,7 +230,7 @@ class Joiner:
         if self.mode == "raw" or not self.dialect.results.each:
             return self.dialect.results.each
         messages = replace(SHORT, tools=self.tools if self.dialect.declares else ())
-        two = self.dialect.messages(self.dialect.observations(["probe-one", "probe-two"]))
+        two = self._results(self.dialect.observations(["probe-one", "probe-two"]))
         try:
             text = self.tokenizer.decode(self._after_answer(messages, two))
         except ValueError:
@@ -298,30 +315,58 @@ class Joiner:
             return self.glue(messages, later)
         return self._rendered(messages, [self._answer(later), *later])
 
+    @cached_property
+    def _opened(self) -> bool:
+        """True if a prompt opens the thinking of the next turn."""
+        return self.tokenizer.decode(self.prompt(SHORT)[-LOOK_BACK:]).rstrip().endswith(parsing.THOUGHT[0])
+
     def _answer(self, later: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """A short message of the policy before these: an answer, or in the format harmony, whose templates show a
-        result by the name of its function only after a call, the call that they answer."""
-        if self.dialect.format != "harmony" or later[0]["role"] != self.dialect.results.role:
-            return ANSWER
-        return _called(later[0].get("name") or function_of((*self.tools, SEARCH)[0])["name"], {})
+        """A short message of the policy before these: an answer, or where templates show a result only after a call,
+        the calls that they answer."""
+        names = [str(one["name"]) for one in later if "tool_call_id" in one]
+        if names:
+            return _called([(name, {}) for name in names])
+        return THINKING_ANSWER if self._opened else ANSWER
+
+    def _results(self, text: str, names: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """`Dialect.messages` of a response, results with the call that each answers where templates want it. names: of
+        the functions that were called, in order; the last of them are answered."""
+        found: list[Mapping[str, Any]] = [*self.dialect.messages(text)]
+        if not self.dialect.structured or found[0]["role"] != self.dialect.results.role:
+            return found
+        named = [*names][-len(found) :] or [function_of((*self.tools, SEARCH)[0])["name"]]
+        named += named[-1:] * (len(found) - len(named))
+        return [
+            {**one, "name": name or UNKNOWN, "tool_call_id": call_id(place)}
+            for place, (one, name) in enumerate(zip(found, named, strict=True))
+        ]
 
     def _answering(self, turn: Turn, text: str) -> list[Mapping[str, Any]]:
-        """`Dialect.messages` of the response to a turn, with the name of the function that it called."""
-        found: list[Mapping[str, Any]] = [*self.dialect.messages(text)]
-        if self.dialect.format != "harmony" or found[0]["role"] != self.dialect.results.role:
-            return found
-        calls = self.dialect.read(turn.content, self.tools)
-        return [{**found[0], "name": calls[-1].name}, *found[1:]] if calls else found
+        """`_results` of the response to a turn."""
+        calls = self.dialect.read(turn.content, self.tools) if self.dialect.structured else []
+        return self._results(text, [call.name for call in calls])
 
-    def _spoken(self, turn: Turn) -> Mapping[str, Any]:
-        """A turn of the policy as a message for the chat template, without its thinking."""
-        if self.dialect.format != "harmony":
+    def _spoken(self, turn: Turn, later: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """A turn of the policy as a message for the chat template, without its thinking. later: what answers it."""
+        if not self.dialect.structured:
             return {"role": "assistant", "content": parsing.without_thought(turn.text)}
+        harmonic = self.dialect.format == "harmony"
         calls = self.dialect.read(turn.content, self.tools)
-        if not calls:
-            return {"role": "assistant", "content": harmony.shown(turn.text)}
-        call = calls[-1]
-        return _called(call.name, dict(call.arguments) if call.valid else turn.text[call.start : call.end])
+        if not calls or not any("tool_call_id" in one for one in later):
+            return {"role": "assistant", "content": harmony.shown(turn.text) if harmonic else turn.content.strip()}
+        said = "" if harmonic else turn.content[: calls[0].start].strip()
+        last = calls[-1:] if harmonic else calls
+        return _called([(one.name or UNKNOWN, self._arguments(turn.text, one)) for one in last], said)
+
+    def _arguments(self, text: str, call: Call) -> Any:
+        """Those of a call in a turn's text; of a malformed one what the policy wrote in their place."""
+        if call.valid:
+            return dict(call.arguments)
+        written = text[call.start : call.end]
+        if self.dialect.format == "harmony":
+            return written
+        inside = written.partition("{")[2].rpartition("}")[0]
+        return inside if self.dialect.format == "gemma" else f"{{{inside}}}"
 
     def glue(self, messages: Messages, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids from the end of the policy's message up to the start of its next one, with the messages in between.
@@ -330,7 +375,7 @@ class Joiner:
         user and policy wrote.
         """
         messages = self._described(messages)
-        return self.tokenizer.continuation(
+        ids = self.tokenizer.continuation(
             [*replace(messages, user=SHORT.user).conversation(), self._answer(between)],
             between,
             tools=messages.declared(),
@@ -338,28 +383,31 @@ class Joiner:
             trusted=("assistant", "system"),
             **self.options,
         )
+        # In the format gemma the first token behind a call's arguments is its own, and results stand right behind it.
+        return ids[1:] if self.dialect.format == "gemma" and "tool_call_id" in between[0] else ids
 
     def _after(self, messages: Messages, turn: Turn, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
 
         Llama 3.1 has several end tokens, and ends a call with a different one than an answer. The template's may be
-        none of the tokenizer's, as in Qwen's base models; then a turn ends with it by `model.stop`.
+        none of the tokenizer's, as in Qwen's base models; then a turn ends with it by `model.stop`. Gemma 4 ends a call
+        with the token that begins its result, so that no other can take its place.
         """
         ids = self.glue(messages, between)
         # gpt-oss ends a reply with another token than its template ends earlier messages with.
         known = ids[0] in self.tokenizer.eos_ids or self.thought == parsing.ANALYSIS
+        known = known and self.dialect.format != "gemma"
         ended = turn.finish == "eos" and (known or ids[0] == int(turn.ids[-1]))
         return ids[1:] if ended else ids
 
     def _rerendered(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
         """The prompt of the next turn: the conversation so far without thinking, with `text` as its last message."""
         later: list[Mapping[str, Any]] = []
-        for turn in turns:
-            if turn.kind == "sampled":
-                later.append(self._spoken(turn))
-            else:
-                later += self.dialect.messages(turn.text)
-        return self._rendered(messages, [*later, *self.dialect.messages(text)])
+        responses = [*(turn.text for turn in turns if turn.kind != "sampled"), text]
+        for turn, response in zip((turn for turn in turns if turn.kind == "sampled"), responses, strict=True):
+            between = self._answering(turn, response)
+            later += [self._spoken(turn, between), *between]
+        return self._rendered(messages, later)
 
     def _rendered(self, messages: Messages, later: Sequence[Mapping[str, Any]]) -> list[int]:
         messages = self._described(messages)

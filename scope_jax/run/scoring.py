@@ -25,8 +25,9 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, batch_specs
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import peft, stacks, weights
+from scope_jax.models.adapter import Adapter, declare_factors
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.lowrank import is_low_rank
+from scope_jax.models.lowrank import LowRank
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.local import LocalRollouts
@@ -113,7 +114,7 @@ class Scoring:
         if named is None or adapter is None:
             return lambda batch: score(None, base, batch, policy=False, reference=True).ref_MN
         number = self._local.engine.number(named)
-        factors = _factors(params["layers"], number, model=self._model, rank=adapter.rank)
+        factors = _factors(params["layers"], number, model=self._model, adapter=adapter)
         return lambda batch: score(factors, base, batch, policy=True, reference=False).old_MN
 
     def _teacher(self, name: str) -> Forward:
@@ -188,16 +189,18 @@ def _episode(row: Datum, temperature: float) -> Episode:
     return Episode("score", "", "", (plain,), 0.0, temperature=temperature)
 
 
-@partial(jax.jit, static_argnames=("model", "rank"))
-def _factors(layers: Any, number: Any, *, model: ModelConfig, rank: int) -> Any:
+@partial(jax.jit, static_argnames=("model", "adapter"))
+def _factors(layers: Any, number: Any, *, model: ModelConfig, adapter: Adapter) -> Any:
     """The factors of one of the engine's adapters, stacked as the learner has them."""
 
-    def part(factor: jax.Array, axis: int) -> jax.Array:
-        return lax.dynamic_slice_in_dim(factor, number * rank, rank, axis)
+    def part(w: LowRank, side: str) -> jax.Array:
+        factor, axis = (w.a, -1) if side == "a" else (w.b, -2)
+        return lax.dynamic_slice_in_dim(factor, number * adapter.rank, adapter.rank, axis)
 
+    declared = stacks.each(model, declare_factors(model, adapter)["layers"], lambda param, _: param)
     own = [
-        {name: {"a": part(w.a, -1), "b": part(w.b, -2)} for name, w in layer.items() if is_low_rank(w)}
-        for layer in layers
+        {name: {side: part(layer[name], side) for side in sides} for name, sides in one.items()}
+        for layer, one in zip(layers, declared, strict=True)
     ]
     return {"layers": stacks.together(model, own, lambda *each: jnp.stack(each))}
 

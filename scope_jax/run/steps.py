@@ -26,6 +26,7 @@ import numpy as np
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import Memory
+from scope_jax.run import host_memory
 from scope_jax.run.assemble import Trainer, sampled
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
@@ -143,7 +144,10 @@ class Steps:
                 self._checkpoints.copied()
             with self.instruments.phase("learn"), self.world.activity("updating"):
                 sampler.rest()
-                return learn()
+                self._give_back()  # the cache
+                learned = learn()
+                self._give_back()
+                return learned
 
         def update() -> T:
             with self.instruments.beside("checkpoint"):
@@ -158,6 +162,11 @@ class Steps:
                 at.ahead = self._play(at.done, lacking=1)
             with self.instruments.phase("wait"), self.world.activity("updating"):
                 return learning.result()
+
+    def _give_back(self) -> None:
+        """Of a CPU, whose memory is the host's, what is free."""
+        if self.world.mesh.devices.flat[0].platform == "cpu":
+            host_memory.give_back()
 
     def _play(self, step: int, lacking: int = 0) -> Played:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these

@@ -17,8 +17,8 @@ from typing import Any
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import Tool, refusal
-from scope_jax.play.turns import SHORT, Joiner
-from scope_jax.rollouts.thoughts import blanked, thoughts
+from scope_jax.play.turns import SHORT, Joiner, call_id
+from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
 from scope_jax.text import dialects, parsing
@@ -143,7 +143,7 @@ class _Form:
     def writes_calls(self) -> bool:
         """True if the template writes `tool_calls` of messages as the dialect has them."""
         ask, call = SHORT.conversation(), Call("probe", {"text": "a b"})
-        said = {"role": "assistant", "content": "", "tool_calls": [_called("0", call)]}
+        said = {"role": "assistant", "content": "", "tool_calls": [_called(call_id(0), call)]}
         given: dict[str, Any] = {"tools": [PROBE], **self.joiner.options}
         try:
             before = self.tokenizer.encode_chat(ask, True, **given)
@@ -186,7 +186,9 @@ def _conversation(messages: Sequence[Message], form: _Form, schemas: Sequence[Sc
             Call(call.function.name, _arguments(call.function.arguments, f"{where}.tool_calls.{number}"))
             for number, call in enumerate(message.tool_calls)
         ]
-        rendered.append(_said(message.plain()["content"], calls, ids, form, schemas))
+        structured = form.joiner.dialect.structured
+        shown = [call_id(number) for number in range(len(ids))] if structured else ids
+        rendered.append(_said(message.plain()["content"], calls, shown, form, schemas))
         results: dict[str, str] = {}
         while place < len(messages) and messages[place].role == "tool":
             id = messages[place].tool_call_id
@@ -200,7 +202,11 @@ def _conversation(messages: Sequence[Message], form: _Form, schemas: Sequence[Sc
                 "tool with its id must follow.",
                 param="messages",
             )
-        rendered += _results([results[id] for id in ids], form.joiner)
+        answers = _results([results[id] for id in ids], form.joiner)
+        if structured:
+            named = zip(answers, calls, shown, strict=False)
+            answers = [{**one, "name": call.name, "tool_call_id": id} for one, call, id in named]
+        rendered += answers
     return rendered
 
 
@@ -231,7 +237,7 @@ def _called(id: str, call: Call) -> Mapping[str, Any]:
     return {"id": id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
 
 
-def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, str]]:
+def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, Any]]:
     """The messages with the results of a turn, as they are."""
     dialect, tag = joiner.dialect, joiner.dialect.results.tag
     groups = [[result] for result in results] if joiner.each else [results]
@@ -255,11 +261,11 @@ class CallReader:
     thinking are none, as in training.
     """
 
-    def __init__(self, functions: Functions, opened: bool, thinking: bool) -> None:
-        """opened: the prompt has opened the thinking. thinking: it is left out."""
+    def __init__(self, functions: Functions, opened: bool, thought: Marks | None) -> None:
+        """opened: the prompt has opened the thinking. thought: its marks, None if it counts as any text."""
         self._functions = functions
         self._schemas = [tool.schema for tool in functions.tools]
-        self._opened, self._thinking = opened, thinking
+        self._opened, self._thought = opened, thought
         self._text = ""
         self._shown = 0
 
@@ -296,9 +302,9 @@ class CallReader:
         return new
 
     def _visible(self) -> str:
-        if not self._thinking:
+        if self._thought is None:
             return self._text
-        return blanked(self._text, thoughts(self._text, parsing.THOUGHT, self._opened))
+        return blanked(self._text, thoughts(self._text, self._thought, self._opened))
 
     def _counts(self, call: Call) -> bool:
         tools = self._functions.tools
@@ -314,7 +320,7 @@ class ChannelReader:
     """
 
     def __init__(self, functions: Functions | None) -> None:
-        self._calls = None if functions is None else CallReader(functions, False, False)
+        self._calls = None if functions is None else CallReader(functions, False, None)
         self._text = ""
         self._shown = 0
 
@@ -344,8 +350,9 @@ def reader(
         return ChannelReader(functions)
     if functions is None:
         return None
+    thought = marks(model, prompt)
     end = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip()
-    return CallReader(functions, end.endswith(parsing.THOUGHT[0]), not model.cfg.model.tags_in_thinking)
+    return CallReader(functions, end.endswith(thought[0]), None if model.cfg.model.tags_in_thinking else thought)
 
 
 def as_shown(calls: Sequence[Call]) -> list[dict[str, Any]]:

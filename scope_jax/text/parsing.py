@@ -16,7 +16,8 @@ from scope_jax.rollouts.thoughts import blanked, thoughts
 
 THOUGHT = ("<think>", "</think>")
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")  # the same in the format of gpt-oss
-SPEAKS = "<|start|>assistant"  # with which its prompts end
+CHANNEL = ("<|channel>", "<channel|>")  # the same in the format of Gemma 4
+SPEAKS, MODEL = "<|start|>assistant", "<|turn>model"  # with which their prompts end
 TAGS = ("think", "search", "information", "question", "answer")
 
 # Tags that have a meaning for one of our policies, judges or templates; untrusted text must not contain them.
@@ -44,11 +45,14 @@ _WORD_TOKENS = frozenset(
     for name in ("s", "bos", "eos", "pad", "unk", "mask", "start_of_turn", "end_of_turn")
     for slash in ("", "/")
 )
-# A tag (of any name; with attributes also one that is never closed), or <|…|>. Linear time: every repetition is
-# possessive and ends at the next <, or is bounded.
+# A tag (of any name; with attributes also one that is never closed), <|…|>, <|…> or <…|>. Linear time: every repetition
+# is possessive and ends at the next <, or is bounded.
 _MARK = re.compile(
-    r"<(\s*+/?+\s*+(\w[\w.-]*+)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
+    r"<(\s*+/?+\s*+(\w[\w.-]*+)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>)"
+    r"|[|]\w{1,64}+(?=>)|\w{1,64}+[|](?=>))(>?)"
 )
+# Marks of Mistral's calls and results, which have square brackets already.
+_BRACKETED = re.compile(r"\[(/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS))\]")
 _REPLY = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
@@ -127,7 +131,8 @@ def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 def marks_of(prompt_end: str) -> tuple[str, str]:
     """The marks of thinking in a turn after a prompt with this end."""
-    return ANALYSIS if prompt_end.rstrip().endswith(SPEAKS) else THOUGHT
+    end = prompt_end.rstrip()
+    return ANALYSIS if end.endswith(SPEAKS) else CHANNEL if end.endswith((MODEL, CHANNEL[1])) else THOUGHT
 
 
 def without_thinking(text: str, opened: bool = False) -> str:
@@ -135,8 +140,9 @@ def without_thinking(text: str, opened: bool = False) -> str:
 
     opened: the prompt has already opened the thinking. Unclosed thinking extends to the end of the text.
     """
-    if ANALYSIS[0] in text:
-        text = blanked(text, thoughts(text, ANALYSIS))
+    for marks in (ANALYSIS, CHANNEL):
+        if marks[0] in text:
+            text = blanked(text, thoughts(text, marks))
     return blanked(text, thoughts(text, THOUGHT, opened))
 
 
@@ -164,7 +170,7 @@ def fenced(text: str, languages: Sequence[str]) -> list[str]:
 
 def opens_with_thought(text: str) -> bool:
     """True if a turn begins with closed thinking that is not empty."""
-    begin, end = ANALYSIS if ANALYSIS[0] in text else THOUGHT
+    begin, end = next((marks for marks in (ANALYSIS, CHANNEL) if marks[0] in text), THOUGHT)
     head, opening, rest = text.partition(begin)
     inside, closing, _ = rest.partition(end)
     return bool(opening and closing and inside.strip() and not head.strip())
@@ -213,16 +219,19 @@ def boxed(text: str) -> str | None:
 
 
 def without_thought(text: str) -> str:
-    """The part of a turn that a thinking-trimming chat template keeps: everything after the last `</think>`, or the
-    whole text without one.
+    """The part of a turn that a thinking-trimming chat template keeps: everything after the last `</think>` (or, of
+    Gemma 4, `<channel|>`), or the whole text without one.
 
     Works whether or not the template opens the thinking in the prompt.
     """
-    return text.rpartition(THOUGHT[1])[2].lstrip("\n")
+    for _, end in (THOUGHT, CHANNEL):
+        text = text.rpartition(end)[2].lstrip("\n")
+    return text
 
 
 def neutralise(text: str, also: Sequence[str] = ()) -> str:
-    """`text` with reserved tags and look-alikes of special tokens put in square brackets: `<search>` → `[search]`.
+    """`text` with reserved tags and look-alikes of special tokens put in square brackets: `<search>` → `[search]`,
+    those of Mistral in round ones.
 
     also: names of further tags, such as those of a custom dialect. Tags with attributes are included. The text stays
     readable and keeps its length, but no parser here finds a tag in it. Idempotent; takes time linear in the text.
@@ -243,7 +252,7 @@ def neutralise(text: str, also: Sequence[str] = ()) -> str:
         seen[mark[0]] = safe
         return safe
 
-    return _MARK.sub(bracketed, text)
+    return _BRACKETED.sub(r"(\1)", _MARK.sub(bracketed, text))
 
 
 def shorten(text: str, limit: int) -> str:

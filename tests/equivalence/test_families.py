@@ -242,9 +242,10 @@ PERTURBED = (
 )
 
 
-def torch_model(case: str) -> Any:
-    """A random model whose norms and biases are not 1 and 0, so that errors in them are detected."""
-    name, extra = CASES[case]
+def torch_model(case: str, **given: Any) -> Any:
+    """A random model whose norms and biases are not 1 and 0, so that errors in them are detected. given: other figures
+    of its config."""
+    name, extra = CASES[case][0], CASES[case][1] | given
     windowless = ("Llama", "Qwen3_5Text", "Qwen3_5MoeText", "OlmoHybrid")
     sizes = {k: v for k, v in SIZES.items() if k != "sliding_window" or name not in windowless}
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")

@@ -405,7 +405,8 @@ class Plan:
         return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][ctx.turn]
 
 
-TAGGED = [name for name in dialects.names() if name not in ("llama", "harmony")]  # dialects with tags around calls
+# Dialects with tags around calls.
+TAGGED = [name for name in dialects.names() if name != "llama" and not dialects.load(name).structured]
 
 
 def opening(dialect: dialects.Dialect) -> str:

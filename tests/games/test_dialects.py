@@ -30,7 +30,9 @@ def hermes(value: object) -> str:
 
 
 def test_the_syntaxes_are_those_of_the_table():
-    assert dialects.names() == ["function", "harmony", "hermes", "llama", "observation", "qwen-coder", "xml"]
+    assert dialects.names() == [
+        *("function", "gemma", "harmony", "hermes", "llama", "mistral", "observation", "qwen-coder", "xml"),
+    ]
     assert searching.written_search("a b", XML) == "<search>a b</search>"
     assert (
         searching.written_search("a b", HERMES)
@@ -316,6 +318,6 @@ def test_an_unknown_dialect_in_a_card_gives_one_clear_error():
     with pytest.raises(CardError) as caught:
         parse_config(table, "my.toml")
     assert str(caught.value) == (
-        "my.toml: `model.dialect`: unknown dialect latin; choose one of function, harmony, hermes, llama, observation, "
-        "qwen-coder, xml, or give the path of your own TOML file."
+        "my.toml: `model.dialect`: unknown dialect latin; choose one of function, gemma, harmony, hermes, llama, "
+        "mistral, observation, qwen-coder, xml, or give the path of your own TOML file."
     )

@@ -43,6 +43,7 @@ STATED = {
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
     "Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "Mistral-Small-24B-Instruct-2501": 23_572_403_200,
     "SmolLM3-3B": 3_075_098_624,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
@@ -55,6 +56,20 @@ STATED = {
     "Llama-3.1-405B-Instruct": 405_853_388_800,
     "Llama-3.2-1B-Instruct": 1_235_814_400,
 }
+
+
+# Billions of a decoder's weights that model cards state beside those of its vision tower.
+DECODERS = {
+    "Ministral-3-3B-Instruct-2512": 3.4,
+    "Ministral-3-8B-Base-2512": 8.4,
+    "Ministral-3-14B-Instruct-2512": 13.5,
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_beside_a_vision_tower_have_about_as_many_weights_as_stated(name):
+    weights = sum(math.prod(shape) for shape in hf_shapes(from_hf(SHAPES[name])).values())
+    assert weights / 1e9 == pytest.approx(DECODERS[name], abs=0.1)
 
 
 @pytest.mark.parametrize("name", STATED)

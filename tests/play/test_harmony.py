@@ -14,7 +14,7 @@ from scope_jax.serving.functions import ChannelReader, Functions
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, harmony
 from scope_jax.text.messages import Messages
-from tests.play.harmony import tokenizer_in
+from tests.play.byte_tokenizer import tokenizer_in
 
 DIALECT = dialects.load("harmony")
 THOUGHT = "<|channel|>analysis<|message|>Not <|call|>, but a search.<|end|><|start|>assistant"
@@ -35,7 +35,7 @@ def python(code: str, seconds: int = 10) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Tokenizer:
-    return tokenizer_in(tmp_path_factory.mktemp("harmony"))
+    return tokenizer_in(tmp_path_factory.mktemp("harmony"), "harmony")
 
 
 def test_the_messages_of_a_turn():

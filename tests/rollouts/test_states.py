@@ -145,19 +145,23 @@ def test_eight_devices_give_the_episodes_of_one():
 
 
 @pytest.mark.slow
-def test_an_adapter_of_both_kinds_of_layers(params):
-    adapter = Adapter(2, 4.0, ("all-linear",))
-    factors = init_params(declare_factors(HYBRID, adapter), jax.random.key(0))
+@pytest.mark.parametrize("architecture", ["olmo_hybrid", "qwen3_5_text"])
+def test_an_adapter_of_both_kinds_of_layers(params, architecture):
+    """In Qwen3.5's files queries, keys and values are one module, whose A they share."""
+    adapter, hybrid = Adapter(2, 4.0, ("all-linear",)), replace(HYBRID, architecture=architecture)
+    factors = init_params(declare_factors(hybrid, adapter), jax.random.key(0))
     factors = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), factors)
     assert set(factors["layers"]["0"]) == {
-        *("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "o_He_D"),
+        *("q_D_Kh", "k_D_Kh", "v_D_He", "z_D_He", "beta_DH", "decay_DH", "o_He_D"),
         *("gate_DF", "up_DF", "down_FD"),
     }
-    rollouts = make_rollouts(make_paged(cfg=HYBRID, adapter=adapter, policies=("a",)), params)
+    both = {name for name, own in factors["layers"]["0"].items() if "a" in own}
+    assert ("k_D_Kh" in both) == (architecture == "olmo_hybrid") and "q_D_Kh" in both
+    rollouts = make_rollouts(make_paged(cfg=hybrid, adapter=adapter, policies=("a",)), params)
     rollouts.load_adapter("a", factors)
     asked = [replace(one, policy=policy) for policy in ("a", None) for one in conversations(3)]
     said = rollouts.run(asked)
-    assert_the_learners(combined(HYBRID, params, factors, adapter.scale), said[:3])
+    assert_the_learners(combined(hybrid, params, factors, adapter.scale), said[:3])
     assert_the_learners(params, said[3:])
 
 

@@ -24,7 +24,7 @@ from scope_jax.serving.generating import chat_job
 from scope_jax.serving.protocol import ApiError, ChatBody, parsed
 from scope_jax.text import dialects
 from scope_jax.text.dialects import Call
-from tests.play.harmony import tokenizer_in
+from tests.play.byte_tokenizer import tokenizer_in
 from tests.serving.scripted import scripted
 from tests.serving.world import BASE, JSON, serving
 
@@ -247,7 +247,7 @@ def test_strict_functions_are_called_with_arguments_of_their_schema_only(make: M
 
 
 def read(functions: Any, text: str, pace: int) -> tuple[str, list[Call]]:
-    reader = CallReader(functions, False, True)
+    reader = CallReader(functions, False, ("<think>", "</think>"))
     shown = "".join(reader.feed(text[place : place + pace]) for place in range(0, len(text), pace))
     rest, calls = reader.finish()
     return shown + rest, calls
@@ -421,7 +421,7 @@ def test_schemas_without_an_end_are_not_followed(make: Make) -> None:
 # -------------------------------------------------------------------------------------------------------------- harmony
 def test_a_conversation_in_channels(model: Served, tmp_path: Path) -> None:
     """gpt-oss's format: the client gets a call, then the answer alone; its thinking is in neither."""
-    tokenizer = tokenizer_in(tmp_path)
+    tokenizer = tokenizer_in(tmp_path, "harmony")
     thought = "<|channel|>analysis<|message|>A sum.<|end|><|start|>assistant"
     call = '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "2 + 2"}'
 

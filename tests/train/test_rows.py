@@ -31,7 +31,8 @@ from scope_jax.text.messages import Messages
 from tests.rollouts.world import CFG, ENGINE, EOS, ByteTokenizer, make_engine, make_params, sampling
 
 ROLES = {"user": 257, "assistant": 258, "tool": 259, "environment": 259, "ipython": 259}
-DIALECTS = [name for name in dialects.names() if name not in ("llama", "harmony")]  # of which a turn is a whole message
+# Not those of which a call is a whole message, or needs special tokens.
+DIALECTS = [name for name in dialects.names() if name != "llama" and not dialects.load(name).structured]
 EXPLAINED = '<tool_call> <function_calls> <function= "parameters"'  # the calls of every dialect
 MODES: tuple[Mode, ...] = ("raw", "chat", "chat-trimmed")
 MAX_TOKENS = 12  # of a turn

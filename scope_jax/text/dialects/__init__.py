@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scope_jax.errors import UserError
-from scope_jax.text.dialects import formats, harmony
+from scope_jax.text.dialects import formats, gemma, harmony, mistral
 from scope_jax.text.dialects.formats import Call, Format
 from scope_jax.text.dialects.values import Malformed
 from scope_jax.text.schemas import Schema, parameters_of
@@ -36,8 +36,12 @@ _EXPLAINED: Mapping[Format, str] = {
     "llama": '"parameters"',
     "qwen-coder": "<function=",
     "harmony": "namespace functions",
+    "gemma": "<|tool>declaration:",
+    "mistral": "[AVAILABLE_TOOLS]",
     "xml": "written like this",
 }
+# Formats with a token for the beginning of a call.
+_OPENINGS: Mapping[Format, str] = {"gemma": gemma.OPENING, "mistral": mistral.MARK}
 _FORMER = {"text": "xml", "json": "hermes", "expression": "function"}  # payloads of earlier dialect files
 
 
@@ -99,16 +103,31 @@ class Dialect(_Table):
         return self.format != "xml"
 
     @property
+    def structured(self) -> bool:
+        """True if chat templates show a result only as that of a call, in the field `tool_calls` of the message before
+        it; calls have special tokens, which text is never encoded as."""
+        return self.format in ("harmony", "gemma", "mistral")
+
+    @property
     def explained(self) -> str:
         """What a prompt that explains calls has in it."""
         return _EXPLAINED.get(self.format, f"<{self._tag}>")
 
+    def declared_in(self, prompt: str) -> bool:
+        """True if a prompt with tools, of a chat template, seems to be in this dialect; not for llama, whose form every
+        schema has."""
+        return self.declares and self.format != "llama" and self.explained in prompt
+
     def tag(self, name: str) -> str | None:
-        """The tag around the calls of a tool: in the format xml its name; None in the formats llama and harmony."""
+        """The tag around the calls of a tool: in the format xml its name; None in the formats llama, harmony, gemma and
+        mistral."""
         return name if self.format == "xml" else self._tag
 
     def stops(self, name: str) -> tuple[str, ...]:
-        """Strings with which a call of a tool ends; none in the formats llama and harmony, whose calls end the turn."""
+        """Strings with which a call of a tool ends; none in the formats llama, harmony and mistral, whose calls end the
+        turn."""
+        if self.format == "gemma":
+            return (gemma.CLOSING,)
         tag = self.tag(name)
         return () if tag is None else (f"</{tag}>",)
 
@@ -132,7 +151,7 @@ class Dialect(_Table):
         """For prompts, where results appear."""
         if self.format == "llama":
             return f"in a message of the role {self.results.role}"
-        if self.format == "harmony":
+        if self.structured:
             return "in a message of the function"
         return f"between <{self.results.tag}> and </{self.results.tag}>"
 
@@ -147,6 +166,10 @@ class Dialect(_Table):
                 return formats.written_json(call, "parameters")
             case "harmony":
                 return harmony.written(call)
+            case "gemma":
+                return gemma.written(call)
+            case "mistral":
+                return mistral.written(call)
             case "hermes":
                 return f"<{self._tag}>{formats.written_json(call, 'arguments')}</{self._tag}>"
             case "function":
@@ -163,8 +186,8 @@ class Dialect(_Table):
         functions = parameters_of(tools)
         if self.format == "llama":
             return formats.llama_calls(text)
-        if self.format == "harmony":
-            return harmony.calls(text)
+        if self.structured:
+            return {"harmony": harmony, "gemma": gemma, "mistral": mistral}[self.format].calls(text)
         found: list[Call] = []
         for pair in formats.pairs(text, [*functions] if self._tag is None else [self._tag]):
             if pair.closed:
@@ -180,7 +203,10 @@ class Dialect(_Table):
             return 0 if formats.may_be_llama_call(text) else len(text)
         if self.format == "harmony":
             return 0 if (last := [*harmony.messages(text)][-1:]) == [] else last[0].end
-        openings = [f"<{tag}>" for tag in ([*parameters_of(tools)] if self._tag is None else [self._tag])]
+        if self.format in _OPENINGS:
+            openings = [_OPENINGS[self.format]]
+        else:
+            openings = [f"<{tag}>" for tag in ([*parameters_of(tools)] if self._tag is None else [self._tag])]
         ends = [text[-n:] for n in range(1, min(max(map(len, openings), default=0), len(text) + 1))]
         begun = max((len(end) for end in ends if any(each.startswith(end) for each in openings)), default=0)
         return min((at for each in openings if (at := text.find(each)) >= 0), default=len(text) - begun)

@@ -13,7 +13,7 @@ from scope_jax.text.dialects.values import Malformed, json_of
 from scope_jax.text.parsing import shorten
 from scope_jax.text.schemas import Schema, accepts, arguments_of, only_text
 
-Format = Literal["xml", "hermes", "llama", "function", "qwen-coder", "harmony"]
+Format = Literal["xml", "hermes", "llama", "function", "qwen-coder", "harmony", "gemma", "mistral"]
 LONGEST = 300  # characters of a sentence for the policy
 PYTHON = "<|python_tag|>"  # Llama's special token before a call
 
