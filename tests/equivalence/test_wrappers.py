@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import weights
+from scope_jax.models import peft, weights
+from scope_jax.models.adapter import Adapter, combined, declare_factors
 from scope_jax.models.families import WRAPPERS, from_hf
 from scope_jax.run.convert import convert
+from scope_jax.sharding.spec import init_params
 from tests.equivalence import test_families as families
 
 torch = pytest.importorskip("torch")
+torch_peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 
@@ -165,6 +169,26 @@ def test_converting_there_and_back_changes_no_bit(written, tmp_path):
     before, after = tensors(folder), tensors(tmp_path / "copy")
     assert set(before) == set(after)
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_an_adapter_of_the_decoder_loads_in_peft(written, tmp_path):
+    """Over the class that config.json names, whose vision tower it leaves alone; and here again."""
+    model, folder = written
+    cfg, params = weights.load_hf(folder)
+    adapter = Adapter(2, 4.0, ("all-linear",), base_dtype=jnp.float32)
+    factors = init_params(declare_factors(cfg, adapter), jax.random.key(0))
+    factors = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), factors)
+    peft.save(tmp_path / "adapter", cfg, adapter, factors, str(folder))
+    again = peft.load(tmp_path / "adapter", cfg, peft.adapter_of(tmp_path / "adapter", cfg))
+    jax.tree.map(np.testing.assert_array_equal, again, factors)
+    fresh = type(model).from_pretrained(folder, attn_implementation="eager")
+    adapted = torch_peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    assert not any("lora" in name and "vision" in name for name, _ in adapted.named_parameters())
+    ids_BT = np.random.default_rng(0).integers(1, families.VOCAB, (2, 24)).astype(np.int32)
+    ours = families.our_logits(cfg, combined(cfg, params, factors, adapter.scale), ids_BT)
+    theirs = families.torch_logits(adapted, ids_BT)
+    families.assert_close(ours, theirs, families.tolerance_of(cfg))
+    assert np.abs(theirs - families.torch_logits(model, ids_BT)).max() > 0.1
 
 
 def test_without_a_base_the_decoder_is_written_alone(written, tmp_path):
