@@ -126,7 +126,8 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     tree = engine.abstract_weights()
     experts = device_bytes([leaf for layer in tree["layers"] for name, leaf in layer.items() if "_X" in name])
     # Tables of which a token reads a row.
-    looked_up = [tree["embed"]] * (not model.tie_embeddings) + [tree["inputs"]["table_V_Lp"]] * ("inputs" in tree)
+    looked_up = [] if model.tie_embeddings else [tree["embed"]]
+    looked_up += [tree["inputs"]["table_V_Lp"]] if "inputs" in tree else []
     weights = device_bytes(tree) - device_bytes(looked_up) - experts
     if model.num_experts:  # those that a token of the slots that step together picks
         chosen = _picked(model) / model.num_experts
