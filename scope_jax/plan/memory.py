@@ -313,9 +313,10 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
     there = learner.layout.unstacked or (mesh.size == 1 and learner.layout.param_dtype == learner.layout.compute_dtype)
+    vectors = 2 * model.num_layers * tokens * model.layers[0].inputs * size  # of each layer, and their gradients
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
-        "activations": model.num_layers * tokens * model.width * size + kept,
+        "activations": model.num_layers * tokens * model.width * size + vectors + kept,
         "gathered weights": 0.0 if there else 2 * gathered * size + 2 * table * size,
         "logits": (2.0 if cpu else 3.0) * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
     }

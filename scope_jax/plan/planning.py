@@ -159,7 +159,8 @@ class Planner:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
         first, *_ = stages = [len(layers) for _, layers, _ in layer_stages(self.model.layers)]
         step = first if first > 1 else len(stages)  # of a period, or of runs of equal layers
-        if self.whole or self.model.num_layers <= 2 * step:
+        shared = self.model.cache_layers != self.model.attention_layers  # then the first layers are not like the last
+        if self.whole or shared or self.model.num_layers <= 2 * step:
             return self._compile(programs(self.model))
         few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]
         return [extended(one, two, self.model.num_layers / step) for one, two in zip(*few, strict=True)]
