@@ -1,13 +1,15 @@
 """The KV cache of a decoder, and the two ways to extend it: by one token per row, or by many.
 
 A cache is a tuple with one entry per layer: of a layer with attention its keys and values, of one with a state what it
-keeps of each row (`delta.Kept`). The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
-and V [S, K, b, t, h], with b blocks of t columns, so that both matmuls of attention read contiguous memory. Both are
-tuples of such arrays, segments of 2, 2, 4, 8, … blocks, so that the first columns can be used alone without a copy
-(`view`). All functions here compute a row bit-identically whatever the other rows contain and however many columns
-beyond its own length are attended to: every product, sum and exponential covers one block, in operations whose shape
-per block is fixed, and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a
-sliding window keep all columns of a row and attend to the last ones.
+keeps of each row (`delta.Kept`). One more, if there is one, has the experts that were picked (`Picked`).
+
+The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t] and V [S, K, b, t, h], with b blocks of t
+columns, so that both matmuls of attention read contiguous memory. Both are tuples of such arrays, segments of 2, 2, 4,
+8, … blocks, so that the first columns can be used alone without a copy (`view`). All functions here compute a row
+bit-identically whatever the other rows contain and however many columns beyond its own length are attended to: every
+product, sum and exponential covers one block, in operations whose shape per block is fixed, and the blocks are added in
+order; a block without visible tokens adds exact zeros. Layers with a sliding window keep all columns of a row and
+attend to the last ones.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from scope_jax.models.attention import storable
 from scope_jax.models.config import Layer, ModelConfig
 from scope_jax.models.delta import Kept, Recur, Streams, Taps, advanced, nothing_kept
 from scope_jax.models.kinds import mixer_of
-from scope_jax.models.moe import block_matmul
+from scope_jax.models.moe import Route, block_matmul, keeping, picked_dtype, route
 from scope_jax.models.transformer import Params, block, embed, final_norm
 from scope_jax.models.writes import apart
 from scope_jax.sharding.collectives import LOCAL
@@ -44,7 +46,13 @@ class LayerCache(NamedTuple):
     v_SKbth: tuple[Any, ...]
 
 
-Cache = tuple[LayerCache | Kept, ...]
+class Picked(NamedTuple):
+    """The experts that the routers of `expert_layers` have picked of the tokens in a cache, in `picked_dtype`."""
+
+    picked_SLCk: Any
+
+
+Cache = tuple[LayerCache | Kept | Picked, ...]
 
 
 def round_up(tokens: int) -> int:
@@ -64,8 +72,9 @@ def widths(capacity: int) -> tuple[int, ...]:
     return (*found, capacity)
 
 
-def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache:
-    """An empty cache. Raises ValueError if the capacity is not a multiple of BLOCK."""
+def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any, picks: bool = False) -> Cache:
+    """An empty cache, with `picks` for the picked experts, too. Raises ValueError if the capacity is not a multiple of
+    BLOCK."""
     if capacity % BLOCK:
         raise ValueError(f"A cache of {capacity} columns is not a multiple of {BLOCK}; use {round_up(capacity)}.")
     ends = widths(capacity)
@@ -82,7 +91,11 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache
         heads, dim = mixer.page(layer.mixer)
         return LayerCache(empty(heads, dim, BLOCK), empty(heads, BLOCK, dim))
 
-    return tuple(map(of, cfg.layers))
+    layers = tuple(map(of, cfg.layers))
+    if not picks:
+        return layers
+    count, picked = cfg.picks
+    return *layers, Picked(jnp.zeros((slots, count, capacity, picked), picked_dtype(cfg.num_experts)))
 
 
 def columns_of(cache: Cache) -> int:
@@ -124,11 +137,11 @@ def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
 
 
 def _joined(cache: Cache, part: Cache, put: Callable[[jax.Array, jax.Array], jax.Array]) -> Cache:
-    """put(segment, new segment) for every segment that `part` has, and every state; the others stay."""
+    """put(segment, new segment) for every segment that `part` has, and all that has none; the others stay."""
 
-    def one(layer: Any, other: Any) -> LayerCache | Kept:
-        if isinstance(layer, Kept):
-            return Kept(*map(put, layer, other))
+    def one(layer: Any, other: Any) -> LayerCache | Kept | Picked:
+        if not isinstance(layer, LayerCache):
+            return type(layer)(*map(put, layer, other))
         return LayerCache(
             *(
                 (*map(put, segments[: len(new)], new), *segments[len(new) :])
@@ -181,10 +194,11 @@ def step(
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
     counts_S = jnp.ones_like(lengths_S) if live_S is None else live_S.astype(lengths_S.dtype)
     caches: list[Any] = []
-    for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
+    layers, picks, kept, router = _apart(cfg, cache)
+    for w, layer, held in zip(params["layers"], cfg.layers, layers, strict=True):
         if isinstance(held, Kept):
             recur = _recurrence(caches, held, lengths_S, counts_S)
-            x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], recur, LOCAL, block_matmul)
+            x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], recur, LOCAL, block_matmul, router=router)
             continue
         seen_SC = _seen(behind_SC, layer.attention.window)
 
@@ -194,8 +208,23 @@ def step(
             caches.append(_written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
             return _attend_one(q[:, 0], caches[-1], seen_SC, sinks_H)[:, None]
 
-        x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
-    return final_norm(cfg, params, x_S1D)[:, 0], tuple(caches)
+        x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul, router=router)
+    return final_norm(cfg, params, x_S1D)[:, 0], (*caches, *_with_picks(picks, kept, rows_S, lengths_S))
+
+
+def _apart(cfg: ModelConfig, cache: Cache) -> tuple[tuple[Any, ...], list[Any], list[jax.Array], Route]:
+    """(the entries of the layers, that of picked experts or none, what a router picks, that router)."""
+    picks, kept = [*cache[cfg.num_layers :]], list[jax.Array]()
+    return cache[: cfg.num_layers], picks, kept, keeping(kept) if picks else route
+
+
+def _with_picks(picks: list[Any], kept: list[jax.Array], rows: jax.Array, column: jax.Array) -> list[Picked]:
+    """The entry, if there is one, with what was picked of the tokens at rows and columns."""
+    if not picks:
+        return []
+    new = jnp.stack(kept, axis=1)
+    new = new.reshape(*column.shape, *new.shape[1:])
+    return [Picked(picks[0].picked_SLCk.at[rows, :, column].set(new, mode="drop", unique_indices=True))]
 
 
 def _recurrence(caches: list[Any], held: Kept, starts_S: jax.Array, counts_S: jax.Array) -> Recur:
@@ -275,10 +304,11 @@ def append(
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
     caches: list[Any] = []
-    for w, layer, held in zip(params["layers"], cfg.layers, cache, strict=True):
+    layers, picks, kept, router = _apart(cfg, cache)
+    for w, layer, held in zip(params["layers"], cfg.layers, layers, strict=True):
         if isinstance(held, Kept):
             recur = _recurrence(caches, held, starts_S, counts_S)
-            x_STD = block(cfg, layer, w, x_STD, positions_ST, recur, LOCAL, block_matmul)
+            x_STD = block(cfg, layer, w, x_STD, positions_ST, recur, LOCAL, block_matmul, router=router)
             continue
         window = layer.attention.window
         first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
@@ -295,8 +325,8 @@ def append(
             caches.append(_written(held, rows_S1, write_ST, k, v))
             return _attend_many(q, caches[-1], positions_ST, first, blocks, window, sinks_H)
 
-        x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul)
-    return tuple(caches)
+        x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul, router=router)
+    return *caches, *_with_picks(picks, kept, rows_S1, write_ST)
 
 
 def _attend_many(

@@ -215,6 +215,16 @@ class ModelConfig:
         return max(0 if layer.experts is None else layer.experts.count for layer in self.layers)
 
     @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with experts."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.experts is not None)
+
+    @property
+    def picks(self) -> tuple[int, int]:
+        """(layers with experts, experts that each picks for a token)."""
+        return len(self.expert_layers), max(layer.experts.picked for layer in self.layers if layer.experts is not None)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The numbers of the layers with attention; the others keep a state of fixed size of a text."""
         return tuple(number for number, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention))

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from scope_jax.models.activations import ACTIVATIONS
 from scope_jax.models.config import Experts
@@ -27,6 +27,7 @@ from scope_jax.sharding.collectives import Shards
 EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")  # names of their matrices in a layer's weights
 
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Route = Callable[..., tuple[jax.Array, jax.Array]]  # `route`, or one that also keeps its picks, or replays others
 
 TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
 FEW = 512  # most tokens for the kernels of models/moe_tpu.py,
@@ -51,29 +52,51 @@ def route(
     gradient: bool = True,
     scale_X: Float[Array, " X"] | None = None,
     bias_X: Float[Array, " X"] | None = None,
+    replayed_Nk: UInt[Array, "N k"] | None = None,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
     Softmax over all experts in float32, then the k largest, divided by their sum if normalised (Qwen3-MoE).
     gradient: the weights are differentiated; the values are the same without. scale_X: of each expert's weight.
+    replayed_Nk: the experts to pick instead of the k largest, as `picked_dtype` has them; a token whose first two are
+    equal has none, and picks for itself. The weights follow from its own probabilities in any case.
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
     logits_NX = logits_NX if bias_X is None else logits_NX + bias_X.astype(jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
     weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), feed.picked)
+    if replayed_Nk is not None:
+        given_N1 = replayed_Nk[:, :1] != replayed_Nk[:, 1:2]
+        picked_Nk = jnp.where(given_N1, replayed_Nk.astype(picked_Nk.dtype), picked_Nk)
 
     def of_picked(x_NX: jax.Array) -> jax.Array:
         # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
         chosen_NkX = picked_Nk[..., None] == jnp.arange(feed.count)
         return jnp.sum(jnp.where(chosen_NkX, x_NX[:, None, :], 0.0), axis=-1)
 
-    if gradient:
+    if gradient or replayed_Nk is not None:
         weights_Nk = of_picked(probs_NX)
     if feed.normalised:
         weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
     if scale_X is not None:
         weights_Nk = weights_Nk * of_picked(jnp.broadcast_to(scale_X.astype(jnp.float32), probs_NX.shape))
     return weights_Nk, picked_Nk
+
+
+def picked_dtype(experts: int) -> Any:
+    """The smallest dtype for indices of so many experts."""
+    return jnp.dtype(jnp.uint8 if experts <= 256 else jnp.uint16)
+
+
+def keeping(kept: list[jax.Array]) -> Route:
+    """`route` that adds the picks of each layer to a list."""
+
+    def keep(feed: Experts, *inputs: Any, **more: Any) -> tuple[jax.Array, jax.Array]:
+        weights_Nk, picked_Nk = route(feed, *inputs, **more)
+        kept.append(picked_Nk.astype(picked_dtype(feed.count)))
+        return weights_Nk, picked_Nk
+
+    return keep
 
 
 @jax.custom_vjp
@@ -279,9 +302,11 @@ def moe_layer(
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     router_BTD: Float[Array, "B T D"] | None = None,
+    router: Route = route,
 ) -> Float[Array, "B T D"]:
     """Σ over a token's experts of weight · activated(x W_gate, x W_up) W_down, each product with its bias if there are.
-    router_BTD: what the router reads, None: x. w has expert_scale_X where the experts have scales.
+    router_BTD: what the router reads, None: x. router: picks the experts. w has expert_scale_X where the experts have
+    scales.
 
     grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
     grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD and biases, gathered over fsdp, F
@@ -290,9 +315,9 @@ def moe_layer(
     experts instead, and there is no gradient.
     """
     if shards.experts:
-        return _over_experts(feed, w, x_BTD, shards, router_BTD)
+        return _over_experts(feed, w, x_BTD, shards, router_BTD, router)
     grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
-    own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards)
+    own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards, router)
     entered = [shards.enter_layer(y_Nk.reshape(len(x_BTD), -1, feed.picked)) for y_Nk in own]
     weights_Nk, picked_Nk = (y_BTk.reshape(-1, feed.picked) for y_BTk in entered)
     before, x_BTD = x_BTD, shards.enter_layer(x_BTD)
@@ -320,12 +345,14 @@ def moe_layer(
     return (out_BTD + bias_ND.reshape(before.shape)).astype(x_ND.dtype)
 
 
-def _routed(feed: Experts, w: dict[str, Any], read_BTD: jax.Array, shards: Shards) -> tuple[jax.Array, jax.Array]:
+def _routed(
+    feed: Experts, w: dict[str, Any], read_BTD: jax.Array, shards: Shards, router: Route
+) -> tuple[jax.Array, jax.Array]:
     """`route` of a device's tokens between the layers: with sequence parallelism its own, with a router that counts as
     a weight between layers."""
     given = {"scale_X": "expert_scale_X", "bias_X": "router_bias_X"}
     more: dict[str, Any] = {name: shards.between_layers(w[ours]) for name, ours in given.items() if ours in w}
-    return route(feed, read_BTD.reshape(-1, read_BTD.shape[-1]), shards.between_layers(w["router_DX"]), **more)
+    return router(feed, read_BTD.reshape(-1, read_BTD.shape[-1]), shards.between_layers(w["router_DX"]), **more)
 
 
 def _of_expert(expert_J: jax.Array, bias_XF: jax.Array) -> jax.Array:
@@ -355,12 +382,13 @@ def _by_experts(
 
 
 def _over_experts(
-    feed: Experts, w: dict[str, Any], x_BTD: jax.Array, shards: Shards, router_BTD: jax.Array | None
+    feed: Experts, w: dict[str, Any], x_BTD: jax.Array, shards: Shards, router_BTD: jax.Array | None, router: Route
 ) -> jax.Array:
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
-    multiplies those that picked its experts, and the results are summed.
+    multiplies those that picked its experts, and the results are summed. With a router of its own every device routes
+    its own tokens.
     """
     x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
     read_ND = x_ND if router_BTD is None else shards.gather_tokens(router_BTD.reshape(-1, router_BTD.shape[-1]))
@@ -369,11 +397,15 @@ def _over_experts(
     def gates(gate_Br: jax.Array) -> jax.Array:
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
-    by_platform = {"default": partial(_own_sorted, feed, w, gates)}
+    routed = None
+    if router is not route:
+        own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards, router)
+        routed = shards.gather_tokens(own[0]), shards.gather_tokens(own[1])
+    by_platform = {"default": partial(_own_sorted, feed, w, gates, routed)}
     # What the kernels of models/moe_tpu.py compute.
     plain = router_BTD is None and "expert_scale_X" not in w and feed.activation == "silu" and not feed.bias
     if feed.kernels and plain and _few(x_ND, [w[name] for name in EXPERTS]):
-        by_platform["tpu"] = partial(_own_few, feed, w)
+        by_platform["tpu"] = partial(_own_few, feed, w, routed)
     out_ND = lax.platform_dependent(x_ND, read_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
@@ -388,26 +420,41 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(feed: Experts, w: dict[str, Any], x_ND: jax.Array, _: jax.Array, first: jax.Array) -> jax.Array:
-    """The part of the own experts, from `first` on, by two kernels for TPUs."""
-    from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
+def _own_few(
+    feed: Experts,
+    w: dict[str, Any],
+    routed: tuple[jax.Array, jax.Array] | None,
+    x_ND: jax.Array,
+    _: jax.Array,
+    first: jax.Array,
+) -> jax.Array:
+    """The part of the own experts, from `first` on, by two kernels for TPUs. routed: as for `_own_sorted`, without the
+    first kernel."""
+    from scope_jax.models.moe_tpu import few_tokens, route_few, routed_few  # Pallas takes a second to import
 
     gate_XDF, up_XDF, down_XFD = (w[name] for name in EXPERTS)
-    routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), feed.picked, feed.normalised)
-    return few_tokens(x_ND, routed, gate_XDF, up_XDF, down_XFD)
+    if routed is None:
+        own = route_few(x_ND, w["router_DX"], first, len(gate_XDF), feed.picked, feed.normalised)
+    else:
+        own = routed_few(*routed, first, len(gate_XDF))
+    return few_tokens(x_ND, own, gate_XDF, up_XDF, down_XFD)
 
 
 def _own_sorted(
     feed: Experts,
     w: dict[str, Any],
     gates: Callable[[jax.Array], jax.Array],
+    routed: tuple[jax.Array, jax.Array] | None,
     x_ND: jax.Array,
     read_ND: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
-    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token. read_ND: what the
-    router reads."""
-    weights_Nk, picked_Nk = route(feed, read_ND, w["router_DX"], False, w.get("expert_scale_X"), w.get("router_bias_X"))
+    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token. routed: what the
+    router gives, None: it has yet to be asked. read_ND: what it reads."""
+    if routed is None:
+        more = w.get("expert_scale_X"), w.get("router_bias_X")
+        routed = route(feed, read_ND, w["router_DX"], False, *more)
+    weights_Nk, picked_Nk = routed
     own_Nk, count = picked_Nk - first, w["gate_XDF"].shape[0]
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)

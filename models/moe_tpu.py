@@ -45,6 +45,17 @@ class Routed(NamedTuple):
     held_X: jax.Array  # int32: the last expert up to this one that has tokens, so that no other is read; 0 if none has
 
 
+def routed_few(
+    weights_Nk: Float[Array, "N k"], picked_Nk: Int[Array, "N k"], first: Int[Array, ""], own: int
+) -> Routed:
+    """What `models.moe.route` has given, as `route_few` gives it."""
+    of_expert_XNk = picked_Nk == first + jnp.arange(own)[:, None, None]
+    share_XN = jnp.sum(jnp.where(of_expert_XNk, weights_Nk, 0), axis=-1)
+    share_XN = jnp.pad(share_XN, ((0, 0), (0, -len(weights_Nk) % LANES)))
+    count_X = jnp.sum(share_XN > 0, axis=1, dtype=jnp.int32)
+    return Routed(share_XN, count_X, lax.cummax(jnp.where(count_X > 0, jnp.arange(own, dtype=jnp.int32), 0)))
+
+
 def route_few(
     x_ND: Float[Array, "N D"],
     router_DX: Float[Array, "D X"],

@@ -29,6 +29,7 @@ from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import Attention, ModelConfig
 from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
 from scope_jax.models.kinds import Heads, Params, mixer_of, plain_heads
+from scope_jax.models.moe import keeping, picked_dtype, route
 from scope_jax.models.transformer import block, embed, final_norm
 from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
@@ -106,10 +107,23 @@ def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
     )
 
 
-def arrays(cfg: ModelConfig) -> tuple[int, ...]:
-    """The shape of each of the `Pages`: for every shape as many as a group has layers."""
-    sizes = {group.shape: len(group.layers) for group in layer_groups(cfg)}
-    return tuple(shape for shape in range(len(sizes)) for _ in range(sizes[shape]))
+def arrays(cfg: ModelConfig, picks: bool = False) -> tuple[int, ...]:
+    """The shape of each of the `Pages`: for every shape as many as a group has layers. picks: of that with picked
+    experts, too."""
+    groups = layer_groups(cfg)
+    sizes = {group.shape: len(group.layers) for group in groups}
+    found = tuple(shape for shape in range(len(sizes)) for _ in range(sizes[shape]))
+    return (*found, groups[picks_group(cfg)].shape) if picks else found
+
+
+def picks_group(cfg: ModelConfig) -> int:
+    """The number of the group whose pages hold the picked experts: one that gives no page of a row back."""
+    return [group.window for group in layer_groups(cfg)].index(None)
+
+
+def picks_bytes(cfg: ModelConfig) -> int:
+    """Bytes of the picked experts of a token."""
+    return math.prod(cfg.picks) * picked_dtype(cfg.num_experts).itemsize
 
 
 class Tables(NamedTuple):
@@ -329,12 +343,24 @@ class Ragged:
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-def init_pages(cfg: ModelConfig, how: Implementation, pages: int | Sequence[int], dtype: Any, tensor: int = 1) -> Pages:
+def init_pages(
+    cfg: ModelConfig,
+    how: Implementation,
+    pages: int | Sequence[int],
+    dtype: Any,
+    tensor: int = 1,
+    picks: bool = False,
+) -> Pages:
     """Empty pages, with the kv heads of all devices of a tensor group, which may share one, one array for each of
-    `arrays`. pages: of each shape."""
+    `arrays`. pages: of each shape. picks: the last array is [pages, PAGE, L, k], the experts that the routers of
+    `expert_layers` have picked of each token, in `picked_dtype`; its pages are those of `picks_group`."""
     shapes = [(tensor * max(1, heads // tensor), dim) for heads, dim in page_shapes(cfg)]
     counts = [pages] * len(shapes) if isinstance(pages, int) else pages
-    return tuple(how.empty(counts[shape], *shapes[shape], dtype) for shape in arrays(cfg))
+    found = tuple(how.empty(counts[shape], *shapes[shape], dtype) for shape in arrays(cfg))
+    if not picks:
+        return found
+    shape = arrays(cfg, picks)[-1]
+    return *found, jnp.zeros((counts[shape], PAGE, *cfg.picks), picked_dtype(cfg.num_experts))
 
 
 def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[Kept, ...]:
@@ -352,7 +378,8 @@ def feed(
     where: Where,
     shards: Shards,
 ) -> tuple[Float[Array, "R Q D"], Pages | Stateful]:
-    """Adds tokens to rows: (hidden states after the final norm, the cache with the tokens).
+    """Adds tokens to rows: (hidden states after the final norm, the cache with the tokens and, if it has an array for
+    them, the picked experts).
 
     params: "layers" is a tuple of one tree per layer, in the compute dtype; with a tensor group, this device's shards,
     as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
@@ -365,7 +392,8 @@ def feed(
     column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
     pages, kept = cache if isinstance(cache, Stateful) else (cache, ())
     of_shape, layers = arrays(cfg), list[Layer](pages)
-    states: list[Kept] = []
+    states, picked = list[Kept](), list[Array]()
+    router = keeping(picked) if len(layers) > len(of_shape) else route
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
         first = of_shape.index(group.shape)
@@ -384,7 +412,7 @@ def feed(
                 states.append(new)
                 return out
 
-            x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards)
+            x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards, router=router)
             continue
 
         def attend(
@@ -397,6 +425,10 @@ def feed(
             layers[place] = how.write(layers[place], *new, page_N, column_N)
             return how.attend(layers[place], q, seen, window, sinks_H)
 
-        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads)
+        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads, router=router)
+    if picked:
+        _, page_N, _ = homes[layer_groups(cfg)[picks_group(cfg)].layers[0]]
+        where_N = page_N, (position_RQ % PAGE).reshape(-1)
+        layers[-1] = layers[-1].at[where_N].set(jnp.stack(picked, axis=1), mode="drop", unique_indices=True)
     after: Pages | Stateful = tuple(layers)
     return final_norm(cfg, params, x_RQD), Stateful(after, tuple(states)) if kept else after

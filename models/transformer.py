@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from scope_jax.errors import UserError
 from scope_jax.models import context, delta, kinds, stacks
@@ -23,13 +23,14 @@ from scope_jax.models.attention import make_attend
 from scope_jax.models.config import Attention, Layer, ModelConfig
 from scope_jax.models.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.lowrank import LowRank, factors_of, gathered
-from scope_jax.models.moe import GroupedMatmul
+from scope_jax.models.moe import GroupedMatmul, Route, route
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
+PICKS = -1  # the key of the picked experts among the stacks of weights, for a scan over layers
 
 Remat = Literal["full", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
@@ -92,14 +93,15 @@ def block(
     shards: Shards,
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
+    router: Route = route,
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
-    heads: see `kinds.Call`.
+    heads, router: see `kinds.Call`.
     """
-    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped)
+    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
 
     def norm(x_BTD: jax.Array, name: str) -> jax.Array:
         return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)
@@ -206,6 +208,7 @@ def hidden(
     compute_dtype: Any,
     attention: str = "reference",
     context_attention: context.How = "auto",
+    picked_BTLk: UInt[Array, "B T L k"] | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
@@ -221,6 +224,7 @@ def hidden(
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
     tokens: between the layers, where remat keeps them, each of its devices has an equal part, [1, B · T / group, D].
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
+    picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
     """
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
@@ -237,17 +241,21 @@ def hidden(
         attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
         recur = delta.over_context(ends_BT, shards.context)
 
-    def compute(number: int, x_BTD: jax.Array, w_local: Params) -> jax.Array:
+    replayed_LNk, among = _replayed(picked_BTLk, shards), cfg.expert_layers
+
+    def compute(number: int, x_BTD: jax.Array, w_local: Params, replayed_Nk: jax.Array | None = None) -> jax.Array:
         layer, specs = cfg.layers[number], layer_specs[places[number][0]]
         w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
         attend = attends[layer.mixer.window] if isinstance(layer.mixer, Attention) else recur
-        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards)
+        router = route if replayed_Nk is None else partial(route, replayed_Nk=replayed_Nk)
+        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards, router=router)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     if not stacked:
         for number, w in enumerate(params["layers"]):
             one = partial(compute, number)
-            x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w)
+            picks = () if replayed_LNk is None or number not in among else (replayed_LNk[among.index(number)],)
+            x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w, *picks)
     for start, pattern, steps in layer_stages(cfg.layers) if stacked else ():
         first = range(start, start + len(pattern))
         layers = [partial(compute, number) for number in first]
@@ -257,25 +265,40 @@ def hidden(
 
         began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
 
-        def period(x_BTD: jax.Array, w_P: dict[int, Params], layers=layers, first=first, began=began) -> Any:
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began) -> Any:
+            picks = iter(w_P.get(PICKS, ()))
             for number, one in zip(first, layers, strict=True):
                 stack, place = places[number]
                 w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
-                x_BTD = one(x_BTD, w)
+                x_BTD = one(x_BTD, w, *([next(picks)] if PICKS in w_P and number in among else []))
             return x_BTD, None
 
-        stage = {
+        stage: dict[int, Any] = {
             stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
             for stack, own in enumerate(stacks.split(cfg, params["layers"]))
             if stack in began
         }
+        if replayed_LNk is not None and (own := sum(number in among for number in first)):
+            before = sum(number < start for number in among)
+            stage[PICKS] = _steps(replayed_LNk, before, steps, own)
         x_BTD, _ = lax.scan(period, x_BTD, stage)
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 
 
-def _steps(own: Params, first: int, steps: int, count: int) -> Params:
-    """A stack's layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
+def _replayed(picked_BTLk: jax.Array | None, shards: Shards) -> jax.Array | None:
+    """The picks by layer, of the tokens that this device has between the layers, [L, N, k]."""
+    if picked_BTLk is None:
+        return None
+    picked_LNk = jnp.moveaxis(picked_BTLk, 2, 0).reshape(picked_BTLk.shape[2], -1, picked_BTLk.shape[3])
+    if not shards.sequence:
+        return picked_LNk
+    own = picked_LNk.shape[1] // shards.size
+    return lax.dynamic_slice_in_dim(picked_LNk, shards.index * own, own, 1)
+
+
+def _steps(own: Any, first: int, steps: int, count: int) -> Any:
+    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
     return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
 
 

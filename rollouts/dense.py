@@ -9,7 +9,7 @@ See `rollouts.engine` for the operations, `rollouts.slots` for the state of a sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from scope_jax.rollouts.slots import (
 )
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.mesh import ROWS, row_shards
-from scope_jax.sharding.program import AbstractProgram, placed
+from scope_jax.sharding.program import AbstractProgram, name_of, placed
 
 
 class Prefix(NamedTuple):
@@ -87,8 +87,10 @@ class DenseEngine:
         heads = spread(PartitionSpec(None, split))
         slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, split))
         self.states = len(model.attention_layers) < model.num_layers
-        cache = Turns(slot_heads, slot_heads, slot, slot) if self.states else slot_heads
+        layers = (*[slot_heads] * model.num_layers, slot) if config.picks else slot_heads
+        cache = Turns(layers, slot_heads, slot, slot) if self.states else layers
         self._state_sharding = DecodeState(cache, slot, slot, slot, slot, slot, slot, Sampling(*(slot,) * 5))
+        heads = (*[heads] * model.num_layers, self._whole) if config.picks else heads
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
         results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)
         state = self._state_sharding
@@ -100,6 +102,7 @@ class DenseEngine:
             self._generate_program, static_argnums=0, donate_argnums=2, out_shardings=(state, results)
         )
         self._pause = jax.jit(self._pause_program, donate_argnums=0, out_shardings=state)
+        self._picks = jax.jit(self._picks_program, out_shardings=self._whole)
 
     # ------------------------------------------------------------------------------------------------------ weights
     def load_params(self, params: Params) -> Params:
@@ -178,6 +181,9 @@ class DenseEngine:
         """All of them, as every slot has room for max_length tokens."""
         return len(asked)
 
+    def picks(self, state: DecodeState, slot: int) -> Callable[[], np.ndarray]:
+        return partial(np.asarray, self._picks(state.cache, np.int32(slot)))
+
     def release(self, state: DecodeState, slots: Iterable[int]) -> DecodeState:
         """Nothing: their columns are overwritten by the next prompt."""
         return state
@@ -197,18 +203,31 @@ class DenseEngine:
             np.zeros(rows, np.int32),
             np.zeros((rows, 2), np.uint32),
         )
-        for bucket in sorted({*config.prefill_buckets, config.max_length}):
-            prompt = np.zeros(max(1, min(bucket, config.max_length - 1)), np.int32)
-            if config.bucket(len(prompt)) != bucket:
-                continue
-            prefix = self.prefill(params, [prompt])
+        for bucket in self._buckets:
+            prefix = self.prefill(params, [np.zeros(self._longest(bucket), np.int32)])
             state = self._insert(state, prefix, np.int32(0), slots, sources, limits, stops, policies, sampling)
             if extends:
                 ids, past = np.zeros((rows, bucket), np.int32), np.full(rows, config.slots, np.int32)
                 state = self._extend(params, state, ids, past, zeros, zeros, zeros, zeros, keys)
-        for columns in sorted({*kv.widths(config.capacity), config.capacity}):
+        for columns in kv.widths(config.capacity):
             state, _ = self._generate(columns, params, state, np.int32(config.slots))
         return jax.block_until_ready(self.pause(state, []))
+
+    def most_programs(self) -> dict[str, int]:
+        buckets = self._buckets
+        most = {self._prefill: len(buckets), self._insert: len({kv.round_up(size) for size in buckets})}
+        most |= {self._extend: len(buckets), self._generate: len(kv.widths(self.config.capacity))}
+        return {name_of(program): count for program, count in most.items()}
+
+    @property
+    def _buckets(self) -> list[int]:
+        """The lengths in which prompts are computed."""
+        sizes = sorted({*self.config.prefill_buckets, self.config.max_length})
+        return [size for size in sizes if self.config.bucket(self._longest(size)) == size]
+
+    def _longest(self, bucket: int) -> int:
+        """Tokens of the longest prompt of a bucket."""
+        return max(1, min(bucket, self.config.max_length - 1))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
         rows, longest = self.config.prefill_batch, self.config.max_length - 1
@@ -253,7 +272,7 @@ class DenseEngine:
     # ----------------------------------------------------------------------------------------------------- programs
     def _init_program(self) -> DecodeState:
         config = self.config
-        cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
+        cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype, config.picks)
         if self.states:
             begun = jax.tree.map(jnp.copy, _states(cache))
             nothing = jnp.zeros((config.slots, config.capacity), jnp.int32)
@@ -262,7 +281,7 @@ class DenseEngine:
 
     def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P, policy_P) -> Prefix:
         params = self.weights.gated(params, policy_P)
-        empty = kv.init_cache(self.model, ids_PT.shape[0], columns, self.config.compute_dtype)
+        empty = kv.init_cache(self.model, len(ids_PT), columns, self.config.compute_dtype, self.config.picks)
         filled = kv.append(self.model, params, empty, ids_PT, jnp.zeros_like(counts_P), counts_P)
         return Prefix(filled, last_P, counts_P)
 
@@ -359,6 +378,10 @@ class DenseEngine:
 
     def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
         return state._replace(live_S=state.live_S & ~paused_S)
+
+    def _picks_program(self, cache: Any, slot: jax.Array) -> jax.Array:
+        layers = cache.layers if self.states else cache
+        return jnp.moveaxis(lax.dynamic_index_in_dim(layers[-1].picked_SLCk, slot, keepdims=False), 1, 0)
 
 
 def _states(cache: kv.Cache) -> kv.Cache:

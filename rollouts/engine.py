@@ -7,7 +7,7 @@ caller's, see `rollouts.loop`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -118,12 +118,23 @@ class Engine(Protocol):
         """Pauses slots; their caches are kept."""
         ...
 
+    def picks(self, state: State, slot: int) -> Callable[[], np.ndarray]:
+        """With `config.picks`: launches what reads the experts that were picked of the tokens in a slot's cache. Its
+        result waits for them: [tokens, L, k], L in the order of `expert_layers`, and meaningless behind the slot's
+        tokens."""
+        ...
+
     def release(self, state: State, slots: Iterable[int]) -> State:
         """Slots that do not decode have ended; their memory is free."""
         ...
 
     def compile(self, params: Params, state: State, *, extends: bool) -> State:
         """Compiles every program by running it for no slot. extends: that of `extend` as well. No slot decodes."""
+        ...
+
+    def most_programs(self) -> dict[str, int]:
+        """How many programs `compile` compiles that take long, by the name of their function; requests of fewer lengths
+        need fewer."""
         ...
 
     # -------------------------------------------------------------------------------------------------------- plans

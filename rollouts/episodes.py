@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ class ActiveEpisode:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._entropies: list[float] = []  # empty if they are not measured
+        self._picks: dict[int, Callable[[], np.ndarray] | np.ndarray] = {}  # by row, see `keep_picks`
         self._begin_turn(self.prompt)
 
     def _too_long(self, max_length: int) -> bool:
@@ -233,6 +235,18 @@ class ActiveEpisode:
         turns = sum(turn.kind == "sampled" for turn in self.turns)
         return self.finish_reason is not None or turns >= self.request.max_turns or self.length >= self._room
 
+    @property
+    def restarts(self) -> int:
+        """Rows before the current one."""
+        return sum(turn.restarts for turn in self.turns)
+
+    def keep_picks(self, row: int, picks: Callable[[], np.ndarray] | np.ndarray) -> None:
+        """Takes what `Engine.picks` has of a row, which may go on; `fetch_picks` waits for it."""
+        self._picks[row] = picks
+
+    def fetch_picks(self) -> None:
+        self._picks = {row: picks() if callable(picks) else picks for row, picks in self._picks.items()}
+
     def resume(self) -> None:
         """Makes all of the current row the prompt that is computed next, as the row has left its slot. Its tokens stay
         what they are, and so do the keys of those to come."""
@@ -255,14 +269,15 @@ class ActiveEpisode:
     def completion(self) -> Completion:
         """The episode as it is now."""
         assert self.finish_reason is not None
+        self.fetch_picks()
         rows, prompt, parts = [], self._first_prompt, []
         for turn in self.turns:
             if turn.restarts:
-                rows.append(_row(prompt, parts))
+                rows.append(_row(prompt, parts, self._picks.get(len(rows))))
                 prompt, parts = turn.ids, []
             else:
                 parts.append(turn)
-        rows.append(_row(prompt, parts))
+        rows.append(_row(prompt, parts, self._picks.get(len(rows))))
         return Completion(
             rows=tuple(rows),
             turns=tuple(self.turns),
@@ -280,7 +295,7 @@ def _room(request: Request, prompt: int, max_length: int) -> tuple[int, str]:
     return prompt + response, "length"
 
 
-def _row(prompt: np.ndarray, turns: list[Turn]) -> Row:
+def _row(prompt: np.ndarray, turns: list[Turn], picks: Any) -> Row:
     ids, flags, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
     measured = any(turn.entropies is not None for turn in turns)
     each = [np.zeros(len(turn.ids), np.float32) if turn.entropies is None else turn.entropies for turn in turns]
@@ -290,4 +305,11 @@ def _row(prompt: np.ndarray, turns: list[Turn]) -> Row:
         sampled_T=np.concatenate([flags, *(np.full(len(turn.ids), turn.kind == "sampled") for turn in turns)]),
         logprobs_T=np.concatenate([logprobs, *(turn.logprobs for turn in turns)]),
         entropies_T=np.concatenate(each) if measured else None,
+        picked_TLk=None if picks is None else _padded(picks, len(prompt) + sum(len(turn.ids) for turn in turns)),
     )
+
+
+def _padded(picks: np.ndarray, tokens: int) -> np.ndarray:
+    """The picks of a row of so many tokens; of the last one there are none, as it is computed or not by chance."""
+    known = picks[: tokens - 1]
+    return np.concatenate([known, np.zeros((tokens - len(known), *known.shape[1:]), known.dtype)])

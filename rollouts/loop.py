@@ -110,6 +110,7 @@ class DecodeLoop:
         self._suspended: deque[_Suspended] = deque()
         self._failed: list[tuple[ActiveEpisode, NonFiniteError]] = []  # in this round
         self._since: dict[int, int] = {}  # by slot, the number of its placement
+        self._picked: list[ActiveEpisode] = []  # whose picks have yet to be fetched
         self._placed = 0
         self._turn: dict[int, int] = {}  # by slot, the number of its turn
         self._turns = 0
@@ -240,6 +241,12 @@ class DecodeLoop:
         params = episode.request.params
         return Placement(slot, row, episode.limit, params, episode.key, asks, number, episode.grouped)
 
+    def _keep_picks(self, slot: int | None, aside: Any, episode: ActiveEpisode, row: int) -> None:
+        """Before a row leaves its slot or host memory, its picks are read; they are fetched after the next dispatch."""
+        if self._engine.config.picks and episode.request.picks:
+            episode.keep_picks(row, aside.picks if slot is None else self._engine.picks(self.state, slot))
+            self._picked.append(episode)
+
     def _end(self, slot: int) -> None:
         """The slot is free."""
         self.state = self._engine.release(self.state, [slot])
@@ -276,6 +283,7 @@ class DecodeLoop:
                 return [(slot, episode)]
             self._suspended.append(_Suspended(episode, aside, answered=True))
             return []
+        self._keep_picks(slot, aside, episode, episode.restarts - (outcome == "starts anew"))
         if slot is not None:
             self._end(slot)
         if outcome == "starts anew":
@@ -297,7 +305,9 @@ class DecodeLoop:
         interaction.answered(episode)
         keeps = interaction.alone and (slot is not None or episode.index in self._aside)
         if not keeps:
-            self._aside.pop(episode.index, None)
+            aside = self._aside.pop(episode.index, None)
+            if slot is not None or aside is not None:
+                self._keep_picks(slot, aside, episode, episode.restarts)
             if slot is not None:
                 self._end(slot)
         if interaction.complete:
@@ -312,7 +322,8 @@ class DecodeLoop:
         if asked.episode is not None and kept != "over":
             extensions = self._continue(asked.slot, asked.episode, kept)
         elif asked.episode is not None:
-            self._aside.pop(asked.episode.index, None)
+            aside = self._aside.pop(asked.episode.index, None)
+            self._keep_picks(asked.slot, aside, asked.episode, asked.episode.restarts)
             if asked.slot is not None:
                 self._end(asked.slot)
         for row in placed:
@@ -441,6 +452,8 @@ class DecodeLoop:
         self.dispatches += 1
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
         result = self._engine.read(self.state, dispatch.result, slots)
+        while self._picked:
+            self._picked.pop().fetch_picks()
         paused, ended, turned = [], [], []
         for slot in slots:
             episode, finish = self._live[slot], None
@@ -465,10 +478,11 @@ class DecodeLoop:
                 turned.append((slot, episode))
             else:
                 episode.end()
-                ended.append(slot)
+                ended.append((slot, episode))
         if paused:
             self.state = self._engine.pause(self.state, paused)
-        for slot in ended:
+        for slot, episode in ended:
+            self._keep_picks(slot, None, episode, episode.restarts)
             self._end(slot)
         for slot, episode in turned:
             self._turn_over(slot, episode)

@@ -11,7 +11,7 @@ heads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ from scope_jax.models.pages import (
     page_shapes,
     pages_for,
     pages_touched,
+    picks_bytes,
+    picks_group,
     tables_in_smem,
 )
 from scope_jax.models.transformer import Params
@@ -62,16 +64,19 @@ from scope_jax.rollouts.slots import (
 )
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.mesh import row_shards
-from scope_jax.sharding.program import AbstractProgram
+from scope_jax.sharding.program import AbstractProgram, name_of
 from scope_jax.sharding.rules import decode_rules
 
 
-def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> tuple[int, ...]:
+def page_bytes(model: ModelConfig, dtype: Any, tensor: int, picks: bool = False) -> tuple[int, ...]:
     """Bytes of one page of each shape on each of the `tensor` devices that share its heads, all layers of a group
-    together."""
+    together. picks: with the picked experts, which each device has whole."""
     of_shape, size = arrays(model), 2 * PAGE * jnp.dtype(dtype).itemsize
     shapes = enumerate(page_shapes(model))
-    return tuple(size * of_shape.count(shape) * max(1, heads // tensor) * dim for shape, (heads, dim) in shapes)
+    found = [size * of_shape.count(shape) * max(1, heads // tensor) * dim for shape, (heads, dim) in shapes]
+    if picks:
+        found[arrays(model, picks)[-1]] += PAGE * picks_bytes(model)
+    return tuple(found)
 
 
 def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: float) -> tuple[int, ...]:
@@ -81,7 +86,7 @@ def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: fl
     But shapes of which every group has a window get all that the slots need, up to half of the rest: it grows with the
     episodes, which may be shorter than max_length, up to the window alone.
     """
-    sizes = np.asarray(page_bytes(model, config.compute_dtype, mesh.shape["tensor"]))
+    sizes = np.asarray(page_bytes(model, config.compute_dtype, mesh.shape["tensor"], config.picks))
     if len(sizes) == 1:
         return (int(limit) // int(sizes[0]),)
     needs = _Needs(model, config, row_shards(mesh))
@@ -149,6 +154,8 @@ class Aside:
     """The same when the turn began; () if it cannot be cut."""
     said: tuple[int, ...] = ()
     """Tokens since then, of a model with states."""
+    picks: np.ndarray | None = None
+    """As `Engine.picks` gives them, with `EngineConfig.picks`."""
 
 
 class PagedEngine:
@@ -177,7 +184,8 @@ class PagedEngine:
         self.pages = tuple(pages.tolist())
         tensor, dtype = mesh.shape["tensor"], config.compute_dtype
         states = state_bytes(model, dtype, config.slots // shards, tensor)
-        self.budget = PageBudget(self.pages, tuple(needs.least.tolist()), page_bytes(model, dtype, tensor), states)
+        sizes = page_bytes(model, dtype, tensor, config.picks)
+        self.budget = PageBudget(self.pages, tuple(needs.least.tolist()), sizes, states)
         self.weights = EngineWeights(model, config, mesh, decode_rules(model.num_experts, mesh.shape))
         self.jitted = PagedPrograms(self.weights, Loop() if how is None else how, self.pages)
         self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
@@ -323,6 +331,10 @@ class PagedEngine:
             state.live[slot] = False
         return state
 
+    def picks(self, state: PagedState, slot: int) -> Callable[[], np.ndarray]:
+        pages = state.on_devices(state.table[slot])[picks_group(self.model), : pages_for(state.length[slot])]
+        return self.jitted.picks(state.device.cache, slot // self.slots, pages)
+
     def release(self, state: PagedState, slots: Iterable[int]) -> PagedState:
         """Gives back their pages; prompts of theirs are not computed any further."""
         for slot in slots:
@@ -342,6 +354,7 @@ class PagedEngine:
             self.jitted.states_of(cache, shard, slot - shard * self.slots),
             () if begun is None else self.jitted.states_of(cache, shard, begun),
             tuple(state.said[slot]),
+            self.picks(state, slot)() if self.config.picks else None,
         )
         self.release(state, [slot])
         return aside
@@ -384,6 +397,10 @@ class PagedEngine:
         state, _ = self.generate(params, self.pause(state, []))
         jax.block_until_ready(state.device)
         return state
+
+    def most_programs(self) -> dict[str, int]:
+        own = self.jitted
+        return {name_of(program): 1 for program in (own.append, own.start, own.resume, own.generate)}
 
     # -------------------------------------------------------------------------------------------------------- plans
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ class PagedPrograms:
     def __init__(self, weights: EngineWeights, how: Implementation, pages: Sequence[int]) -> None:
         model, config, mesh = weights.model, weights.config, weights.mesh
         self.weights, self.how, self.pages = weights, how, tuple(pages)
-        self._of_shape = arrays(model)
+        self._of_shape = arrays(model, config.picks)
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
@@ -81,7 +81,7 @@ class PagedPrograms:
         self.snapshots = snapshots_for(self.slots) if self.states else 0  # of one shard
 
         def empty() -> Pages | Stateful:
-            pages = init_pages(model, how, counts, config.compute_dtype, mesh.shape["tensor"])
+            pages = init_pages(model, how, counts, config.compute_dtype, mesh.shape["tensor"], config.picks)
             if not self.states:
                 return pages
             count = self.row_shards * (self.slots + self.snapshots)
@@ -89,10 +89,12 @@ class PagedPrograms:
 
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         cache = jax.tree.map(lambda _: split, jax.eval_shape(empty))
-        pages_alone, states = cache, ()
+        pages_alone, states = cache.pages if self.states else cache, ()
+        if config.picks:
+            pages_alone = *pages_alone[:-1], rows
         if self.states:
-            pages_alone, states = cache.pages, jax.tree.map(lambda _: PartitionSpec(ROWS, "tensor"), cache.kept)
-            cache = Stateful(pages_alone, states)
+            states = jax.tree.map(lambda _: PartitionSpec(ROWS, "tensor"), cache.kept)
+        cache = Stateful(pages_alone, states) if self.states else pages_alone
         specs = jax.tree.map(lambda sharding: sharding.spec, weights.shardings)
         params = {**specs, "layers": stacks.each(model, specs["layers"], lambda spec, _: PartitionSpec(*spec[1:]))}
         state = DecodeState(cache, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
@@ -113,6 +115,8 @@ class PagedPrograms:
         some = (rows,) * len(self.pages)
         self.copy = mapped(partial(_copied, self._of_shape), (pages_alone, some, some), pages_alone, 0)
         self.read = mapped(partial(_read, self._of_shape), (pages_alone, some), pages_alone)
+        if config.picks:
+            self.read_picks = mapped(_read_rows, (rows, rows), rows)
         self.write = mapped(partial(_written, self._of_shape), (pages_alone, some, pages_alone), pages_alone, 0)
         self.read_states = mapped(_read_rows, (states, rows), states)
         self.write_states = mapped(_written_rows, (states, rows, states), states, 0)
@@ -163,6 +167,16 @@ class PagedPrograms:
                 tuple(jax.tree.map(lambda x, own=own: x[own], layer) for layer, own in zip(read, ranges, strict=True))
             )
         return jax.tree.map(lambda *some: np.concatenate(some), *parts) if parts else ()
+
+    def picks(self, cache: Pages | Stateful, shard: int, pages: np.ndarray) -> Callable[[], np.ndarray]:
+        """Launches the reading of the picked experts in pages of a shard; its result waits for them, [tokens, L, k]."""
+        array, parts = (cache.pages if isinstance(cache, Stateful) else cache)[-1], []
+        for first in range(0, len(pages), MOVED):
+            at, part = np.zeros((self.row_shards, MOVED), np.int32), pages[first : first + MOVED]
+            at[shard, : len(part)] = part
+            parts.append(self.read_picks(array, at))
+        own = slice(shard * MOVED, (shard + 1) * MOVED)
+        return lambda: np.concatenate([np.asarray(part)[own].reshape(-1, *array.shape[2:]) for part in parts])
 
     def written(
         self, cache: Pages | Stateful, shard: int, pages: Sequence[Sequence[int]], contents: Any

@@ -53,6 +53,8 @@ class EngineConfig:
     """Names of the policies that are adapters."""
     entropies: bool = False
     """Also measure the entropy of the distribution that each token is drawn from."""
+    picks: bool = False
+    """Keep the experts that routers pick of each token, for `Engine.picks`."""
     cascade: int = 0
     """Paged: slots of a group that attend together to the pages they begin with (`models.cascade`); 0: each alone."""
 

@@ -153,6 +153,8 @@ class Request:
     """Whose adapter samples, of an engine with adapters; None: the weights themselves."""
     weights: str = ""
     """In an interaction: the name of the weights that sample; the row waits until they are loaded."""
+    picks: bool = False
+    """Its rows say which experts were picked, of an engine that keeps them."""
     calls: Callable[[], Sequence[ToolResult]] = tuple
     """Called when the episode is over: the calls of tools in its turns."""
 
@@ -190,6 +192,9 @@ class Row:
     """float32, behaviour log-probs, 0 where not sampled."""
     entropies_T: np.ndarray | None = None
     """float32, nats, of the distributions that the log-probs are of, 0 where not sampled; None: not measured."""
+    picked_TLk: np.ndarray | None = None
+    """The experts that the routers picked of all tokens, those of the prompt first, in the layers with experts, uint8
+    or of more than 256 experts uint16; 0 of tokens that were not computed, as the last one. None: not kept."""
 
 
 @dataclass(frozen=True)

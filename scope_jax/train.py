@@ -64,8 +64,8 @@ def train(
         mirror=mirror,
         accept_inputs=accept_inputs,
         before=before,
+        follow=progress.follow,
     )
-    progress.follow(steps.world.status)
     cfg, every = steps.cfg, steps.cfg.evaluate.every
     if not steps.resumed and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
@@ -142,6 +142,7 @@ def learn(
                 episodes[i] = replace(episode, weight=share.weight)
             chosen += places
         if batches := trainer.learner.pack([episodes[i] for i in sorted(chosen)], update.card):
+            programs().need("updates", trainer.learner.new_programs(batches, update.card))
             active = moved(states[update.policy], ACCELERATOR)
             state, measured = trainer.learner.update(active, batches, update.card)
             idle = moved(state.replace(ref_params=None), trainer.idle_memory)

@@ -38,6 +38,11 @@ class AbstractProgram:
         return self.function.lower(*self.arguments, **self.options)
 
 
+def name_of(function: Any) -> str:
+    """The name of what was given to `jax.jit`, by which JAX's events call its programs."""
+    return function.__name__
+
+
 def placed(shapes: Any, shardings: Any) -> Any:
     """The shapes of a tree with a sharding each; a sharding may stand for a whole branch."""
 

@@ -51,6 +51,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compiled", action="store_true", help="also generate with a static cache and a compiled decoding step"
     )
+    parser.add_argument("--avx2", action="store_true", help="nobody uses AVX-512: stands in for an older machine")
     parser.add_argument("--logs", type=Path, help="folder for the output of the processes; a temporary one without it")
     return parser
 
@@ -85,7 +86,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[list[Measured], dict[s
     try:
         for name, python in interpreters(given.peer).items():
             command = [python, "-m", "benchmarks.peers.worker", MODULES[name], str(weights)]
-            clients[name] = Client(name, command, folder / f"{name}.log")
+            clients[name] = Client(name, command, folder / f"{name}.log", given.avx2)
         answers = {name: client.ask("hello") for name, client in clients.items()}
         check_same({name: answer["logprob"] for name, answer in answers.items()})
         settings = Settings(given.repetitions, given.rejections, given.allow_busy, given.compiled)
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "cores": machine.cores(),
                 "repetitions": given.repetitions,
                 "busy_allowed": given.allow_busy,
+                "avx2": given.avx2,
                 "versions": versions,
                 "cases": {measured.case: summary(measured) for measured in results},
             }

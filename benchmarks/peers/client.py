@@ -26,9 +26,19 @@ ADDED = {
 }
 
 
-def environment() -> dict[str, str]:
-    """Environment variables of a participant."""
-    return {name: value for name, value in os.environ.items() if name not in DROPPED} | ADDED
+# Every library's own way to leave out the instructions of AVX-512, so that a newer machine stands in for an older one.
+AVX2 = {
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+
+
+def environment(avx2: bool = False) -> dict[str, str]:
+    """Environment variables of a participant; avx2: without the instructions of AVX-512."""
+    inherited = {name: value for name, value in os.environ.items() if name not in DROPPED}
+    return inherited | ADDED | (AVX2 if avx2 else {})
 
 
 class Client:
@@ -37,14 +47,14 @@ class Client:
     Raises UserError, with the last lines of the process's log, if it cannot be started, ends, or reports an error.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path, avx2: bool = False) -> None:
         self.name, self._log = name, log
         try:
             with log.open("wb") as errors:
                 self._process = subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env=environment(),
+                    env=environment(avx2),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

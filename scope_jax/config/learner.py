@@ -224,6 +224,9 @@ class LearnerSection(Section):
     context_attention: Literal["auto", "ulysses", "ring"] = "auto"
     """How attention crosses the devices of `mesh.context`: `ulysses` (all-to-alls over the heads), `ring`, or `auto`:
     `ulysses` if they divide the kv heads of a tensor shard, otherwise `ring`."""
+    router_replay: bool = False
+    """Of a model with experts: an update's log-probs, and those at its start, take the experts that the engine picked
+    for each token, not those that the learner's routers pick (docs/losses.md#experts-that-the-engine-picked)."""
     sequence_parallel: bool = False
     """With `mesh.tensor` > 1: between the layers, where norms are applied and `remat` keeps activations, the tokens of
     the rows are divided over the tensor group; all-reduces of activations become gathers and reduce-scatters

@@ -33,7 +33,8 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.context import token_order
 
 DEPTH = 1024  # tokens of context, by which the distance of sampler and trainer is reported
-ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots
+ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots,
+PICKED = "picked"  # but for this one, which has further axes
 FEW_MICRO_BATCHES = 16  # their places cost memory only
 FEW_SEQUENCES = 256
 FEW_SLOTS = 4096  # up to here padding costs less than compiling another program
@@ -94,6 +95,8 @@ class Batch(struct.PyTreeNode):
     """Pieces of DEPTH tokens that the longest datum may have."""
     teacher_MN: Leaf = None
     """The teacher's log-probs; None if the card has no teacher."""
+    picked_MBTLk: Leaf = None
+    """The experts that the policy's routers are to pick (`Datum.picked_TLk`); None if no datum has any."""
 
     @property
     def empty(self) -> bool:
@@ -198,6 +201,9 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[Node]) 
     for number, row in enumerate(rows):
         for piece, place_T in _laid_out(row, {name: arrays[name][place, number] for name in ROWS}):
             datum = piece.datum
+            if datum.picked_TLk is not None:  # of those that share tokens the last one's stay
+                given_T = datum.picked_TLk[:, 0, 0] != datum.picked_TLk[:, 0, 1]
+                arrays[PICKED][place, number, place_T[given_T]] = datum.picked_TLk[given_T]
             (sampled,) = np.nonzero(datum.sampled_T)
             window = slice(slot, slot + len(sampled))
             arrays["index"][place, window] = number * width + place_T[sampled - 1]
@@ -231,7 +237,10 @@ def _laid_out(row: Node, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Pie
         start = stop
 
 
-def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -> dict[str, np.ndarray]:
+def _empty(
+    bins: int, rows: int, width: int, slots: int, taught: bool = False, picked: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """picked: anything of the shape [..., L, k] and dtype of the picked experts; None: there are none."""
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ROWS}
     arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence", "cell")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
@@ -239,6 +248,8 @@ def _empty(bins: int, rows: int, width: int, slots: int, taught: bool = False) -
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in floats}
     arrays["temperature"] = np.ones((bins, slots), np.float32)  # 1 in empty slots: logits are divided by it there, too
     arrays["ends"][:] = np.arange(1, width + 1)
+    if picked is not None:
+        arrays[PICKED] = np.zeros((bins, rows, width, *picked.shape[-2:]), picked.dtype)
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
 
@@ -274,7 +285,7 @@ def _batch(
     depths: int,
 ) -> Batch:
     return Batch(
-        **{f"{name}_{'MBT' if name in ROWS else 'MN'}": array for name, array in arrays.items()},
+        **{f"{name}_{_axes(name)}": array for name, array in arrays.items()},
         micro_batches=micro_batches,
         row_tokens=row_tokens,
         shared_tokens=shared_tokens,
@@ -286,6 +297,10 @@ def _batch(
         roles=roles,
         depths=depths,
     )
+
+
+def _axes(name: str) -> str:
+    return "MBTLk" if name == PICKED else "MBT" if name in ROWS else "MN"
 
 
 def _counts(episodes: Sequence[Episode]) -> tuple[np.float32, np.float32]:
@@ -304,15 +319,16 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
     device_N, local_N = np.divmod(place_T[t_N], own)
     device_N = np.where(arrays["mask"], device_N, -1)
     most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
-    made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays)
-    for name in ROWS:
-        made[name] = arrays[name][..., order]
+    made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays, arrays.get(PICKED))
+    of_tokens = made.keys() & {*ROWS, PICKED}
+    for name in of_tokens:
+        made[name] = arrays[name][:, :, order]
     arrays = arrays | {"index": (row_N * own + local_N).astype(np.int32)}
     slots = made["mask"].shape[1] // context
     for place in range(bins):
         for device in range(context):
             (mine,) = np.nonzero(device_N[place] == device)
-            for name in made.keys() - set(ROWS):
+            for name in made.keys() - of_tokens:
                 made[name][place, device * slots : device * slots + len(mine)] = arrays[name][place, mine]
     return made
 
@@ -396,7 +412,7 @@ def pack(
     slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
     taught = card is not None and card.teacher != "none"
-    arrays = _empty(padded * row_shards, share, width, slots, taught)
+    arrays = _empty(padded * row_shards, share, width, slots, taught, _picked(pieces))
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
     if context > 1:
@@ -410,6 +426,20 @@ def pack(
     laid = {name: laid_out(name) for name in arrays}
     tokens = np.float32(row_tokens), np.float32(shared_tokens)
     return _batch(laid, np.int32(real), *tokens, *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)), *cells)
+
+
+def _picked(pieces: Sequence[Piece]) -> np.ndarray | None:
+    """The picked experts of one of the datums; None if none has any. Raises ValueError if they are not of one model, or
+    not of the datum's tokens."""
+    found = [(piece.datum, own) for piece in pieces if (own := piece.datum.picked_TLk) is not None]
+    for datum, own in found:
+        first = found[0][1]
+        if own.shape != (len(datum.ids_T), *first.shape[1:]) or own.dtype != first.dtype:
+            raise ValueError(
+                f"picked_TLk of a datum of {len(datum.ids_T)} tokens is {own.dtype}{list(own.shape)}, but that of "
+                f"another one is {first.dtype}{list(first.shape)}; they belong to one model."
+            )
+    return found[0][1] if found else None
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:

@@ -19,6 +19,7 @@ What runs on the devices is in `learner.programs`, what a state consists of in `
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -37,8 +38,9 @@ from scope_jax.learner.state import TrainState, check_sound
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.models.adapter import Adapter
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.moe import picked_dtype
 from scope_jax.sharding.mesh import row_shards
-from scope_jax.sharding.program import AbstractProgram, placed
+from scope_jax.sharding.program import AbstractProgram, name_of, placed
 
 # Metrics that are summed over mini-batches; those ending in _max take the maximum.
 ADDED = ("tokens", "sequences", "idle_sequences", "shared_tokens", "skipped")
@@ -123,6 +125,7 @@ class Learner:
         self.section = self.jitted.section
         self.attention, self.context_attention = self.jitted.attention, self.jitted.context_attention
         self.shards, self.row_shards, self.context = self.jitted.shards, row_shards(mesh), mesh.shape["context"]
+        self._called: set[Any] = set()  # the programs of updates so far
 
     # ------------------------------------------------------------------------------------------------------- state
     def init_state(self, params: Any, reference: bool = True) -> TrainState:
@@ -173,6 +176,10 @@ class Learner:
         micro_batches: with more than one, gradients are accumulated."""
         trained = bucket - 1 if sampled is None else sampled
         batch = batching.abstract(self.section, self.row_shards, bucket, trained, micro_batches, self.context)
+        if self.section.router_replay:
+            shape = *batch.ids_MBT.shape, *self.model.picks
+            picked = jax.ShapeDtypeStruct(shape, picked_dtype(self.model.num_experts))
+            batch = batch.replace(picked_MBTLk=picked)
         return placed(batch, jax.tree.map(partial(NamedSharding, self.mesh), batch_specs(batch)))
 
     # ------------------------------------------------------------------------------------------------------ update
@@ -246,6 +253,25 @@ class Learner:
         metrics = _combined(measured)
         check_sound(self.optimizer, metrics["param_rms"], int(skipped))
         return state.replace(step=state.step + 1), metrics
+
+    def new_programs(self, batches: Sequence[Batch], card: LossCard) -> dict[str, int]:
+        """How many programs an update with these batches calls that no update before it has called, by the name of
+        their function."""
+        old, reference = scored(card, len(batches))
+        called: set[Any] = set()
+        for batch in batches:
+            leaves, structure = jax.tree.flatten(batch)
+            shape = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+            if batch.empty:
+                called.add((self.jitted.rest, shape, card))
+                continue
+            asked = {(old, reference)} if old or reference else set()
+            now = _scores_now(card, old, batch)
+            asked |= {(True, False)} if now else set()
+            called |= {(self.jitted.score, shape, each) for each in asked}
+            called.add((self.jitted.step, shape, (card, old, reference, now)))
+        new, self._called = called - self._called, self._called | called
+        return dict(Counter(name_of(program) for program, *_ in new))
 
     # ------------------------------------------------------------------------------------------------------- plans
     def step_program(self, card: LossCard, batch: Batch, name: str = "update") -> AbstractProgram:

@@ -52,7 +52,8 @@ def _micro(tree: Any, number: Any) -> Any:
 
 def batch_specs(batch: Any) -> Any:
     """PartitionSpec of every array of a batch or of its scores: rows over data × fsdp, their tokens over context."""
-    by_dims = {3: PartitionSpec(None, ROWS, "context"), 2: PartitionSpec(None, TOKENS)}  # MBT and MN
+    tokens = PartitionSpec(None, ROWS, "context")
+    by_dims = {5: tokens, 3: tokens, 2: PartitionSpec(None, TOKENS)}  # MBTLk, MBT and MN
     return jax.tree.map(lambda x: by_dims.get(x.ndim, PartitionSpec()), batch)
 
 
@@ -108,6 +109,7 @@ class LearnerPrograms:
             compute_dtype=self.layout.compute_dtype,
             attention=self.attention,
             context_attention=self.context_attention,
+            picked_BTLk=micro.picked_MBTLk,
         )
         hidden_ND = rows_of(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), micro.index_MN)
         table_VD = transformer.output_table(self.model, params, self.shards, self.layout.compute_dtype)
@@ -131,12 +133,15 @@ class LearnerPrograms:
 
     def _score(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
         def local(params: Any, ref_params: Any, batch: Batch) -> list[jax.Array]:
-            wanted = [self.layout.whole(params, ref_params)] if policy else []
-            wanted += [ref_params] if reference else []
+            wanted = [(self.layout.whole(params, ref_params), batch)] if policy else []
+            # The policy's engine has not picked for the reference.
+            wanted += [(ref_params, batch.replace(picked_MBTLk=None))] if reference else []
 
             def body(number: Any, out: list[jax.Array]) -> list[jax.Array]:
-                micro = _micro(batch, number)
-                logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none")[0], 0.0) for tree in wanted]
+                micros = [(tree, _micro(batch, number)) for tree, batch in wanted]
+                logps = [
+                    jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none")[0], 0.0) for tree, micro in micros
+                ]
                 return [lax.dynamic_update_index_in_dim(o, logp, number, 0) for o, logp in zip(out, logps, strict=True)]
 
             empty = [jnp.zeros(batch.index_MN.shape, jnp.float32) for _ in wanted]

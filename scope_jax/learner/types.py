@@ -33,6 +33,9 @@ class Datum:
     """Added to the episode's advantage token by token, float32; only its values of sampled tokens count. None: 0."""
     teacher_T: np.ndarray | None = None
     """Log-probs of the sampled tokens under a teacher, float32, for loss cards with `teacher`; None: not rated."""
+    picked_TLk: np.ndarray | None = None
+    """The experts that the engine's routers picked of each token (`Row.picked_TLk`), which the policy's pick again in
+    an update; a token whose first two are equal has none. None: the policy's routers pick for themselves."""
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -47,6 +50,7 @@ class Datum:
                     np.concatenate([zeros.astype(bool), np.asarray(row.sampled_T, bool)]),
                     np.concatenate([zeros, np.asarray(row.logprobs_T, np.float32)]),
                     None if row.entropies_T is None else np.concatenate([zeros, row.entropies_T]),
+                    picked_TLk=row.picked_TLk,
                 )
             )
         return tuple(datums)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -113,13 +114,21 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
     _legend(axes, shown)
 
 
+def _wrapped(label: str) -> str:
+    """A label in lines that a legend has room for, broken after the plus signs of an update's roles."""
+    words = label.replace("+", "+ ")
+    return textwrap.fill(words, LEGEND - 7, break_long_words=False, break_on_hyphens=False).replace("+ ", "+")
+
+
 def _legend(axes: Axes, shown: Sequence[Line2D]) -> None:
     """What the curves are, below the panel, where it covers none of them."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    longest = max(len(str(line.get_label())) for line in shown)
+    labels = [_wrapped(str(line.get_label())) for line in shown]
+    longest = max(len(part) for label in labels for part in label.splitlines())
     axes.legend(
-        handles=shown,
+        shown,
+        labels,
         fontsize=8,
         frameon=False,
         labelcolor=INK,

@@ -27,7 +27,8 @@ class Activity:
             self._doing.remove(work)  # not the last: a responder searches in a thread of its own
 
     def text(self, replies: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> str:
-        """For example "step 3/8: sampling solver, 41 of 128 replies, compiling program 9, 12 s"; "" if nothing is done.
+        """For example "step 3/8: sampling solver, 41 of 128 replies, compiling program 2 of at most 9 for sampling:
+        12 s, 60 s"; "" if nothing is done.
 
         replies: how many of how many are sampled in the call under way. May be called in any thread.
         """
@@ -38,5 +39,5 @@ class Activity:
         done, total = replies()
         parts = [f"{self.place}: {what}" if self.place else what]
         parts += [f"{done} of {total} replies"] if total else []
-        parts += [f"compiling program {programs().asked + 1}"] if programs().compiling else []
+        parts += [compiling] if (compiling := programs().text()) else []
         return ", ".join([*parts, f"{time.monotonic() - since:.0f} s"])

@@ -44,6 +44,7 @@ from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.run.processes import DividedRollouts, teller
+from scope_jax.run.programs import programs
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import (
     ACCELERATOR,
@@ -106,7 +107,8 @@ class Trainer:
             states = with_shared_reference(saved.states) if self.saves_reference else self.referring(saved.states)
             return states, saved.memory, saved.step
         cfg, game = self.world.cfg, self.world.game
-        base = self._weights(cfg.model.checkpoint)
+        with self.world.activity(f"reading {cfg.model.checkpoint}"):
+            base = self._weights(cfg.model.checkpoint)
         states = {
             name: moved(self.learner.init_state(self._first(name, base), reference=False), self.idle_memory)
             for name in game.policies(cfg)
@@ -134,7 +136,9 @@ class Trainer:
         """
         if not self.keeps_reference:
             return dict(states)
-        base = self._weights(self.world.cfg.model.checkpoint) if base is None else base
+        if base is None:
+            with self.world.activity(f"reading {self.world.cfg.model.checkpoint}"):
+                base = self._weights(self.world.cfg.model.checkpoint)
         if self.learner.layout.unstacked:
             reference = self.world.sampler.share(base)
         else:
@@ -172,6 +176,7 @@ def assemble(
     for name, folder in cfg.model.policies.items():
         check_beginning(cfg, name, folder)
     check_ahead(cfg, game)
+    check_replay(cfg, game)
     check_names(cfg, game)
     check_reference(cfg, game)
     game.check_prompts(cfg)
@@ -203,6 +208,15 @@ def check_ahead(cfg: Config, game: Game) -> None:
                 f"with train.one_step_off_policy the episodes of {update.name} come from older weights, but its loss "
                 "does not correct for that; set rollout_cap there, for example to 2.0."
             )
+
+
+def check_replay(cfg: Config, game: Game) -> None:
+    """Raises UserError if the card asks for a replay of picked experts, but trains nothing that it has sampled."""
+    if cfg.learner.router_replay and all(update.card.objective != "policy" for update in game.updates(cfg)):
+        raise UserError(
+            f"learner.router_replay is about experts that the engine picked, but {cfg.system} trains on given texts; "
+            "turn it off."
+        )
 
 
 def check_beginning(cfg: Config, name: str, folder: str) -> None:
@@ -275,6 +289,7 @@ def assemble_world(
     distributed.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
     cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
     engine = engine_for(cfg, model, mesh)
+    programs().need("sampling", engine.most_programs())
     lookup = lookup_of(cfg, run, mesh, part, teller(tell)) if searches else None
     search = search_of(cfg, tokenizer, lookup)
     toolbox = toolbox_of(game, search, joiner.dialect, own)

@@ -42,11 +42,13 @@ from scope_jax.run.assemble import (
     check_beginning,
     check_names,
     check_policies,
+    check_replay,
     check_template,
     check_vocabulary,
     ends_of,
     joiner_of,
 )
+from scope_jax.run.engines import replays
 from scope_jax.run.indexing import described, probe
 from scope_jax.text import dialects, templates
 from scope_jax.text.messages import Messages
@@ -126,6 +128,7 @@ def _game(cfg: Config) -> str:
     game.updates(cfg)  # reads the table of a game of one's own
     check_policies(cfg, game)
     check_ahead(cfg, game)
+    check_replay(cfg, game)
     check_names(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
@@ -147,6 +150,8 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
             peft.load(folder, weights.checked_config(cfg.model.checkpoint), adapter)
         return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
     model: ModelConfig = weights.load_config(folder)
+    if folder == cfg.model.checkpoint:
+        replays(cfg, model)
     if weights.is_orbax(folder):
         if wrong := fault(Path(folder), sizes_only=True):
             raise UserError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")

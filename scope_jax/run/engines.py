@@ -89,6 +89,20 @@ def paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
     return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
 
 
+def replays(cfg: Config | ServedModel, model: ModelConfig) -> bool:
+    """Whether the engine keeps the experts that it picks. Raises UserError if the model cannot do that."""
+    if not isinstance(cfg, Config) or not cfg.learner.router_replay:
+        return False
+    picked = model.picks[1] if model.num_experts else 0
+    if picked < 2:
+        reason = "has one expert for each token" if picked else "has no experts"
+    elif None not in model.windows:
+        reason = "has no layer that sees all tokens, so that its pages are given back too early"
+    else:
+        return True
+    raise UserError(f"learner.router_replay is on, but the model in {cfg.model.checkpoint} {reason}; turn it off.")
+
+
 def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
@@ -112,6 +126,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
+        picks=replays(cfg, model),
     )
     if card.cache_gib is not None:
         slots, limit = config.slots // row_shards(mesh), int(card.cache_gib * 2**30)

@@ -61,10 +61,12 @@ def start(
     mirror: Mirror | None = None,
     accept_inputs: bool = False,
     before: Callable[[Config], None] = lambda cfg: None,
+    follow: Callable[[Callable[[], str]], None] = lambda status: None,
 ) -> tuple[Steps, RunLog, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
 
-    say, part: as `tell`, `part` of `assemble`; the others as in `train.train`, with what it raises.
+    say, part: as `tell`, `part` of `assemble`; follow: is given what says what is going on, once there is one; the
+    others as in `train.train`, with what it raises.
     """
     keep_programs(cfg.train.compilation_cache)
     cfg = with_origin(cfg, run)
@@ -80,6 +82,7 @@ def start(
     say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, part, say)
     world = trainer.world
+    follow(world.status)
     schemas = {name: tool.schema for name, tool in world.toolbox.items()}
     by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
     if cfg.log.tokens:

@@ -26,6 +26,7 @@ import numpy as np
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import Memory
+from scope_jax.run import host_memory
 from scope_jax.run.assemble import Trainer, sampled
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
@@ -143,7 +144,10 @@ class Steps:
                 self._checkpoints.copied()
             with self.instruments.phase("learn"), self.world.activity("updating"):
                 sampler.rest()
-                return learn()
+                self._give_back()  # the cache
+                learned = learn()
+                self._give_back()
+                return learned
 
         def update() -> T:
             with self.instruments.beside("checkpoint"):
@@ -158,6 +162,11 @@ class Steps:
                 at.ahead = self._play(at.done, lacking=1)
             with self.instruments.phase("wait"), self.world.activity("updating"):
                 return learning.result()
+
+    def _give_back(self) -> None:
+        """Of a CPU, whose memory is the host's, what is free."""
+        if self.world.mesh.devices.flat[0].platform == "cpu":
+            host_memory.give_back()
 
     def _play(self, step: int, lacking: int = 0) -> Played:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these
@@ -209,14 +218,17 @@ def unpacked(text: str) -> Played:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not have: arrays by dtype and bytes, their scalars as numbers."""
+    """What JSON does not have: arrays by dtype, bytes and shape, their scalars as numbers."""
     if isinstance(value, np.ndarray):
-        return [value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+        return [value.dtype.str, base64.b64encode(value.tobytes()).decode(), *value.shape]
     return dict(value) if isinstance(value, Mapping) else value.item()
 
 
-def _array(plain: list[str] | None) -> Any:
-    return None if plain is None else np.frombuffer(base64.b64decode(plain[1]), plain[0])
+def _array(plain: list[Any] | None) -> Any:
+    if plain is None:
+        return None
+    dtype, content, *shape = plain  # in older checkpoints without a shape, as all had one axis
+    return np.frombuffer(base64.b64decode(content), dtype).reshape(shape or -1)
 
 
 def _of_episode(episode: Episode) -> dict[str, Any]:

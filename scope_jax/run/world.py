@@ -26,6 +26,7 @@ from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, 
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
+from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.interactions import ActiveInteraction
@@ -279,6 +280,7 @@ class StepTools:
             max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
             max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
             policy=self.world.sampler.named(agent.policy),
+            picks=not self.exam and agent.policy != BASE,
             calls=lambda: calls.results.get(name, ()),
         )
 

@@ -16,22 +16,16 @@ from tools.atlas.facts import ASSETS, load_world
 from tools.atlas.games import GAMES
 from tools.atlas.rows import token_row
 
-TEXTS = ("corpus.jsonl", *(name for roles in GAMES.values() for name in roles.texts(load_world())))
 TOKENIZERS = tuple(f"{game}/tokenizer/{name}" for game in GAMES for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """The build without base checkpoints."""
-    out = tmp_path_factory.mktemp("atlas")
-    build.main(["--out", str(out), "--texts-only"])
-    return out
-
-
 @pytest.mark.slow  # a minute for the texts and tokenizers of all games
-@pytest.mark.parametrize("name", [*TEXTS, *TOKENIZERS])
-def test_the_build_reproduces_the_committed_files(texts, name: str) -> None:
-    assert (texts / name).read_bytes() == (ASSETS / name).read_bytes()
+def test_the_build_reproduces_the_committed_files(tmp_path) -> None:
+    build.main(["--out", str(tmp_path), "--texts-only"])  # without base checkpoints
+    texts = ("corpus.jsonl", *(name for roles in GAMES.values() for name in roles.texts(load_world())))
+    names = {*texts, *TOKENIZERS}
+    assert len(names) > 40
+    assert {name for name in names if (tmp_path / name).read_bytes() != (ASSETS / name).read_bytes()} == set()
 
 
 @pytest.mark.parametrize("game", GAMES)

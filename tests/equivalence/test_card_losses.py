@@ -300,7 +300,7 @@ def test_ssp(learner, weights, tmp_path, card, proposers):
         assert min(check(learner, weights, own, update, equation, 2, whole=card != "ssp/atlas.toml")) > 0.05
 
 
-@pytest.mark.parametrize("card", ["qwen2.5-7b", "qwen3-8b", "olmo3-7b", "atlas"])
+@pytest.mark.parametrize("card", ["qwen2.5-7b", pytest.param("qwen3-8b", marks=pytest.mark.slow), "olmo3-7b", "atlas"])
 def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""
     cfg, episodes = played_scope(f"scope/{card}.toml", tmp_path)

@@ -435,14 +435,24 @@ def part_of(tensor: HfTensor, whole: np.ndarray, index: tuple[int, ...], ours: A
 def test_gradients(pair, ids_BT):
     """For every weight, by the names that export uses."""
     model, cfg, params, _ = pair
-    expected = torch_gradients(model, ids_BT)
+    ours = gradients(partial(our_logits, cfg), params, ids_BT)
+    assert_gradients(cfg, ours, torch_gradients(model, ids_BT))
+
+
+def gradients(logits, params, ids_BT):
+    """Of the mean negative log-likelihood. logits(params, ids_BT) -> [B, T, V]."""
 
     def loss(p):
-        logp = jax.nn.log_softmax(our_logits(cfg, p, ids_BT)[:, :-1])
+        logp = jax.nn.log_softmax(logits(p, ids_BT)[:, :-1])
         return -jnp.mean(jnp.take_along_axis(logp, ids_BT[:, 1:, None], axis=-1))
 
+    return jax.jit(jax.grad(loss))(params)
+
+
+def assert_gradients(cfg, ours, expected) -> None:
+    """expected: by the names of the tensors in files, of which there must be no others."""
     compared = set()
-    for path, grad in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
+    for path, grad in jax.tree_util.tree_leaves_with_path(ours):
         tensor = hf_tensor(cfg, path_name(path))
         if path_name(path).rpartition(".")[2] in FROZEN:
             assert not np.any(grad)

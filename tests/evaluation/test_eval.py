@@ -130,6 +130,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_an_index_of_another_encoder_is_rebuilt_on_request(tmp_path: Path) -> None:
     command = ("index", CARD, "--set", f"retrieval.index={tmp_path / 'index'}", "--set")
     assert run(*command, "retrieval.dim=16").exit_code == 0

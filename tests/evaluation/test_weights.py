@@ -152,6 +152,7 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
     assert all(line["record"]["text"]["turns"] and line["step"] == 1 for line in kept)
 
 
+@pytest.mark.slow
 def test_replay_takes_exports_and_one_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
     results = played("replay", runs / "one", runs / "two-hf")
     assert results["base"] == str(ASSETS / "scope" / "base")
@@ -200,7 +201,9 @@ def described(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
 
 
-@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", "float32"), pytest.param(("float32", "bfloat16"), marks=pytest.mark.slow)], ids=str
+)
 def test_exams_use_the_weights_that_the_run_samples_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]
 ) -> None:

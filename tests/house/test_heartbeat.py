@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import time
 
 import jax
-import pytest
 from rich.console import Console
 
 from scope_jax.report.progress import Progress, in_words
@@ -68,16 +68,13 @@ def test_time_left() -> None:
     assert [in_words(seconds) for seconds in (40, 720, 12600)] == ["40 s", "12 min", "3.5 h"]
 
 
-def test_what_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_does() -> None:
     activity = Activity()
     assert activity.text() == ""
     activity.place = "step 3/8"
     with activity("playing"):
         with activity("sampling solver"):
             assert activity.text(lambda: (41, 128)) == "step 3/8: sampling solver, 41 of 128 replies, 0 s"
-            monkeypatch.setattr(programs(), "begun", programs().asked + 1)
-            assert activity.text() == f"step 3/8: sampling solver, compiling program {programs().asked + 1}, 0 s"
-            monkeypatch.setattr(programs(), "begun", programs().asked)
         assert activity.text() == "step 3/8: playing, 0 s"
         other = activity("searching for 2 queries")  # by another thread, which ends later
         with activity("sampling solver"):
@@ -88,19 +85,34 @@ def test_what_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert activity.text() == ""
 
 
-def test_compilation_is_seen_while_it_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another thread; JAX's own events say so."""
-    counter, seen, over = programs(), [], threading.Event()
+def test_a_program_that_is_compiled_is_counted_among_those_of_its_purpose() -> None:
+    """On a line of its own, while it goes on, by JAX's own events: number, most, seconds; a function of no purpose is
+    counted among all."""
+    counter, activity, seen, over = programs(), Activity(), set(), threading.Event()
+
+    def sampled_by_a_test(x: jax.Array) -> jax.Array:
+        return jax.numpy.sort(x) + jax.numpy.fft.fft(x).real
+
+    def other_of_a_test(x: jax.Array) -> jax.Array:
+        return jax.numpy.sort(x) * jax.numpy.fft.fft(x).imag
 
     def watch() -> None:
         while not over.is_set():
-            seen.append(counter.compiling)
+            seen.add(re.sub(r"\d+ s\b", "… s", activity.text()))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    x = jax.numpy.ones(7)
-    for size in range(3):
-        jax.jit(lambda x, size=size: jax.numpy.sort(x * size) + jax.numpy.fft.fft(x).real)(x).block_until_ready()
-    over.set()
-    thread.join()
-    assert any(seen) and not counter.compiling
+    counter.need("a test", {"sampled_by_a_test": 1})
+    counter.need("a test", {"sampled_by_a_test": 2, "never_called": 1})
+    with activity("sampling solver"):
+        thread = threading.Thread(target=watch)
+        thread.start()
+        program = jax.jit(sampled_by_a_test)
+        for size in range(7, 10):
+            program(jax.numpy.ones(size)).block_until_ready()
+        before = counter.asked
+        jax.jit(other_of_a_test)(jax.numpy.ones(7)).block_until_ready()
+        over.set()
+        thread.join()
+    for number in (1, 2, 3):
+        assert f"sampling solver, compiling program {number} of at most 4 for a test: … s, … s" in seen
+    assert any(f"sampling solver, compiling program {number}: … s, … s" in seen for number in range(before, before + 9))
+    assert counter.text() == ""

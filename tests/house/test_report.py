@@ -333,19 +333,27 @@ def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None
     assert (tmp_path / "banded.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
 
 
-@pytest.mark.parametrize("count", [2, 6])
-def test_a_legend_covers_no_curve(count: int) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"a_rather_long_role_{number}" for number in range(2)],
+        [f"a_rather_long_role_{number}" for number in range(6)],
+        ["+".join(f"a_rather_long_role_{number}" for number in range(6))],  # one update of six roles
+    ],
+)
+def test_a_legend_covers_no_curve(names: list[str]) -> None:
     figure = Figure(figsize=(10, 3.1), layout="constrained")
     axes = figure.subplots(1, 2)[0]
-    names = [f"a_rather_long_role_{number}" for number in range(count)]
     lines = [{"step": step, **{f"{name}/reward": float(step % 2) for name in names}} for step in range(40)]
     _draw(axes, Panel("Mean reward", ("/reward",), False), lines, dict.fromkeys(names, "#000000"))
     figure.draw_without_rendering()
     legend = axes.get_legend()
-    assert legend is not None and len(legend.get_texts()) == count
+    assert legend is not None
+    assert [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()] == names
     box, inside = legend.get_window_extent(), axes.get_window_extent()
     assert box.y1 <= inside.y0 and not any(box.overlaps(label.get_window_extent()) for label in axes.get_xticklabels())
     assert box.x1 <= figure.bbox.x1 / 2 and box.y0 >= 0
+    assert inside.width > 0.35 * figure.bbox.width  # the curves have the room
 
 
 HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}

@@ -25,7 +25,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.models.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
-from tests.learner.groups import grouped, several_turns
+from tests.learner.groups import grouped, several_turns, with_picks
 from tests.shapes import like
 from tests.sharding.eight_devices import CFG, EXPERTS, POST_NORM
 
@@ -37,7 +37,8 @@ LONG = [*grouped(2, 150, [40, 9, 60], seed=3), *grouped(3, 30, [50, 20], seed=4)
 ONE = (1, 1, 1, 1)  # data, fsdp, tensor, context
 ADAPTER = Adapter(4, 8.0, ("q_proj", "v_proj", "down_proj"), base_dtype=jnp.float32)
 MOE = like(EXPERTS, num_experts=8)
-CASES = {  # model, mesh, episodes, the rest
+PICKED = with_picks(TURNS, MOE.picks[0], MOE.num_experts, MOE.picks[1])
+CASES = {  # model, mesh, episodes, the rest; plain: another mesh of the update that shares nothing
     "group": (TINY, ONE, GROUPS, {}),
     "biases": (CFG, ONE, GROUPS, {"card": SEQUENCE}),
     "turns": (TINY, ONE, TURNS, {}),
@@ -51,6 +52,7 @@ CASES = {  # model, mesh, episodes, the rest
     "ulysses": (POST_NORM, (2, 1, 1, 2), GROUPS, {}),
     "ring": (POST_NORM, (1, 2, 1, 4), GROUPS, {"context_attention": "ring"}),
     "experts, ring, sequence": (MOE, (1, 2, 2, 2), TURNS, {"sequence_parallel": True}),
+    "picked, ring, sequence": (MOE, (1, 2, 2, 2), PICKED, {"sequence_parallel": True, "plain": ONE}),
 }
 
 
@@ -87,7 +89,10 @@ def main(*names: str) -> None:
     exact = [name for name in CASES if jnp.float32 != jnp.float64 or name != "dot_product"]  # which sums in float32
     for name in names or exact:
         model, sizes, episodes, options = CASES[name]
-        ours, plain = (update(model, sizes, episodes, share, **options) for share in ("auto", "never"))
+        options = dict(options)
+        other = options.pop("plain", sizes)
+        ours = update(model, sizes, episodes, "auto", **options)
+        plain = update(model, other, episodes, "never", **options)
         facts[name] = {
             "scores": float(np.abs(np.subtract(ours[0], plain[0])).max()),
             "grads": difference(ours[1], plain[1]),

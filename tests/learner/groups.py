@@ -42,6 +42,20 @@ def grouped(
     return episodes
 
 
+def with_picks(episodes: Sequence[Episode], layers: int, experts: int, picked: int) -> list[Episode]:
+    """The episodes with experts for each token that follow from the tokens up to it, but for the last of a datum."""
+
+    def picks(ids: np.ndarray) -> np.ndarray:
+        tokens = [np.random.default_rng(ids[: t + 1].tolist()) for t in range(len(ids) - 1)]
+        chosen = [rng.random((layers, experts)).argsort(axis=-1)[:, :picked] for rng in tokens]
+        return np.asarray([*chosen, np.zeros((layers, picked))], np.uint8)
+
+    return [
+        replace(episode, datums=tuple(replace(one, picked_TLk=picks(one.ids_T)) for one in episode.datums))
+        for episode in episodes
+    ]
+
+
 def several_turns(conversations: int, turns: int, *, vocab: int = 64, seed: int = 1) -> list[Episode]:
     """Conversations of several rows: each has the one before it, the first of whose reply's tokens were taken out, as
     thoughts are, and one more question and reply."""

@@ -1,6 +1,7 @@
 """The learner on one device: what an update changes and what it must not, and that splitting the work changes rounding
 only."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.logprobs import token_logprobs
 from scope_jax.learner.state import DivergedError
 from scope_jax.models import transformer
+from scope_jax.run.programs import programs
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
@@ -421,6 +423,8 @@ def test_the_distance_of_sampler_and_trainer_by_role_and_depth(tiny, state, epis
     asked = [replace(episode, role=("solver", "judge")[n % 2]) for n, episode in enumerate(episodes)]
     card = LossCard(kl="none", mini_batches=2)
     batches = learner.pack(asked, card)
+    before, wanted = Counter(programs().finished), learner.new_programs(batches, card)
+    assert wanted == {"_score": 1, "_step": 1}  # both mini-batches have one shape
     apart: dict[tuple[str, int], list[float]] = {}
     for batch, part in zip(batches, splitting.mini_batches(asked, 2), strict=True):
         scores = learner.score(fresh(learner, state), batch, reference=False).old_MN
@@ -432,6 +436,8 @@ def test_the_distance_of_sampler_and_trainer_by_role_and_depth(tiny, state, epis
                     signed = float(next(values)) - datum.logprobs_T[place]
                     apart.setdefault((episode.role, int(place) // 8), []).append(signed)
     _, metrics = learner.update(fresh(learner, state), batches, card)
+    assert all(programs().finished[name] == before[name] + count for name, count in wanted.items())
+    assert learner.new_programs(batches, card) == {}  # all are there now
     found = {name: value for name, value in metrics.items() if "@" in name}
     assert len(apart) > 4 and len(found) == 2 * len(apart)
     for (role, depth), signed in apart.items():

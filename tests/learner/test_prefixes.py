@@ -135,6 +135,7 @@ def test_equal_answers_have_slots_of_their_own_up_to_what_a_row_can_have(always)
     assert batch.mask_MN.sum() == 120
 
 
+@pytest.mark.slow
 def test_a_long_conversation_needs_no_recursion(always):
     """A chain of 2,000 rows, each continuing the one before it."""
     ids = np.arange(2001) % 50

@@ -125,12 +125,14 @@ def test_routing_in_the_interpreter(cfg, tokens, experts, picks, normalised):
     assert ((share[:, 2] > 0) & (share[:, 5] == 0)).any(), "a tie is between the last pick and the next"
     own = experts // 2
     for first in (0, own):
-        ours = moe_tpu.route_few(x, router, jnp.int32(first), own, picks, normalised, interpret=True)
+        kernel = moe_tpu.route_few(x, router, jnp.int32(first), own, picks, normalised, interpret=True)
+        known = moe_tpu.routed_few(weights_Nk, picked_Nk, jnp.int32(first), own)
         expected = routed(jnp.asarray(share[:, first : first + own]))
-        np.testing.assert_array_equal(ours.share_XN > 0, expected.share_XN > 0)
-        np.testing.assert_allclose(ours.share_XN, expected.share_XN, rtol=2e-6)
-        np.testing.assert_array_equal(ours.count_X, expected.count_X)
-        np.testing.assert_array_equal(ours.held_X, expected.held_X)
+        for ours in (kernel, known):
+            np.testing.assert_array_equal(ours.share_XN > 0, expected.share_XN > 0)
+            np.testing.assert_allclose(ours.share_XN, expected.share_XN, rtol=2e-6)
+            np.testing.assert_array_equal(ours.count_X, expected.count_X)
+            np.testing.assert_array_equal(ours.held_X, expected.held_X)
 
 
 def test_routing_of_a_token_does_not_depend_on_the_others():
@@ -294,3 +296,21 @@ def test_the_tpu_program_does_no_dense_work():
     assert 3 * facts["forward"] <= facts["flops"] <= 1.1 * 3 * facts["forward"]
     assert facts["temporary"] < 2**30
     assert facts["wide_scatters"] == []
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_replayed_picks_have_the_weights_of_their_own_probabilities(normalised):
+    """Of tokens with picks, in their order; others, whose first two are equal, pick for themselves."""
+    rng, feed = np.random.default_rng(0), Experts(8, 6, 3, normalised)
+    x, router = rng.normal(size=(9, 16)).astype(np.float32), rng.normal(size=(16, 6)).astype(np.float32)
+    given = rng.random((9, 6)).argsort(axis=-1)[:, :3].astype(np.uint8)
+    given[::3] = 0
+    own, best = moe.route(feed, jnp.asarray(x), jnp.asarray(router))
+    weights, picked = moe.route(feed, jnp.asarray(x), jnp.asarray(router), replayed_Nk=jnp.asarray(given))
+    assert np.array_equal(picked[::3], best[::3]) and np.array_equal(weights[::3], own[::3])
+    (others,) = np.nonzero(np.arange(9) % 3)
+    probs = np.exp(x @ router) / np.exp(x @ router).sum(-1, keepdims=True)
+    wanted = np.take_along_axis(probs, given.astype(int), axis=1)[others]
+    wanted = wanted / wanted.sum(-1, keepdims=True) if normalised else wanted
+    assert np.array_equal(picked[others], given[others])
+    np.testing.assert_allclose(weights[others], wanted, rtol=1e-5)

@@ -14,6 +14,8 @@ import pytest
 from scope_jax.sharding import signing
 from tests.flags import fake_devices
 
+pytestmark = pytest.mark.slow  # two processes of four devices, 20 s
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent
 BOUND = 1.3  # of the checkpoint's largest tensor

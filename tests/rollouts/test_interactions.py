@@ -103,7 +103,7 @@ def tokens(played):
     return [{name: (said[0][0], said[1]) for name, said in each.items()} for each in played]
 
 
-@pytest.mark.parametrize("slots", [2, 64])
+@pytest.mark.parametrize("slots", [2, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cache", ["dense", "paged"])
 def test_same_bits_with_any_delays_and_company(params, alone, slots, cache):
     config = dataclasses.replace(ENGINE, slots=slots)

@@ -140,7 +140,7 @@ def ended(model: Served, job: Job) -> list[Done]:
     return done
 
 
-@pytest.mark.parametrize("cache", ["paged", "dense"])
+@pytest.mark.parametrize("cache", ["paged", pytest.param("dense", marks=pytest.mark.slow)])
 def test_no_request_waits_for_a_program(cache: str, caplog: pytest.LogCaptureFixture):
     """Prompts of every bucket, replies of every length, searches, pauses: all is compiled before the server listens."""
     own = ["rollout.slots=5", "rollout.max_length=320", "rollout.prefill_buckets=[32,64,150]", f"rollout.cache={cache}"]

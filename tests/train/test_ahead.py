@@ -32,7 +32,8 @@ def card(name: str, *sets: str):
 def test_a_played_step_comes_back_bit_for_bit() -> None:
     logprobs = np.array([0.0, -1e-30, -np.float32(1) / 3, -np.inf], np.float32)
     datum = Datum(np.array([5, 0, 151_000, 7], np.int32), np.array([False, True, True, True]), logprobs)
-    measured = replace(datum, entropies_T=np.array([0, 1, 2, 3], np.float32))
+    picked = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+    measured = replace(datum, entropies_T=np.array([0, 1, 2, 3], np.float32), picked_TLk=picked)
     verdict = Judgement("grader", "§ 1", (Reply("ja 👍"), Reply("", "no")), None)
     episode = Episode(
         role="solver",
@@ -59,6 +60,8 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes()
     entropies = again.datums[0].entropies_T
     assert again.datums[1].entropies_T is None and entropies is not None and entropies.tolist() == [0, 1, 2, 3]
+    experts = again.datums[0].picked_TLk
+    assert experts is not None and experts.dtype == np.uint8 and np.array_equal(experts, picked)
     assert again.judgements == (verdict,) and again.text["turns"][0]["score"] == np.float32(0.1).item()
     same = ("role", "policy", "group", "reward", "parts", "advantage", "trained", "temperature", "weight", "padding")
     assert all(getattr(again, name) == getattr(episode, name) for name in same)

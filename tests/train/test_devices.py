@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.run.steps import unpacked
 from tests.flags import fake_devices
+from tests.shapes import like
 from tests.train import runs
 from tests.train import test_processes as several
-from tests.user_game.test_user_game import prepare
+from tests.user_game.test_user_game import MODEL, prepare
 
 COMMON = (
     "train.save_every=1",
@@ -109,6 +111,22 @@ def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Pa
     runs.end(process, -signal.SIGKILL)
     assert 5 not in runs.saved(folder / name)
     runs.same(ahead, finish(folder, name, 8, *APART, *AHEAD))
+
+
+@pytest.mark.slow
+def test_replayed_experts_of_a_step_played_ahead_survive_a_kill(tmp_path: Path) -> None:
+    prepare(tmp_path, like(MODEL, architecture="qwen3_moe", num_experts=8, experts_per_token=2, norm_topk_prob=True))
+    sets = (*APART, *AHEAD, "train.steps=3", "learner.router_replay=true")
+    whole = finish(tmp_path, "whole", 8, *sets)
+    for datum in (one for episode in unpacked(runs.memory(whole, 1)["ahead"]).episodes for one in episode.datums):
+        assert datum.picked_TLk is not None and datum.picked_TLk.shape == (len(datum.ids_T), 1, 2)
+        assert (datum.picked_TLk[:-1, 0, 0] != datum.picked_TLk[:-1, 0, 1]).all()
+    process = start(tmp_path, "killed", 8, *sets)
+    runs.wait_for(process, lambda: 1 in runs.saved(tmp_path / "killed"))
+    os.kill(process.pid, signal.SIGKILL)
+    runs.end(process, -signal.SIGKILL)
+    assert 3 not in runs.saved(tmp_path / "killed")
+    runs.same(whole, finish(tmp_path, "killed", 8, *sets))
 
 
 def spec(folder: Path, name: str, processes: int, *sets: str) -> dict[str, Any]:

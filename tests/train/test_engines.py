@@ -5,22 +5,25 @@ import jax.numpy as jnp
 import pytest
 
 from scope_jax.config.base import CardError
-from scope_jax.games import load_card
+from scope_jax.errors import UserError
+from scope_jax.games import game_of, load_card
 from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import Loop
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines
+from scope_jax.run.assemble import check_replay
 from scope_jax.run.engines import engine_for
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
+from tests.shapes import like
 
 SMALL = ("rollout.max_length=160", "rollout.prefill_buckets=[160]", "rollout.slots=8")
 
 
-def engine_of(*sets: str):
+def engine_of(*sets: str, model=CFG):
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    return engine_for(load_card("configs/ssp/atlas.toml", [*SMALL, *sets]), CFG, mesh)
+    return engine_for(load_card("configs/ssp/atlas.toml", [*SMALL, *sets]), model, mesh)
 
 
 def test_a_cpu_gets_columns_unless_there_is_a_budget_for_pages():
@@ -72,3 +75,20 @@ def test_the_engine_can_have_a_mesh_of_its_own():
         engine_of("rollout.mesh.context=2")
     with pytest.raises(CardError, match=r"slots is 8, .* rollout\.mesh\.data x rollout\.mesh\.fsdp = 3; choose"):
         engine_of("rollout.mesh.fsdp=3")
+
+
+def test_picked_experts_are_kept_where_they_can_be_replayed():
+    on, moe = "learner.router_replay=true", {"num_experts": 4, "experts_per_token": 2}
+    assert engine_of(on, model=like(CFG, **moe)).config.picks and not engine_of(model=like(CFG, **moe)).config.picks
+    for changes, reason in (
+        ({}, "has no experts"),
+        (moe | {"experts_per_token": 1}, "has one expert for each token"),
+        (moe | {"layer_windows": (8, 8)}, "has no layer that sees all tokens"),
+    ):
+        with pytest.raises(
+            UserError, match=f"^learner.router_replay is on, but the model in .* {reason}.*; turn it off"
+        ):
+            engine_of(on, model=like(CFG, **changes))
+    cfg = load_card("configs/dpo/atlas.toml", [on])
+    with pytest.raises(UserError, match="dpo trains on given texts"):
+        check_replay(cfg, game_of(cfg))

@@ -106,6 +106,7 @@ def test_killed_runs_go_on_with_what_was_recorded(folder: Path) -> None:
     assert any(line.get("name") == "once coin" for line in record(folder / "one-7-2"))
 
 
+@pytest.mark.slow
 def test_two_processes_and_two_policies_agree(folder: Path) -> None:
     """Each process sees another time, but all episodes are the same on both, and those of a run of one process."""
     assert run(folder, spec(folder, "both", *TWO, processes=2)) == [[0, 0]], log(folder, "both")

@@ -68,7 +68,10 @@ def of_learner(trainer: Trainer, states: dict, rows: list[Datum], *, reference: 
     return np.split(values, np.cumsum([row.sampled_T.sum() for row in rows])[:-1])
 
 
-@pytest.mark.parametrize("adapter", [(), ('model.adapter={rank=4, alpha=8.0, base_dtype="float32"}',)], ids=str)
+ADAPTER = ('model.adapter={rank=4, alpha=8.0, base_dtype="float32"}',)
+
+
+@pytest.mark.parametrize("adapter", [(), pytest.param(ADAPTER, marks=pytest.mark.slow)], ids=str)
 def test_scores_are_the_learner_s_and_of_each_row_alone(tmp_path, adapter):
     trainer, states = built(tmp_path, *adapter, "spice.loss.kl=k3", f'teachers.first.checkpoint="{FOLDER}"')
     states, world = noisy(states, 0.02), trainer.world

@@ -46,7 +46,8 @@ def completion(tokens: int = 3) -> Completion:
     ids = np.arange(tokens, dtype=np.int32)
     logprobs = np.linspace(-1, 0, tokens, dtype=np.float32)
     turn = Turn("sampled", ids, logprobs, "text \ud83c", "stop", thought=("<think>", "</think>"), entropies=logprobs)
-    return Completion((Row(ids, ids, ids > 0, logprobs, None),), (turn,), "eos", "text")
+    picked = np.arange(tokens * 4, dtype=np.uint8).reshape(tokens, 2, 2)
+    return Completion((Row(ids, ids, ids > 0, logprobs, None, picked),), (turn,), "eos", "text")
 
 
 def same(one: Any, other: Any) -> bool:

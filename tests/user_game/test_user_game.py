@@ -20,6 +20,7 @@ from scope_jax import train
 from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
 from scope_jax.games import find, game_of, load_card, load_data
+from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
@@ -76,8 +77,8 @@ loss = {{ advantage = "group-mean", kl = "none", aggregation = "token-mean" }}
 """
 
 
-def prepare(folder: Path) -> None:
-    """Writes a random Qwen3 that mostly writes letters, lists for training, others for evaluation, and card.toml."""
+def prepare(folder: Path, model: ModelConfig = MODEL) -> None:
+    """Writes a random model that mostly writes letters, lists for training, others for evaluation, and card.toml."""
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -86,12 +87,12 @@ def prepare(folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|e|>", pad_token="<|p|>")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder / "letters")
-    params = jax.jit(lambda: init_params(declare(MODEL), jax.random.key(0)))()
+    params = jax.jit(lambda: init_params(declare(model), jax.random.key(0)))()
     # the first coordinate is about the same for every token, and adds about 5 to the logits of letters
     params["embed"]["table_VD"] = params["embed"]["table_VD"].at[:, 0].set(1.0)
     ids = np.asarray(fast.convert_tokens_to_ids([*string.ascii_lowercase]))
-    params["head"]["table_VD"] = params["head"]["table_VD"].at[ids, 0].set(5 / MODEL.width**0.5)
-    save_hf(folder / "base", MODEL, params, jnp.float32, folder / "letters")
+    params["head"]["table_VD"] = params["head"]["table_VD"].at[ids, 0].set(5 / model.width**0.5)
+    save_hf(folder / "base", model, params, jnp.float32, folder / "letters")
     lists = ["abcde", "aeiou", "axyzm", "stare", "ladeg", "bacon", "fruta", "pqrsa", "aghij", "kaleb"]
     rows = [{"question": "which", "answers": list(letters)} for letters in lists]
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
