@@ -69,7 +69,8 @@ def routers(choose):
         torch.topk = real
 
 
-@pytest.mark.parametrize("paged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dense", "paged"])
+@pytest.mark.slow
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
 def test_picks_of_the_engine(pair, paged):
     """24 tokens after prompts of different lengths."""
     model, cfg, params = pair
@@ -106,7 +107,7 @@ def test_logits_and_gradients_with_given_picks(pair):
 
     def ours(params, ids_BT):
         positions_BT = jnp.broadcast_to(jnp.arange(LENGTH), ids_BT.shape)
-        arrays = ids_BT, positions_BT, jnp.full_like(ids_BT, LENGTH)
+        arrays = jnp.asarray(ids_BT), positions_BT, jnp.full_like(ids_BT, LENGTH)
         how = {"shards": LOCAL, "remat": "full", "compute_dtype": jnp.float32, "picked_BTLk": picked}
         return logits(cfg, params, transformer.hidden(cfg, params, *arrays, **how))
 

@@ -47,6 +47,7 @@ def without(episodes) -> list[Episode]:
     return [replace(e, datums=tuple(replace(one, picked_TLk=None) for one in e.datums)) for e in episodes]
 
 
+@pytest.mark.slow
 def test_the_learners_own_picks_change_no_bit():
     """In float32 engine and learner pick the same experts, so that the update is the same, replayed or not."""
     params, learner = make_params(MOE), build(MOE)
@@ -89,6 +90,7 @@ def test_an_engine_that_picks_others_is_seen_by_depth_and_gone_with_replay():
         assert replayed[name] < 1.5 * floor[name]
 
 
+@pytest.mark.slow
 def test_the_reference_picks_for_itself():
     model = like(TINY, architecture="qwen3_moe", num_experts=8, experts_per_token=2, norm_topk_prob=True)
     learner = build(model, buckets=(16,))
