@@ -68,6 +68,18 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
     ("configs/spiral/qwen3-4b.toml", "8xH100", None),
     ("configs/spiral/r1-distill-qwen-7b.toml", "8xH100", None),
 )
+# Models that have no card, in that of a game with one policy.
+MODELS = tuple(
+    (f"configs/spiral/qwen3-4b.toml --set model.checkpoint={model}", on, None)
+    for model, places in {
+        "Qwen3.5-9B": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
+        "Qwen3.5-27B": ("v5p:2x2x2", "v6e:8x8", "8xH100"),
+        "Qwen3.5-35B-A3B": ("v5p:2x2x2", "v6e:8x8", "8xH100"),
+        "gemma-4-12B-it": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
+        "gpt-oss-20b": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
+    }.items()
+    for on in places
+)
 TIMES = ("seconds", "mfu", "assumed", "decode", "engine_meshes")
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
@@ -91,11 +103,12 @@ def main() -> None:
     options.add_argument("--on", help="other hardware than the list's, for example v5p:2x2x2")
     given = options.parse_args()
     plans: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    for card, named, index in PLANS:
+    for card, named, index in (*PLANS, *MODELS):
         if given.only and card not in given.only:
             continue
+        path, *changes = card.split(" --set ")
         on = hardware(given.on or named, compiled=not given.estimates)
-        found = plan(ROOT / card, (), on, index=index, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        found = plan(ROOT / path, changes, on, index=index, tell=lambda line: print(line, file=sys.stderr, flush=True))
         if given.estimates:
             kept = plans[f"{card} {on.name}"]
             moved = kept["decode"]["collectives"]

@@ -21,12 +21,12 @@ from scope_jax.errors import UserError
 from scope_jax.models import stacks
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.hf import hf_tensor
-from scope_jax.models.kinds import FEEDS, MIXERS
+from scope_jax.models.kinds import FEEDS, INPUT_TARGETS, MIXERS
 from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
 from scope_jax.models.transformer import Params, declare
 from scope_jax.sharding.spec import Param, normal
 
-TARGETS = {name for part in (*MIXERS.values(), *FEEDS.values()) for name in part.targets}
+TARGETS = {*INPUT_TARGETS, *(name for part in (*MIXERS.values(), *FEEDS.values()) for name in part.targets)}
 FIRST = "q_D_Kh"  # of the weights that share an A
 EXPERTS = tuple(name for part in FEEDS.values() for name in part.expert_targets)
 

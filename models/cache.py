@@ -1,7 +1,8 @@
 """The KV cache of a decoder, and the two ways to extend it: by one token per row, or by many.
 
-A cache is a tuple with one entry per layer: of a layer with attention its keys and values, of one with a state what it
-keeps of each row (`delta.Kept`). One more, if there is one, has the experts that were picked (`Picked`).
+A cache is a tuple with one entry per layer: of a layer with attention its keys and values, nothing where it reads those
+of an earlier one, of a layer with a state what it keeps of each row (`delta.Kept`). One more, if there is one, has the
+experts that were picked (`Picked`).
 
 The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t] and V [S, K, b, t, h], with b blocks of t
 columns, so that both matmuls of attention read contiguous memory. Both are tuples of such arrays, segments of 2, 2, 4,
@@ -30,7 +31,7 @@ from scope_jax.models.config import Layer, ModelConfig
 from scope_jax.models.delta import Kept, Recur, Streams, Taps, advanced, nothing_kept
 from scope_jax.models.kinds import mixer_of
 from scope_jax.models.moe import Route, block_matmul, keeping, picked_dtype, route
-from scope_jax.models.transformer import Params, block, embed, final_norm
+from scope_jax.models.transformer import Params, block, embed, final_norm, layer_inputs
 from scope_jax.models.writes import apart
 from scope_jax.sharding.collectives import LOCAL
 
@@ -88,7 +89,9 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any, picks: b
         if mixer.kept is not None:
             return nothing_kept(mixer.kept(layer.mixer), slots, dtype)
         assert mixer.page is not None
-        heads, dim = mixer.page(layer.mixer)
+        if (shape := mixer.page(layer.mixer)) is None:
+            return LayerCache((), ())
+        heads, dim = shape
         return LayerCache(empty(heads, dim, BLOCK), empty(heads, BLOCK, dim))
 
     layers = tuple(map(of, cfg.layers))
@@ -192,10 +195,11 @@ def step(
     rows_S = jnp.arange(ids_S.shape[0])
     behind_SC = lengths_S[:, None] - jnp.arange(columns_of(cache))
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
+    inputs = layer_inputs(cfg, params, ids_S[:, None], x_S1D, LOCAL)
     counts_S = jnp.ones_like(lengths_S) if live_S is None else live_S.astype(lengths_S.dtype)
     caches: list[Any] = []
     layers, picks, kept, router = _apart(cfg, cache)
-    for w, layer, held in zip(params["layers"], cfg.layers, layers, strict=True):
+    for w, layer, held, own in zip(params["layers"], cfg.layers, layers, inputs, strict=True):
         if isinstance(held, Kept):
             recur = _recurrence(caches, held, lengths_S, counts_S)
             x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], recur, LOCAL, block_matmul, router=router)
@@ -203,12 +207,19 @@ def step(
         seen_SC = _seen(behind_SC, layer.attention.window)
 
         def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, sinks_H: jax.Array | None = None, held=held, seen_SC=seen_SC
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            sinks_H: jax.Array | None = None,
+            held=held,
+            seen_SC=seen_SC,
+            source=layer.attention.source,
         ) -> jax.Array:
-            caches.append(_written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
-            return _attend_one(q[:, 0], caches[-1], seen_SC, sinks_H)[:, None]
+            caches.append(held if k is None or v is None else _written(held, rows_S, lengths_S, k[:, 0], v[:, 0]))
+            return _attend_one(q[:, 0], caches[-1 if source is None else source], seen_SC, sinks_H)[:, None]
 
-        x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul, router=router)
+        at = lengths_S[:, None]
+        x_S1D = block(cfg, layer, w, x_S1D, at, attend, LOCAL, block_matmul, router=router, input_BTp=own)
     return final_norm(cfg, params, x_S1D)[:, 0], (*caches, *_with_picks(picks, kept, rows_S, lengths_S))
 
 
@@ -303,9 +314,10 @@ def append(
     earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
+    inputs = layer_inputs(cfg, params, ids_ST, x_STD, LOCAL)
     caches: list[Any] = []
     layers, picks, kept, router = _apart(cfg, cache)
-    for w, layer, held in zip(params["layers"], cfg.layers, layers, strict=True):
+    for w, layer, held, own in zip(params["layers"], cfg.layers, layers, inputs, strict=True):
         if isinstance(held, Kept):
             recur = _recurrence(caches, held, starts_S, counts_S)
             x_STD = block(cfg, layer, w, x_STD, positions_ST, recur, LOCAL, block_matmul, router=router)
@@ -315,17 +327,19 @@ def append(
 
         def attend(
             q: jax.Array,
-            k: jax.Array,
-            v: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
             sinks_H: jax.Array | None = None,
             held=held,
             first=first,
             window=window,
+            source=layer.attention.source,
         ) -> jax.Array:
-            caches.append(_written(held, rows_S1, write_ST, k, v))
-            return _attend_many(q, caches[-1], positions_ST, first, blocks, window, sinks_H)
+            caches.append(held if k is None or v is None else _written(held, rows_S1, write_ST, k, v))
+            seen = caches[-1 if source is None else source]
+            return _attend_many(q, seen, positions_ST, first, blocks, window, sinks_H)
 
-        x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul, router=router)
+        x_STD = block(cfg, layer, w, x_STD, positions_ST, attend, LOCAL, block_matmul, router=router, input_BTp=own)
     return *caches, *_with_picks(picks, kept, rows_S1, write_ST)
 
 

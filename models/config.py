@@ -36,7 +36,8 @@ class Attention:
     projection of their "own", or that of the "keys", before their norm. v_norm: RMSNorm of each value, without weights.
     gate: the query projection has as many numbers again for each head, behind its query; the head's result is
     multiplied by their sigmoid. sinks: a learned logit of each head in the sum of its softmax (gpt-oss;
-    `models.attention`).
+    `models.attention`). source: number of the layer whose keys and values this one attends to, None: it has its own
+    (Gemma 4's E2B and E4B).
     """
 
     num_heads: int  # H
@@ -53,6 +54,7 @@ class Attention:
     values: Literal["own", "keys"] = "own"
     v_norm: bool = False
     sinks: bool = False
+    source: int | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "num_heads", "num_kv_heads", "head_dim")
@@ -149,12 +151,14 @@ Feed = Dense | Experts | Parallel
 @dataclass(frozen=True)
 class Layer:
     """One layer. norms: "pre" x + f(norm(x)), "post" x + norm(f(x)), "both" x + norm(f(norm(x))).
-    scalar: the layer's result is multiplied by a number that is not trained."""
+    inputs: size of a vector that each layer gets of each token, 0 for none (`transformer.layer_inputs`). scalar: the
+    layer's result is multiplied by a number that is not trained."""
 
     mixer: Mixer
     feed: Feed
     norms: Literal["pre", "post", "both"] = "pre"
     scalar: bool = False
+    inputs: int = 0  # p
 
     @property
     def experts(self) -> Experts | None:
@@ -168,7 +172,9 @@ class Layer:
         (`models.stacks`)."""
         if isinstance(self.mixer, Delta):
             return self
-        return replace(self, mixer=replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None))
+        source = None if self.mixer.source is None else 0
+        mixer = replace(self.mixer, rope=None, window=None, query_scaling=None, scale=None, source=source)
+        return replace(self, mixer=mixer)
 
     @property
     def attention(self) -> Attention:
@@ -203,6 +209,23 @@ class ModelConfig:
             raise UserError("ModelConfig.layers is empty; a decoder has at least one layer.")
         if not self.attention_layers:
             raise UserError("ModelConfig.layers has no layer with attention; a decoder has at least one.")
+        for number in self.attention_layers:
+            self._check_source(number)
+        if len({layer.inputs for layer in self.layers}) > 1:
+            raise UserError("ModelConfig.layers differ in inputs; the vectors of all layers have one size.")
+
+    def _check_source(self, number: int) -> None:
+        mine = self.layers[number].attention
+        if mine.source is None:
+            return
+        theirs = self.layers[mine.source].mixer if 0 <= mine.source < number else None
+        if not isinstance(theirs, Attention) or replace(theirs, source=mine.source) != mine:
+            raise UserError(
+                f"ModelConfig.layers: layer {number} attends to the keys of layer {mine.source}, which must be an "
+                "earlier one with the same attention."
+            )
+        if theirs.source is not None:
+            raise UserError(f"ModelConfig.layers: layer {mine.source}, whose keys layer {number} uses, has none.")
 
     @property
     def num_layers(self) -> int:
@@ -228,6 +251,11 @@ class ModelConfig:
     def attention_layers(self) -> tuple[int, ...]:
         """The numbers of the layers with attention; the others keep a state of fixed size of a text."""
         return tuple(number for number, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention))
+
+    @property
+    def cache_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that keep keys and values of their own."""
+        return tuple(number for number in self.attention_layers if self.layers[number].attention.source is None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -257,7 +285,7 @@ def differences(one: ModelConfig, other: ModelConfig) -> list[str]:
                 found.append("kinds of layers")
             else:
                 found += [name for name in vars(x) if vars(x)[name] != vars(y)[name]]
-        found += [name for name in ("norms", "scalar") if vars(a)[name] != vars(b)[name]]
+        found += [name for name in ("norms", "scalar", "inputs") if vars(a)[name] != vars(b)[name]]
     return list(dict.fromkeys(found))
 
 

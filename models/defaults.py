@@ -75,6 +75,7 @@ _GEMMA4: dict[str, Any] = {
     "sliding_window": 512,
     "attention_k_eq_v": False,
     "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -180,7 +181,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
     },
-    "gemma4_text": {**_GEMMA4, "hidden_size_per_layer_input": 256, "enable_moe_block": False},
+    "gemma4_text": {
+        **_GEMMA4,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "enable_moe_block": False,
+    },
     "gemma4_unified_text": {**_GEMMA4, "max_position_embeddings": 262144, "sliding_window": 1024},
     "gpt_oss": {
         **_DECODER,

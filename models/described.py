@@ -56,7 +56,7 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
     if family.experts:
         feed = "clamped experts with biases" if family.clamped else f"{feed} experts"
     feed += ", one shared" if family.shared else ""
-    feed += ", with `enable_moe_block` beside experts" if name == "gemma4_text" else ""
+    feed += ", with `enable_moe_block` beside experts; a vector per layer" if name == "gemma4_text" else ""
     return (
         f"`{name}`",
         f"`{family.hf}`",
@@ -64,7 +64,13 @@ def _row(name: str, family: Family) -> tuple[str, ...]:
         ", ".join(filter(None, heads)) or "unchanged",
         BIAS[family.bias],
         windows,
-        "none" if family.delta == "none" else "Gated DeltaNet, by `layer_types`",
+        _others(family),
         positions,
         feed,
     )
+
+
+def _others(family: Family) -> str:
+    if family.gemma == 4:
+        return "the last `num_kv_shared_layers` attend to keys of earlier ones"
+    return "none" if family.delta == "none" else "Gated DeltaNet, by `layer_types`"

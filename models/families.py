@@ -140,6 +140,11 @@ def _of_decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**text, "architectures": [], "tie_word_embeddings": tied, "quantization_config": quantised}
 
 
+def unread(config: Mapping[str, Any]) -> frozenset[str]:
+    """Names of a decoder's tensors that published files have but no layer reads."""
+    return gemma.unread(_of_decoder(config))
+
+
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any], partial: bool = False) -> Rope:
     """A Rope from one set of parameters; missing ones come from config.json. partial: as in `Family`."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -286,8 +291,7 @@ def _refuse(config: Mapping[str, Any], family: Family) -> None:
     for name, (value, supported) in wanted.items():
         if config.get(name, value) != value:
             raise UserError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {supported} is supported.")
-    unknown = {"attn_logit_softcapping": "null", "use_bidirectional_attention": "null", "num_kv_shared_layers": "0"}
-    unknown["hidden_size_per_layer_input"] = "0, which Gemma 4's E2B and E4B do not have,"
+    unknown = {"attn_logit_softcapping": "null", "use_bidirectional_attention": "null"}
     for name, supported in unknown.items() if family.gemma else ():
         if config.get(name) and (name, config[name]) != ("use_bidirectional_attention", "vision"):  # text is causal
             raise UserError(f"config.json: field {name!r} is {shown(config[name])}; only {supported} is supported.")
@@ -333,12 +337,17 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     turns = family.ropes != "optional" or table(config, "rope_parameters").get("rope_theta", True) is not None
     rope, sliding_rope = _ropes(config, stated, family) if turns else (None, None)
     bias = family.bias == "config" and flag(config, "attention_bias", False)
-    feed, kv_heads = _feed(config, family), count(config, "num_key_value_heads", num_heads)
+    kv_heads = count(config, "num_key_value_heads", num_heads)
+    feeds = [_feed(config, family, shared) for shared in (False, True)]
     head_dim = count(config, "head_dim", width // num_heads)
 
     turned = _turned(config, num_layers) if family.ropes == "listed" else [True] * num_layers
+    windows = _windows(config, family, num_layers)
+    sources = gemma.sources(config, windows) if family.gemma == 4 else [None] * num_layers
+    inputs = gemma.inputs(config) if architecture == "gemma4_text" else 0
 
-    def layer(place: int, delta: Delta | None, window: int | None, turns: bool) -> Layer:
+    def layer(place: int, delta: Delta | None, window: int | None, turns: bool, source: int | None) -> Layer:
+        feed = feeds[source is not None]
         if delta is not None:
             return Layer(delta, feed, "pre")
         mixer = Attention(
@@ -351,15 +360,16 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             query_scaling=_query_scaling(config) if family.query_scaling else None,
             gate=family.gate,
             sinks=family.sinks,
+            source=source,
         )
         mixer = gemma.attention(config, mixer, place, family.gemma) if family.gemma else mixer
-        return Layer(mixer, feed, family.norms, scalar=family.gemma == 4)
+        return Layer(mixer, feed, family.norms, scalar=family.gemma == 4, inputs=inputs)
 
     return ModelConfig(
         architecture,
         vocab_size=count(config, "vocab_size"),
         width=width,
-        layers=tuple(map(layer, range(num_layers), mixers, _windows(config, family, num_layers), turned)),
+        layers=tuple(map(layer, range(num_layers), mixers, windows, turned, sources)),
         norm_eps=number(config, "rms_norm_eps"),
         tie_embeddings=flag(config, "tie_word_embeddings", False),
         max_positions=count(config, "max_position_embeddings") if rope is None else _positions(config, rope),
@@ -401,17 +411,18 @@ def _query_scaling(config: Mapping[str, Any]) -> QueryScaling:
     return QueryScaling(beta, count(parameters, "original_max_position_embeddings"))
 
 
-def _feed(config: Mapping[str, Any], family: Family) -> Feed:
+def _feed(config: Mapping[str, Any], family: Family, shared: bool) -> Feed:
+    """Of a layer whose keys and values are shared, or not."""
     if family.gemma:
-        return gemma.feed(config)
+        return gemma.feed(config, shared)
     if not family.experts:
         return Dense(count(config, "intermediate_size"), family.activation)
     counts = count(config, "num_experts", most=10_000), count(config, "num_experts_per_tok")
     if family.clamped:
         return Experts(count(config, "intermediate_size"), *counts, True, activation="clamped", bias=True)
     normalised = family.shared or flag(config, "norm_topk_prob", False)
-    shared = count(config, "shared_expert_intermediate_size") if family.shared else 0
-    return Experts(count(config, "moe_intermediate_size"), *counts, normalised, shared=shared)
+    width = count(config, "shared_expert_intermediate_size") if family.shared else 0
+    return Experts(count(config, "moe_intermediate_size"), *counts, normalised, shared=width)
 
 
 def _rope_to_hf(rope: Rope) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
 In Gemma 4 the full layers have heads of another size and another number of kv heads. transformers 5.23 writes them for
 each layer (per_layer_config), earlier ones once (global_head_dim, num_global_key_value_heads); both are read, and the
-earlier form, which both understand, is written.
+earlier form, which both understand, is written. The last num_kv_shared_layers attend to the keys and values of the last
+layer before them that has the same window.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from scope_jax.errors import UserError
 from scope_jax.models.config import Attention, Dense, Experts, Feed, ModelConfig, Parallel
-from scope_jax.models.fields import count, flag, number, table
+from scope_jax.models.fields import count, flag, number, shown, table
 
 CAP = "final_logit_softcapping"
 _GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
@@ -24,6 +26,44 @@ def whole(config: Mapping[str, Any], width: int) -> dict[str, Any]:
     """Figures of the `ModelConfig`."""
     cap = None if config[CAP] is None else number(config, CAP)
     return {"embed_scale": math.sqrt(width), "final_softcap": cap}
+
+
+def _own_keys(config: Mapping[str, Any]) -> int:
+    """The number of layers, the first ones, with keys and values of their own."""
+    layers = count(config, "num_hidden_layers", most=10_000)
+    return layers - count(config, "num_kv_shared_layers", 0, least=0)
+
+
+def sources(config: Mapping[str, Any], windows: Sequence[int | None]) -> list[int | None]:
+    """Of each layer the number of the one whose keys and values it attends to, None: its own."""
+    own = _own_keys(config)
+    last = {window: number for number, window in enumerate(windows[: max(own, 0)])}
+    if missing := [number for number, window in enumerate(windows) if number >= own and window not in last]:
+        raise UserError(
+            f"config.json: field 'num_kv_shared_layers' is {shown(config['num_kv_shared_layers'])}, but layer "
+            f"{missing[0]} has no layer of its type before these whose keys it could share."
+        )
+    return [None if number < own else last[window] for number, window in enumerate(windows)]
+
+
+def unread(config: Mapping[str, Any]) -> frozenset[str]:
+    """Tensors of published files that no layer reads: projections to keys and values of layers that have none."""
+    if not config.get("num_kv_shared_layers"):
+        return frozenset()
+    shared = range(max(_own_keys(config), 0), count(config, "num_hidden_layers", most=10_000))
+    names = ("k_proj", "v_proj", "k_norm")
+    return frozenset(f"model.layers.{layer}.self_attn.{name}.weight" for layer in shared for name in names)
+
+
+def inputs(config: Mapping[str, Any]) -> int:
+    """`Layer.inputs`."""
+    size = count(config, "hidden_size_per_layer_input", 0, least=0)
+    if size and config["vocab_size_per_layer_input"] != config["vocab_size"]:
+        raise UserError(
+            "config.json: field 'vocab_size_per_layer_input' is "
+            f"{shown(config['vocab_size_per_layer_input'])}; only that of 'vocab_size' is supported."
+        )
+    return size
 
 
 def attention(config: Mapping[str, Any], mixer: Attention, layer: int, generation: int) -> Attention:
@@ -49,8 +89,10 @@ def _own(config: Mapping[str, Any], layer: int, shared: bool) -> Mapping[str, An
     return own if heads is None or not shared else own | {"num_key_value_heads": heads}
 
 
-def feed(config: Mapping[str, Any]) -> Feed:
-    dense = Dense(count(config, "intermediate_size"), "gelu_tanh")
+def feed(config: Mapping[str, Any], shared: bool) -> Feed:
+    """Of a layer, with shared keys and values or not."""
+    wide = shared and flag(config, "use_double_wide_mlp", False)
+    dense = Dense(count(config, "intermediate_size") * (2 if wide else 1), "gelu_tanh")
     if not flag(config, "enable_moe_block", False):
         return dense
     experts = Experts(
@@ -78,10 +120,12 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
         "global_head_dim": full.head_dim,
         "attention_k_eq_v": full.values == "keys",
         "num_global_key_value_heads": full.num_kv_heads if full.values == "keys" else None,
-        "num_kv_shared_layers": 0,
+        "num_kv_shared_layers": cfg.num_layers - len(cfg.cache_layers),
+        "use_double_wide_mlp": cfg.layers[0].feed != cfg.layers[-1].feed,
     }
     if cfg.architecture == "gemma4_text":
-        written |= {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+        written |= {"hidden_size_per_layer_input": cfg.layers[0].inputs, "enable_moe_block": False}
+        written |= {"vocab_size_per_layer_input": cfg.vocab_size} if cfg.layers[0].inputs else {}
     if (experts := cfg.layers[0].experts) is not None:
         written |= {
             "enable_moe_block": True,

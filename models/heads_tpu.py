@@ -24,7 +24,7 @@ ROWS = 64  # most tokens at a time
 def norm_and_rotate(
     q_NHh: Float[Array, "N Hh"],
     k_NKh: Float[Array, "N Kh"],
-    scales: tuple[jax.Array, jax.Array] | None,
+    scales: tuple[jax.Array, ...] | None,
     positions_N: Int[Array, " N"],
     rope: Rope,
     head_dim: int,

@@ -89,6 +89,9 @@ _LAYER = {
     "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
     "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
     "scalar_1": HfTensor("layer_scalar", False),
+    "input_gate_Dp": HfTensor("per_layer_input_gate.weight", True),
+    "input_out_pD": HfTensor("per_layer_projection.weight", True),
+    "input_norm_D": HfTensor("post_per_layer_input_norm.weight", False),
     "dense_out_norm_D": HfTensor("post_feedforward_layernorm_1.weight", False),
     "experts_norm_D": HfTensor("pre_feedforward_layernorm_2.weight", False),
     "experts_out_norm_D": HfTensor("post_feedforward_layernorm_2.weight", False),
@@ -180,6 +183,9 @@ _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
     "final_norm.scale_D": HfTensor("model.norm.weight", False),
     "head.table_VD": HfTensor("lm_head.weight", False),
+    "inputs.table_V_Lp": HfTensor("model.embed_tokens_per_layer.weight", False),
+    "inputs.project_D_Lp": HfTensor("model.per_layer_model_projection.weight", True),
+    "inputs.norm_p": HfTensor("model.per_layer_projection_norm.weight", False),
 }
 
 

@@ -30,6 +30,7 @@ from scope_jax.sharding.spec import Initializer, Param, normal, ones, zeros
 Params = dict[str, Any]
 Weights = dict[str, Param]
 FROZEN = ("scalar_1",)  # weights that training does not move: buffers of transformers' classes
+INPUT_TARGETS = ("input_gate_Dp", "input_out_pD")  # weights of a layer's own vectors that adapters adapt
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -61,7 +62,7 @@ def norm_weight(cfg: ModelConfig, size: int, *axes: str | None) -> Param:
 
 # ----------------------------------------------------------------------------------------------------------- attention
 def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
-    D, h = cfg.width, mixer.head_dim
+    D, h, own = cfg.width, mixer.head_dim, mixer.source is None
     Hh, Kh = mixer.num_heads * h, mixer.num_kv_heads * h
     queries = 2 * Hh if mixer.gate else Hh  # by head: query, gate
     found = {
@@ -81,6 +82,8 @@ def _attention_weights(cfg: ModelConfig, mixer: Attention) -> Weights:
     if mixer.qkv_bias:
         sizes = {"q_bias_Hh": queries, "k_bias_Kh": Kh} | ({"v_bias_Kh": Kh} if mixer.values == "own" else {})
         found |= {name: weight((size,), "head_bias", init=zeros) for name, size in sizes.items()}
+    if not own:
+        found = {name: one for name, one in found.items() if name[0] not in "kv"}
     if mixer.output_bias:
         found["o_bias_D"] = weight((D,), None, init=zeros)
     if mixer.sinks:
@@ -116,22 +119,23 @@ def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "
 def plain_heads(
     mixer: Attention,
     eps: float,
-    scales: tuple[jax.Array, jax.Array] | None,
+    scales: tuple[jax.Array, ...] | None,
     q_BTn: Float[Array, "B T Hh"],
-    k_BTn: Float[Array, "B T Kh"],
+    k_BTn: Float[Array, "B T Kh"] | None,
     positions_BT: Int[Array, "B T"],
-) -> tuple[Float[Array, "B T H h"], Float[Array, "B T K h"]]:
-    """Queries and keys by head, after the norm of each head (scales [h], None: the model has none) and rotation."""
+) -> tuple[Float[Array, "B T H h"], Float[Array, "B T K h"] | None]:
+    """Queries and keys by head, after the norm of each head (scales [h], None: the model has none) and rotation.
+    k_BTn: None in a layer without keys of its own."""
 
     def heads(y_BTn: jax.Array, number: int) -> jax.Array:
         y = y_BTn.reshape(*y_BTn.shape[:-1], -1, mixer.head_dim)
         y = y if scales is None else rms_norm(y, scales[number], eps)
         return y if mixer.rope is None else rotate(y, positions_BT, mixer.rope)
 
-    return heads(q_BTn, 0), heads(k_BTn, 1)
+    return heads(q_BTn, 0), None if k_BTn is None else heads(k_BTn, 1)
 
 
-Heads = Callable[..., tuple[jax.Array, jax.Array]]  # plain_heads, or a kernel that computes the same
+Heads = Callable[..., tuple[jax.Array, jax.Array | None]]  # plain_heads, or a kernel that computes the same
 
 
 def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.Array:
@@ -146,9 +150,10 @@ class Call:
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
     heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
-    scale and cache; of a layer with a state it is attend(streams, taps) -> o_BTHe (`models.delta`). heads: what
-    computes norm and rotation. grouped: the grouped matmul of `models.moe`, None for that of its kernels. router: what
-    picks experts. stream_BTD: what the layer's result is added to, whose norm is its input.
+    scale and cache. Keys and values are None where the mixer has none of its own; of a layer with a state it is
+    attend(streams, taps) -> o_BTHe (`models.delta`). heads: what computes norm and rotation. grouped: the grouped
+    matmul of `models.moe`, None for that of its kernels. router: what picks experts. stream_BTD: what the layer's
+    result is added to, whose norm is its input.
     """
 
     eps: float
@@ -165,24 +170,26 @@ class Call:
 def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
-    q_BTn, k_BTn = (_project(mixer, w, x_BTD, name, call) for name in ("q", "k"))
-    v_BTn = _project(mixer, w, x_BTD, "v", call) if mixer.values == "own" else k_BTn
+    own = mixer.source is None
+    q_BTn = _project(mixer, w, x_BTD, "q", call)
+    k_BTn = _project(mixer, w, x_BTD, "k", call) if own else None
+    v_BTn = _project(mixer, w, x_BTD, "v", call) if own and mixer.values == "own" else k_BTn
     gate_BTHh = None
     if mixer.gate:
         q_BTHh, gate_BTHh = jnp.split(q_BTn.reshape(*q_BTn.shape[:2], -1, 2 * mixer.head_dim), 2, axis=-1)
         q_BTn = q_BTHh.reshape(*q_BTn.shape[:2], -1)
     # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
-    norms = ("q_norm_h", "k_norm_h") if mixer.qk_norm == "head" else ()
+    norms = ("q_norm_h", *(["k_norm_h"] if own else [])) if mixer.qk_norm == "head" else ()
     scales = tuple(scale_of(shards.enter(w[name]), call.offset) for name in norms) or None
     if scales is not None and mixer.scale is not None:
         # Attention multiplies by 1/√h. In float32 the rest costs no rounding of its own.
-        of_q, of_k = scales
-        scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), of_k
+        of_q, *of_k = scales
+        scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), *of_k
     q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
     if mixer.query_scaling is not None:
         q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
-    v_BTKh = v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim)
-    v_BTKh = rms_norm(v_BTKh, None, call.eps) if mixer.v_norm else v_BTKh
+    v_BTKh = None if v_BTn is None else v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim)
+    v_BTKh = rms_norm(v_BTKh, None, call.eps) if v_BTKh is not None and mixer.v_norm else v_BTKh
     sinks = (w["sinks_H"],) if mixer.sinks else ()
     attend: Any = call.attend
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh, *sinks)
@@ -348,18 +355,18 @@ class Part:
 class Mixer(Part):
     """projected(part): numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it
     sees, forward. page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token, in a cache
-    that grows with the text. kept(part): what it keeps of a text instead, whatever its length: arrays by name, the
-    heads first (`delta.Kept`)."""
+    that grows with the text; None if it reads another layer's. kept(part): what it keeps of a text instead, whatever
+    its length: arrays by name, the heads first (`delta.Kept`)."""
 
     projected: Callable[[Any], int]
     pair: Callable[[Any], float]
-    page: Callable[[Any], tuple[int, int]] | None = None
+    page: Callable[[Any], tuple[int, int] | None] | None = None
     kept: Callable[[Any], dict[str, tuple[int, ...]]] | None = None
 
 
 def _projected(mixer: Attention) -> int:
     queries, keys = (2 if mixer.gate else 1) * mixer.num_heads, (2 if mixer.values == "own" else 1) * mixer.num_kv_heads
-    return (queries + keys) * mixer.head_dim
+    return (queries + (keys if mixer.source is None else 0)) * mixer.head_dim
 
 
 MIXERS: dict[type, Mixer] = {
@@ -367,11 +374,11 @@ MIXERS: dict[type, Mixer] = {
         _attention_weights,
         _attention,
         multiplied=lambda D, a: D * (a.num_heads * a.head_dim + _projected(a)),
-        values=lambda a: ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads) * a.head_dim,
+        values=lambda a: ((3 if a.gate else 2) * a.num_heads + 2 * a.num_kv_heads * (a.source is None)) * a.head_dim,
         projected=_projected,
         divided=lambda a: {"num_kv_heads": a.num_kv_heads, "num_heads": a.num_heads},
         targets=("q_D_Hh", "k_D_Kh", "v_D_Kh", "o_Hh_D"),
-        page=lambda a: (a.num_kv_heads, a.head_dim),
+        page=lambda a: (a.num_kv_heads, a.head_dim) if a.source is None else None,
         pair=lambda a: 4.0 * a.num_heads * a.head_dim,  # q kᵀ and p v, each 2 per head and head dimension
     ),
     Delta: Mixer(
@@ -444,14 +451,32 @@ def layer_weights(cfg: ModelConfig, layer: Layer) -> Weights:
         "ffn_norm_D": norm_weight(cfg, cfg.width),
         **feed_of(layer).weights(cfg, layer.feed),
         **({"ffn_out_norm_D": norm_weight(cfg, cfg.width)} if after else {}),
+        **(_input_weights(cfg, layer.inputs) if layer.inputs else {}),
         **({"scalar_1": weight((1,), None, init=ones)} if layer.scalar else {}),
     }
+
+
+def _input_weights(cfg: ModelConfig, size: int) -> Weights:
+    return {
+        "input_gate_Dp": weight((cfg.width, size), "width", None),
+        "input_out_pD": weight((size, cfg.width), "inputs", None),
+        "input_norm_D": norm_weight(cfg, cfg.width),
+    }
+
+
+def of_inputs(w: Params, x_BTD: jax.Array, input_BTp: jax.Array, shards: Shards) -> jax.Array:
+    """What a layer makes of its own vectors of the tokens (Gemma 4's E sizes): (gelu(x W_gate) ⊙ input) W_out. They
+    are few, so that the devices of a tensor group all compute it."""
+    gate, out = (jax.tree.map(shards.between_layers, w[name]) for name in INPUT_TARGETS)
+    return product(ACTIVATIONS["gelu_tanh"](product(x_BTD, gate)) * input_BTp, out)
 
 
 def multiplied(cfg: ModelConfig) -> Iterator[int]:
     """Weights that multiply a token, of each layer."""
     for layer in cfg.layers:
-        yield mixer_of(layer).multiplied(cfg.width, layer.mixer) + feed_of(layer).multiplied(cfg.width, layer.feed)
+        mixed = mixer_of(layer).multiplied(cfg.width, layer.mixer)
+        # Of a layer's own vectors: the projection that gives them, gate and output.
+        yield mixed + feed_of(layer).multiplied(cfg.width, layer.feed) + 3 * cfg.width * layer.inputs
 
 
 def undivided(cfg: ModelConfig, size: int) -> str | None:
@@ -492,8 +517,8 @@ def head_dim(cfg: ModelConfig) -> int:
     return math.gcd(*(cfg.layers[number].attention.head_dim for number in cfg.attention_layers))
 
 
-def cached(cfg: ModelConfig, tensor: int, kept: Callable[[int | None], float]) -> float:
+def cached(cfg: ModelConfig, tensor: int, kept: Callable[[int | None], float], read: bool = False) -> float:
     """Keys and values in the cache of a row, as numbers, on one of `tensor` devices that share its heads; kept(window):
-    tokens that a layer keeps."""
-    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    tokens that a layer keeps. read: of every layer that reads some, not of those that keep some."""
+    mixers = (cfg.layers[number].attention for number in (cfg.attention_layers if read else cfg.cache_layers))
     return sum(2 * max(1.0, one.num_kv_heads / tensor) * one.head_dim * kept(one.window) for one in mixers)

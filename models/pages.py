@@ -30,7 +30,7 @@ from scope_jax.models.config import Attention, ModelConfig
 from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
 from scope_jax.models.kinds import Heads, Params, mixer_of, plain_heads
 from scope_jax.models.moe import keeping, picked_dtype, route
-from scope_jax.models.transformer import block, embed, final_norm
+from scope_jax.models.transformer import block, embed, final_norm, layer_inputs
 from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
@@ -87,16 +87,16 @@ class PageGroup(NamedTuple):
 
 def page_shapes(cfg: ModelConfig) -> tuple[tuple[int, int], ...]:
     """(kv heads, head dim) of the keys, and of the values, that pages hold of a token, in the order of the layers."""
-    mixers = (cfg.layers[number].attention for number in cfg.attention_layers)
+    mixers = (cfg.layers[number].attention for number in cfg.cache_layers)
     return tuple(dict.fromkeys((mixer.num_kv_heads, mixer.head_dim) for mixer in mixers))
 
 
 def layer_groups(cfg: ModelConfig) -> tuple[PageGroup, ...]:
-    """The model's layers with attention in groups of one window and one shape; those of a shape are of one size, the
-    largest that divides its layers of every window."""
+    """The model's layers that keep keys and values in groups of one window and one shape; those of a shape are of one
+    size, the largest that divides its layers of every window."""
     shapes = page_shapes(cfg)
     alike: dict[tuple[int, int | None], list[int]] = {}
-    for number in cfg.attention_layers:
+    for number in cfg.cache_layers:
         mixer = cfg.layers[number].attention
         alike.setdefault((shapes.index((mixer.num_kv_heads, mixer.head_dim)), mixer.window), []).append(number)
     sizes = [math.gcd(*(len(own) for (one, _), own in alike.items() if one == shape)) for shape in range(len(shapes))]
@@ -292,17 +292,17 @@ class Ragged:
     def heads(
         mixer: Attention,
         eps: float,
-        scales: tuple[Array, Array] | None,
+        scales: tuple[Array, ...] | None,
         q_BTn: Array,
-        k_BTn: Array,
+        k_BTn: Array | None,
         positions_BT: Array,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array | None]:
         """`plain_heads`, while rows decode by a kernel."""
         from scope_jax.models.heads_tpu import norm_and_rotate
 
         rope = mixer.rope
         whole = rope is not None and (rope.share == 1 or rope.kind == "proportional")
-        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or rope is None or not whole:
+        if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or rope is None or not whole or k_BTn is None:
             return plain_heads(mixer, eps, scales, q_BTn, k_BTn, positions_BT)
         flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, mixer.head_dim, eps
         q_BHh, k_BKh = norm_and_rotate(*flat)
@@ -403,7 +403,8 @@ def feed(
         seen = where.seen(number, group.window, queries)
         homes |= {layer: (first + place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
-    for number, (w, layer) in enumerate(zip(params["layers"], cfg.layers, strict=True)):
+    inputs = layer_inputs(cfg, params, ids_RQ, x_RQD, shards)
+    for number, (w, layer, own) in enumerate(zip(params["layers"], cfg.layers, inputs, strict=True)):
         if not isinstance(layer.mixer, Attention):
 
             def recur(streams: Streams, taps: Taps, held: Kept = kept[len(states)]) -> Array:
@@ -415,17 +416,26 @@ def feed(
             x_RQD = block(cfg, layer, w, x_RQD, position_RQ, recur, shards, router=router)
             continue
 
+        source = layer.mixer.source
+        home = homes[number if source is None else source]
+
         def attend(
-            q: Array, k: Array, v: Array, sinks_H: Array | None = None, window=layer.mixer.window, home=homes[number]
+            q: Array,
+            k: Array | None,
+            v: Array | None,
+            sinks_H: Array | None = None,
+            window=layer.mixer.window,
+            home=home,
         ) -> Array:
             place, page_N, seen = home
-            flat = (rows * queries, *k.shape[2:])
-            column_N = (position_RQ % PAGE).reshape(-1)
-            new = storable(k.reshape(flat), v.reshape(flat))
-            layers[place] = how.write(layers[place], *new, page_N, column_N)
+            if k is not None and v is not None:
+                flat = (rows * queries, *k.shape[2:])
+                column_N = (position_RQ % PAGE).reshape(-1)
+                new = storable(k.reshape(flat), v.reshape(flat))
+                layers[place] = how.write(layers[place], *new, page_N, column_N)
             return how.attend(layers[place], q, seen, window, sinks_H)
 
-        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads, router=router)
+        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads, router=router, input_BTp=own)
     if picked:
         _, page_N, _ = homes[layer_groups(cfg)[picks_group(cfg)].layers[0]]
         where_N = page_N, (position_RQ % PAGE).reshape(-1)

@@ -4,6 +4,7 @@ base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight    [r, in], our A
 base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight    [out, r], our B transposed
 base_model.model.model.layers.3.mlp.experts.7.up_proj.lora_A.weight    of an expert
 base_model.model.model.layers.0.linear_attn.in_proj_qkv.lora_B.weight    [out, r], the B of three weights by rows
+base_model.model.model.language_model.layers.3...    of a base with other modalities beside its decoder
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from safetensors.numpy import load_file, save_file
 from scope_jax.models import claims, stacks
 from scope_jax.models.adapter import EXPERTS, Adapter, declare_factors, linear
 from scope_jax.models.config import ModelConfig
+from scope_jax.models.families import wrapper
 from scope_jax.models.fields import WeightsError, count, cut, flag, number, read_object
 from scope_jax.models.hf import HfTensor, hf_tensor
 from scope_jax.models.tensorfile import READABLE, finite, stored_shapes
@@ -33,6 +35,8 @@ from scope_jax.sharding.spec import path_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+INSIDE = f"{PREFIX}model.language_model."  # how names begin over a class with other modalities
+_DECODER = re.compile(rf"{re.escape(PREFIX)}(?:model\.language_model|language_model\.model)\.")
 FACTOR = re.compile(r"\.(\w+)\.lora_([AB])\.weight$")
 # What changes the computation and is not supported: the value that an adapter must have.
 PLAIN: dict[str, Any] = {
@@ -148,8 +152,13 @@ def _shapes(folder: str | Path, rank: int) -> dict[str, tuple[int, ...]]:
             raise WeightsError(
                 f"{path}: {cut(name, 80)} has shape {shape}, but {CONFIG} gives the rank {rank}; copy the folder again."
             )
-        shapes[name] = shape
+        shapes[_bare(name)] = shape
     return shapes
+
+
+def _bare(name: str) -> str:
+    """A tensor's name over the decoder alone."""
+    return _DECODER.sub(f"{PREFIX}model.", name)
 
 
 def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Params | None = None) -> Params:
@@ -181,7 +190,7 @@ def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Para
                 "targets of [model.adapter] must be the adapter's."
             )
 
-    stored = load_file(folder / WEIGHTS)
+    stored = {_bare(name): value for name, value in load_file(folder / WEIGHTS).items()}
 
     def one(path: tuple[Any, ...], param: Any) -> np.ndarray:
         out, rows = np.empty(param.shape, adapter.dtype), _tensor_of(cfg, path_name(path)).rows
@@ -211,7 +220,8 @@ def save(
     dtype: Any = jnp.float32,
     tokenizer: Tokenizer | None = None,
 ) -> int:
-    """Writes a folder that PEFT's `PeftModel.from_pretrained` loads over the base model; the number of its tensors.
+    """Writes a folder that PEFT's `PeftModel.from_pretrained` loads over the base model, as the class that its
+    config.json names; the number of its tensors.
 
     base: the base's name or folder, for readers. The folder appears complete or not at all. Raises FileExistsError if
     it exists and holds no adapter, WeightsError if a value is not finite.
@@ -232,6 +242,11 @@ def save(
     chosen = {path for path, _ in stacks.paths(cfg, factors["layers"])}
     targets = {module for module, ours in linear(cfg).items() if ours & chosen}
     targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in stacks.named(cfg, factors["layers"])}
+    config = Path(base) / "config.json"
+    modules: list[str] | str = sorted(targets)
+    if config.is_file() and wrapper(read_object(config)) is not None:
+        tensors = {name.replace(f"{PREFIX}model.", INSIDE, 1): value for name, value in tensors.items()}
+        modules = rf"model\.language_model\..*\.({'|'.join(modules)})"  # not of the other modalities
     contents = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -239,7 +254,7 @@ def save(
         "r": adapter.rank,
         "lora_alpha": int(adapter.alpha) if float(adapter.alpha).is_integer() else adapter.alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(targets),
+        "target_modules": modules,
         "use_rslora": adapter.rslora,
         "bias": "none",
         "fan_in_fan_out": False,

@@ -15,9 +15,9 @@ import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
 MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
-CODES = {dtype: code for code, dtype in READABLE.items()}
 NUMBERS = READABLE | {"F64": np.dtype(np.float64), "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+CODES = {dtype: code for code, dtype in NUMBERS.items()}
+PIECE = 2**22  # values that are copied at a time
 # Weights in formats that are not read, with what to do: pickles, which may run code, and files of other programs.
 RESAVE = "load the folder with transformers and save it with save_pretrained, or copy one that has safetensors"
 OTHERS = {
@@ -141,14 +142,20 @@ class Checkpoint:
     """The tensors of a folder's safetensors files, open for reading slices.
 
     bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
-    prefixes: how the names of the tensors in question begin in the files, and here; () for all as they are. foreign:
-    names of the others, which can be read but are not among `names`. Matrices in MXFP4 are read as bfloat16; packed:
+    prefixes: how the names of the tensors in question begin in the files, and here. unread:
+    names, here, of tensors that nothing reads. foreign: names, in the files, of these and of all others, which can be
+    read but are not among `names`. Matrices in MXFP4 are read as bfloat16; packed:
     their names.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        prefixes: Sequence[tuple[str, str]] = (("", ""),),
+        unread: Collection[str] = (),
+    ) -> None:
         self.folder = folder
-        self.foreign: frozenset[str] = frozenset()
         self.bytes_read = 0
         self._stored: dict[str, _Stored] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -166,10 +173,9 @@ class Checkpoint:
 
         self._stored = _unpacked(self._stored)
         self.packed = frozenset(name for name, stored in self._stored.items() if stored.packed)
-        if prefixes:
-            begins = tuple(there for there, _ in prefixes)
-            self.foreign = frozenset(name for name in self._stored if not name.startswith(begins))
-            self._stored = {renamed(name, prefixes): stored for name, stored in self._stored.items()}
+        begins, ours = tuple(there for there, _ in prefixes), {name: renamed(name, prefixes) for name in self._stored}
+        self.foreign = frozenset(name for name in ours if not name.startswith(begins) or ours[name] in unread)
+        self._stored = {name if name in self.foreign else ours[name]: stored for name, stored in self._stored.items()}
 
     def _paths(self) -> list[Path]:
         single, index = self.folder / SINGLE, self.folder / INDEX
@@ -222,10 +228,22 @@ class Checkpoint:
 
     def values(self, name: str) -> np.ndarray:
         """A whole small tensor in its own dtype. Raises WeightsError for a dtype that is none of numbers."""
-        stored = self._stored[name]
-        dtype = _dtype(name, stored, NUMBERS)
+        stored, dtype = self._stored[name], self.number_dtype(name)
         end = stored.start + math.prod(stored.shape) * dtype.itemsize
         return np.frombuffer(self._maps[stored.path][stored.start : end], dtype).reshape(stored.shape)
+
+    def number_dtype(self, name: str) -> np.dtype:
+        """The same of any numbers."""
+        return _dtype(name, self._stored[name], NUMBERS)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """A tensor's values in file order, in its own dtype and whatever they are."""
+        dtype, count = self.number_dtype(name), math.prod(self.shape(name))
+        flat = replace(self._stored[name], shape=(count,))
+        for first in range(0, count, PIECE):
+            out = np.empty(min(PIECE, count - first), dtype)
+            self._copy(flat, dtype, (slice(first, first + len(out)),), out)
+            yield out
 
     def check(self, shapes: Shapes, spare: Collection[str]) -> None:
         """Raises WeightsError unless the files hold exactly these tensors in these shapes; those in `spare` may be
@@ -297,7 +315,9 @@ class Checkpoint:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-def _write_file(path: Path, shapes: Shapes, dtypes: Mapping[str, np.dtype], blocks: Blocks) -> None:
+def _write_file(
+    path: Path, shapes: Shapes, dtypes: Mapping[str, np.dtype], blocks: Blocks, foreign: Collection[str]
+) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -311,7 +331,7 @@ def _write_file(path: Path, shapes: Shapes, dtypes: Mapping[str, np.dtype], bloc
             dtype = dtypes[name]
             for block in blocks(name):
                 rows = np.ascontiguousarray(np.asarray(block), dtype)
-                if not finite(rows):
+                if name not in foreign and not finite(rows):
                     raise WeightsError(f"nothing was written: {name} holds values that are NaN or infinite in {dtype}.")
                 file.write(rows.reshape(-1).view(np.uint8).data)
             if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
@@ -335,12 +355,19 @@ def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return files
 
 
-def write(folder: Path | None, shapes: Shapes, dtypes: Mapping[str, np.dtype], blocks: Blocks, limit: int) -> None:
+def write(
+    folder: Path | None,
+    shapes: Shapes,
+    dtypes: Mapping[str, np.dtype],
+    blocks: Blocks,
+    limit: int,
+    foreign: Collection[str] = (),
+) -> None:
     """Writes model.safetensors, or several files of at most `limit` bytes with their index, tensor after tensor.
 
     Each block is freed as soon as it is written. folder None: the blocks are only requested, in the same order (for a
-    process that takes part in computing them but does not write). When this returns, each file is on disk and has been
-    validated by the safetensors library.
+    process that takes part in computing them but does not write). foreign: tensors that may hold infinities. When this
+    returns, each file is on disk and has been validated by the safetensors library.
     """
     sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
     files = _split(sizes, limit)
@@ -352,7 +379,7 @@ def write(folder: Path | None, shapes: Shapes, dtypes: Mapping[str, np.dtype], b
                 for _ in blocks(name):
                     pass
             continue
-        _write_file(folder / file, {name: shapes[name] for name in names}, dtypes, blocks)
+        _write_file(folder / file, {name: shapes[name] for name in names}, dtypes, blocks, foreign)
         where.update(dict.fromkeys(names, file))
     if folder is not None and len(files) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

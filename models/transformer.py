@@ -30,7 +30,7 @@ from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 
 T = TypeVar("T")
-PICKS = -1  # the key of the picked experts among the stacks of weights, for a scan over layers
+PICKS, INPUTS = -1, -2  # keys of picked experts and of vectors among the stacks of weights, for a scan over layers
 
 Remat = Literal["full", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
@@ -54,7 +54,8 @@ def _declare_layers(cfg: ModelConfig) -> Params:
 
 
 def declare(cfg: ModelConfig) -> Params:
-    """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied.
+    """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied,
+    inputs.* of `layer_inputs`.
 
     Layers of several kinds are several stacks (`models.stacks`).
     The tables of large vocabularies are padded (`ModelConfig.table_rows`).
@@ -68,6 +69,13 @@ def declare(cfg: ModelConfig) -> Params:
         "layers": _declare_layers(cfg),
         "final_norm": {"scale_D": norm_weight(cfg, cfg.width)},
     }
+    if size := cfg.layers[0].inputs:
+        columns = cfg.num_layers * size
+        tree["inputs"] = {
+            "table_V_Lp": replace(table, shape=(cfg.table_rows, columns), axes=("vocab", None)),
+            "project_D_Lp": kinds.weight((cfg.width, columns), "width", None),
+            "norm_p": norm_weight(cfg, size),
+        }
     if not cfg.tie_embeddings:
         tree["head"] = {"table_VD": table}
     return tree
@@ -94,12 +102,14 @@ def block(
     grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
     router: Route = route,
+    input_BTp: Float[Array, "B T p"] | None = None,
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
     `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
-    heads, router: see `kinds.Call`.
+    heads, router: see `kinds.Call`. input_BTp: the layer's own vectors of the tokens, where it has some
+    (`layer_inputs`).
     """
     call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
 
@@ -115,6 +125,8 @@ def block(
     x_BTD = add(x_BTD, "attn", lambda x_BTD: kinds.mixer_of(layer).apply(layer.mixer, w, x_BTD, call))
     call = replace(call, stream_BTD=x_BTD)
     x_BTD = add(x_BTD, "ffn", lambda x_BTD: kinds.feed_of(layer).apply(layer.feed, w, x_BTD, call))
+    if input_BTp is not None:
+        x_BTD = x_BTD + norm(kinds.of_inputs(w, x_BTD, input_BTp, shards), "input_norm_D")
     return x_BTD * lax.stop_gradient(w["scalar_1"]) if layer.scalar else x_BTD
 
 
@@ -145,6 +157,48 @@ def _rows(table: jax.Array, ids_BT: jax.Array, shards: Shards) -> jax.Array:
     mine = (local >= 0) & (local < table.shape[0])
     rows = rows_of(table, jnp.where(mine, local, 0))
     return shards.leave_layer(jnp.where(mine[..., None], rows, 0))
+
+
+def layer_inputs(
+    cfg: ModelConfig,
+    params: Params,
+    ids_BT: Int[Array, "B T"],
+    x_BTD: Float[Array, "B T D"],
+    shards: Shards,
+) -> Float[Array, "L B T p"] | list[None]:
+    """A vector of each token for each layer; of a model without them None for each. x_BTD: of `embed`.
+
+    (norm(x W / √D) + √p · row of the token's id) / √2, where matrix and table have the columns of all layers (Gemma 4's
+    E2B and E4B). The table is most of such a model's weights: it is never gathered, see `_rows_apart`.
+    """
+    if not (size := cfg.layers[0].inputs):
+        return [None] * cfg.num_layers
+    w, dtype = params["inputs"], x_BTD.dtype
+    spec = partition_specs(declare(cfg), TRAIN)["inputs"]["project_D_Lp"]
+    project = shards.between_layers(shards.gather(w["project_D_Lp"], spec, dtype))
+    projected = x_BTD @ project * jnp.asarray(cfg.width**-0.5, dtype)
+    projected = projected.reshape(*projected.shape[:-1], cfg.num_layers, size)
+    scale_p = scale_of(shards.between_layers(w["norm_p"].astype(dtype)), cfg.norm_offset)
+    rows = _rows_apart(w["table_V_Lp"], ids_BT, shards, dtype) * jnp.asarray(size**0.5, dtype)
+    both = rms_norm(projected, scale_p, cfg.norm_eps) + rows.reshape(projected.shape)
+    return jnp.moveaxis(both * jnp.asarray(2**-0.5, dtype), -2, 0)
+
+
+def _rows_apart(table: jax.Array, ids_BT: jax.Array, shards: Shards, dtype: Any) -> jax.Array:
+    """Rows, in dtype, of a table whose rows are divided over the tensor group and, inside it, fsdp. Each device looks
+    up the ids of all of them among its own rows; the sums go to where the ids came from, and their gradients come back
+    the same way."""
+    axes = (() if shards.tensor is None else (shards.tensor,)) + shards.fsdp
+    if not axes:
+        return rows_of(table, ids_BT).astype(dtype)
+    for axis in reversed(shards.fsdp):
+        ids_BT = lax.all_gather(ids_BT, axis)
+    local = ids_BT - lax.axis_index(axes) * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    rows = jnp.where(mine[..., None], rows_of(table, jnp.where(mine, local, 0)).astype(dtype), 0)
+    for axis in shards.fsdp:
+        rows = lax.psum_scatter(rows, axis)
+    return shards.leave_layer(rows)
 
 
 def output_table(
@@ -243,35 +297,63 @@ def hidden(
 
     replayed_LNk, among = _replayed(picked_BTLk, shards), cfg.expert_layers
 
-    def compute(number: int, x_BTD: jax.Array, w_local: Params, replayed_Nk: jax.Array | None = None) -> jax.Array:
+    def compute(
+        number: int,
+        keep: bool,
+        x_BTD: jax.Array,
+        w_local: Params,
+        known: dict[int, Any],
+        replayed_Nk: jax.Array | None = None,
+        input_BTp: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The layer's result, and its keys and values if `keep`. known: those of earlier layers, by number."""
         layer, specs = cfg.layers[number], layer_specs[places[number][0]]
         w = {name: gathered(shards, x, specs[name], compute_dtype) for name, x in w_local.items()}
-        attend = attends[layer.mixer.window] if isinstance(layer.mixer, Attention) else recur
+        own: list[Any] = []
+
+        def attend(q_BTHh: jax.Array, *given: Any) -> jax.Array:
+            source = layer.attention.source
+            own[:] = given[:2] if source is None else known[source]
+            return attends[layer.attention.window](q_BTHh, *own, *given[2:])
+
+        mixed = attend if isinstance(layer.mixer, Attention) else recur
         router = route if replayed_Nk is None else partial(route, replayed_Nk=replayed_Nk)
-        return block(cfg, layer, w, x_BTD, positions_BT, attend, shards, router=router)
+        x_BTD = block(cfg, layer, w, x_BTD, positions_BT, mixed, shards, router=router, input_BTp=input_BTp)
+        return x_BTD, own if keep else None
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
+    inputs = layer_inputs(cfg, params, ids_BT, x_BTD, shards)
+    sources = {cfg.layers[number].attention.source for number in cfg.attention_layers}
+    read = sorted(source for source in sources if source is not None)
+    known: dict[int, Any] = {}  # keys and values of the layers in `read`
     if not stacked:
         for number, w in enumerate(params["layers"]):
-            one = partial(compute, number)
-            picks = () if replayed_LNk is None or number not in among else (replayed_LNk[among.index(number)],)
-            x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w, *picks)
+            one = partial(compute, number, number in read)
+            one = one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat])
+            picks = None if replayed_LNk is None or number not in among else replayed_LNk[among.index(number)]
+            x_BTD, keys = one(x_BTD, w, known, picks, inputs[number])
+            known.update({number: keys} if number in read else {})
     for start, pattern, steps in layer_stages(cfg.layers) if stacked else ():
-        first = range(start, start + len(pattern))
-        layers = [partial(compute, number) for number in first]
+        first, stop = range(start, start + len(pattern)), start + len(pattern) * steps
+        # A layer that others read is in the last step of its stage: the next one of its kind has no keys of its own.
+        kept = {start + (number - start) % len(pattern): number for number in read if number in range(start, stop)}
+        layers = [partial(compute, number, number in kept) for number in first]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
         began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
 
-        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began) -> Any:
-            picks = iter(w_P.get(PICKS, ()))
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began, kept=kept) -> Any:
+            picks, inputs_P, found = iter(w_P.get(PICKS, ())), w_P.get(INPUTS), dict[int, Any]()
             for number, one in zip(first, layers, strict=True):
                 stack, place = places[number]
                 w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
-                x_BTD = one(x_BTD, w, *([next(picks)] if PICKS in w_P and number in among else []))
-            return x_BTD, None
+                replayed_Nk = next(picks) if PICKS in w_P and number in among else None
+                input_BTp = None if inputs_P is None else inputs_P[number - first[0]]
+                x_BTD, keys = one(x_BTD, w, known | found, replayed_Nk, input_BTp)
+                found |= {kept[number]: keys} if number in kept else {}
+            return x_BTD, found
 
         stage: dict[int, Any] = {
             stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
@@ -281,7 +363,10 @@ def hidden(
         if replayed_LNk is not None and (own := sum(number in among for number in first)):
             before = sum(number < start for number in among)
             stage[PICKS] = _steps(replayed_LNk, before, steps, own)
-        x_BTD, _ = lax.scan(period, x_BTD, stage)
+        if not isinstance(inputs, list):
+            stage[INPUTS] = _steps(inputs, start, steps, len(first))
+        x_BTD, found = lax.scan(period, x_BTD, stage)
+        known.update(jax.tree.map(lambda x: x[-1], found))
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.models import streaming, tensorfile
-from scope_jax.models.families import WRAPPERS, wrapper
+from scope_jax.models import tensorfile
+from scope_jax.models.families import WRAPPERS, unread, wrapper
 from scope_jax.models.fields import read_object
 from scope_jax.models.tensorfile import Blocks, Checkpoint, Shapes, renamed
 
@@ -19,9 +19,10 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 def opened(folder: Path, stack: ExitStack) -> Checkpoint:
     """The tensors of a folder under the names that a decoder alone would give them; those of other modalities are
-    foreign."""
-    name = wrapper(read_object(folder / "config.json"))
-    return Checkpoint(folder, stack, () if name is None else WRAPPERS[name])
+    foreign, and so are those that no layer reads."""
+    config = read_object(folder / "config.json")
+    name = wrapper(config)
+    return Checkpoint(folder, stack, (("", ""),) if name is None else WRAPPERS[name], unread(config))
 
 
 def write(
@@ -41,9 +42,9 @@ def write(
 
     def rows(name: str) -> Any:
         if foreign is not None and name in others:
-            return streaming.file_blocks(foreign, name, others[name], foreign.dtype(name))
+            return foreign.pieces(name)
         return blocks(whole[name])
 
     sizes = {name: shapes[ours] for name, ours in whole.items()} | others
-    dtypes = {name: foreign.dtype(name) if foreign is not None and name in others else dtype for name in sizes}
-    tensorfile.write(new, sizes, dtypes, rows, tensorfile.MAX_SHARD_BYTES)
+    dtypes = {name: foreign.number_dtype(name) if foreign is not None and name in others else dtype for name in sizes}
+    tensorfile.write(new, sizes, dtypes, rows, tensorfile.MAX_SHARD_BYTES, others)

@@ -35,19 +35,27 @@ from jax.sharding import Mesh, PartitionSpec
 from scope_jax.sharding.mesh import SHARDED
 
 ALL_REDUCE = 2**20  # bytes of the largest all-reduce of a step with fsdp; all else is gathered and scattered
-# Options for several devices, by platform. All-reduces are combined up to ALL_REDUCE bytes; on TPUs gathers of
-# weights run beside the products of the layer before (as in MaxText).
-COMPILER_OPTIONS = {
-    "gpu": {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE},
-    "tpu": {
-        "xla_jf_crs_combiner_threshold_in_bytes": ALL_REDUCE,
-        "xla_tpu_enable_async_collective_fusion": True,
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-        "xla_tpu_overlap_compute_collective_tc": True,
-        "xla_enable_async_all_gather": True,
-    },
+# Gathers of weights beside the products of the layer before (MaxText's "continuation fusion"). libtpu 0.0.50 refuses it
+# on other chips, where 0.0.42 could not compile gpt-oss with it.
+FUSED_GATHERS = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
 }
+
+
+def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
+    """Options of XLA for programs on several devices: all-reduces are combined up to ALL_REDUCE bytes. None for one
+    device and on CPUs."""
+    device = mesh.devices.flat[0]
+    if mesh.size == 1 or device.platform == "cpu":
+        return None
+    if device.platform == "gpu":
+        return {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE}
+    fused = FUSED_GATHERS if device.device_kind == "TPU v5 lite" else {}
+    return {"xla_jf_crs_combiner_threshold_in_bytes": ALL_REDUCE} | fused
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

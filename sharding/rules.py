@@ -24,6 +24,7 @@ TRAIN: Rules = (
     ("ffn", ("tensor", *SHARDED)),
     ("experts", SHARDED),
     ("head_bias", ("tensor",)),
+    ("inputs", SHARDED),
 )
 
 # Generation keeps a full copy of the weights in each tensor group: a gather per token would cost more than the matmul.
@@ -36,6 +37,7 @@ DECODE: Rules = (
     ("ffn", ("tensor",)),
     ("experts", ()),
     ("head_bias", ("tensor",)),
+    ("inputs", ()),
 )
 
 

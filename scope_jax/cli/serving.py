@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,10 @@ from scope_jax.cli.options import Card, Sets, TrustedHosts, load, trusted
 from scope_jax.cli.output import check_local, console, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from scope_jax.report.progress import Progress
+    from scope_jax.serving.assemble import Served
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Target = Annotated[
@@ -86,14 +91,17 @@ def serve(
     from scope_jax.serving.server import bound
 
     sock = bound(host, port)  # a port that is taken is reported before the weights are loaded
+    from scope_jax.report.progress import Progress
     from scope_jax.serving.assemble import served
-    from scope_jax.serving.server import run_model, warm_up
+    from scope_jax.serving.server import run_model
 
-    with served(target, card, set_ or [], policy=policy, search=search, name=name, grace=grace, tell=tell) as model:
-        if not model.tokenizer.has_template:
-            tell("there is no chat template: only /v1/completions answers; for chats set model.chat_template")
-        tell("compiling")
-        warm_up(model)
+    with ExitStack() as stack:
+        with Progress(console()) as progress:
+            options: dict[str, Any] = {"policy": policy, "search": search, "name": name, "grace": grace}
+            model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
+            if not model.tokenizer.has_template:
+                tell("there is no chat template: only /v1/completions answers; for chats set model.chat_template")
+            _compile(model, progress)
         grpc = None if grpc_port is None else (host, grpc_port)
         run_model(model, sock, key=key, grpc=grpc, grace=grace, tell=tell, hosts=hosts)
     tell("the server has ended")
@@ -161,16 +169,16 @@ def chat(
     _check(target)
     from rich.console import Console
 
+    from scope_jax.report.progress import Progress
     from scope_jax.serving.assemble import served
-    from scope_jax.serving.server import warm_up
     from scope_jax.serving.talk import talk
 
     screen = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with served(
-        target, card, set_ or [], policy=policy, search=search, name=None, grace=0.0, tell=tell, chats=True
-    ) as model:
-        tell("compiling")
-        warm_up(model)
+    with ExitStack() as stack:
+        with Progress(console()) as progress:
+            options: dict[str, Any] = {"policy": policy, "search": search, "name": None, "grace": 0.0, "chats": True}
+            model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
+            _compile(model, progress)
         talk(
             model,
             _lines(screen.is_terminal and sys.stdin.isatty()),
@@ -180,6 +188,16 @@ def chat(
             max_tokens=max_tokens,
             seed=seed,
         )
+
+
+def _compile(model: Served, progress: Progress) -> None:
+    """Compiles a server's programs, and says which of how many."""
+    from scope_jax.run.programs import programs
+    from scope_jax.serving.server import warm_up
+
+    progress.say("compiling")
+    progress.follow(programs().text)
+    warm_up(model)
 
 
 def _lines(prompted: bool) -> Iterator[str]:

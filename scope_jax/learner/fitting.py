@@ -43,6 +43,7 @@ def layer_bytes(model: ModelConfig, tokens: int, tensor: int, itemsize: int) -> 
 
     def of(layer: Layer) -> int:
         parts = mixer_of(layer).values(layer.mixer) // tensor + feed_of(layer).values(layer.feed) // tensor
-        return tokens * (4 * model.width + parts) * itemsize
+        vectors = 2 * (model.width + layer.inputs) if layer.inputs else 0
+        return tokens * (4 * model.width + parts + vectors) * itemsize
 
     return [of(layer) for layer in model.layers]

@@ -30,7 +30,7 @@ from scope_jax.learner.state import TrainState, advance, global_norm
 from scope_jax.models import attention, context, delta, kinds, transformer
 from scope_jax.models.config import Delta
 from scope_jax.models.sums import rows_of
-from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
+from scope_jax.sharding.collectives import Shards, compiler_options
 from scope_jax.sharding.mesh import ROWS, TOKENS
 
 
@@ -85,7 +85,7 @@ class LearnerPrograms:
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        options: dict[str, Any] | None = COMPILER_OPTIONS.get(platform) if mesh.size > 1 else None
+        options = compiler_options(mesh)
         if platform == "cpu" and layout.unstacked and section.remat != "none":
             # Otherwise XLA begins to compute all unrolled layers again at once, and keeps what they need.
             options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

@@ -102,6 +102,10 @@ GEMMA4 = {  # without vision and audio
     "final_logit_softcapping": 30.0,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA4_E = {  # with their other fields as in the defaults of the class
+    "architectures": ["Gemma4ForCausalLM"],
+    "final_logit_softcapping": 30.0,
+}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
 GPT_OSS = {"architectures": ["GptOssForCausalLM"]}  # all else as in the defaults of its class
 QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
@@ -180,6 +184,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-27b-it": GEMMA3
     | _shape(62, 5376, 32, 16, 21504, 262208)
     | {"head_dim": 128, "query_pre_attn_scalar": 168},
+    "gemma-4-E2B-it": GEMMA4_E
+    | _shape(35, 1536, 8, 1, 6144, 262144)
+    | {
+        "layer_types": ["full_attention" if layer % 5 == 4 else "sliding_attention" for layer in range(35)],
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+    },
+    "gemma-4-E4B-it": GEMMA4_E | _shape(42, 2560, 8, 2, 10240, 262144) | {"num_kv_shared_layers": 18},
     "gemma-4-12B-it": GEMMA4
     | _shape(48, 3840, 16, 8, 15360, 262144)
     | {"architectures": ["Gemma4UnifiedForCausalLM"], "num_global_key_value_heads": 1},

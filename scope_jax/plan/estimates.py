@@ -125,7 +125,10 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     gathered = math.prod(mesh.shape[name] for name in spread if name != "tensor")
     tree = engine.abstract_weights()
     experts = device_bytes([leaf for layer in tree["layers"] for name, leaf in layer.items() if "_X" in name])
-    weights = device_bytes(tree) - (0 if model.tie_embeddings else device_bytes(tree["embed"])) - experts
+    # Tables of which a token reads a row.
+    looked_up = [] if model.tie_embeddings else [tree["embed"]]
+    looked_up += [tree["inputs"]["table_V_Lp"]] if "inputs" in tree else []
+    weights = device_bytes(tree) - device_bytes(looked_up) - experts
     if model.num_experts:  # those that a token of the slots that step together picks
         chosen = _picked(model) / model.num_experts
         experts = experts * (1 - (1 - chosen) ** (slots * gathered))
@@ -144,7 +147,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
         weights=weights + experts,
-        cache=slots * cached(model, tensor, seen) * size,
+        cache=slots * cached(model, tensor, seen, read=True) * size,
         # What is kept of a text is read and written.
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor + 2 * slots * kept_bytes(model, size) / tensor,
         layers=model.num_layers,
@@ -209,6 +212,8 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     count, picked = model.num_layers, max(_picked(model), 1)
     heads = sum(mixer_of(layer).values(layer.mixer) for layer in model.layers) / count / 2  # of queries, keys
     values = 12 * model.width + 4 * heads + 6 * model.width * (picked - 1)
+    vectors = model.layers[0].inputs
+    values += 6 * (model.width + vectors) if vectors else 0
     feeds = sum(feed_of(layer).values(layer.feed) for layer in model.layers) / count
     values += 4 * feeds / 3  # of gate, up and their product, each of its width
     passes = (2 if again else 1) + 2
@@ -228,6 +233,11 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     one = one.plus(_moved(turned, _crossing(mesh, ("context",), on)))
     weights = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(_whole(learner))) / tensor
     moved = weights * ((2 if again else 1) * size + (0 if frozen else 4))
+    # Vectors of each layer: their table is not gathered, their rows go to the tokens and their gradients back.
+    rows_moved = (
+        share * length / context * count * vectors * size * math.prod(mesh.shape[n] for n in learner.shards.fsdp)
+    )
+    moved += (1 if frozen else 2) * rows_moved
     one = one.plus(_gathered(moved, mesh, learner.shards.fsdp, on))
     trained = device_bytes(learner.abstract_state(reference=False).params) / learner.layout.param_dtype.itemsize
     replicas = mesh.shape["data"]
@@ -239,7 +249,10 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
 def _whole(learner: Learner) -> Any:
     """Shapes of the weights that a forward pass gathers."""
     state = learner.abstract_state(reference=learner.adapter is not None)
-    return state.params if learner.adapter is None else state.ref_params
+    whole = state.params if learner.adapter is None else state.ref_params
+    if "inputs" not in whole:
+        return whole
+    return {**whole, "inputs": {name: w for name, w in whole["inputs"].items() if name != "table_V_Lp"}}
 
 
 def _attention_products(learner: Learner, on: Hardware) -> int:

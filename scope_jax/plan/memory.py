@@ -4,6 +4,8 @@
     generate   the engine samples, judges included
     rate       a teacher with a folder rates rows, if the card has one; the engine has freed its weights and cache
     learn      an update; the engine has freed its weights and cache
+    save       a checkpoint is written, where the devices' memory is the host's: its arrays are copied, as many as
+               there is room for, and compressed, while the engine samples the next step
 
 With `train.offload` the states are in host memory while no update runs, and one state is on the device in each of the
 other two phases: its weights while they are published, all of it while it is trained. With adapters the states have
@@ -25,20 +27,30 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from scope_jax.config import LossCard
 from scope_jax.learner.fitting import layer_bytes
-from scope_jax.learner.learner import Learner
+from scope_jax.learner.learner import Learner, scored
+from scope_jax.learner.types import Update
 from scope_jax.models import stacks
 from scope_jax.models.config import Dense, ModelConfig
 from scope_jax.models.kinds import feed_of, mixer_of
+from scope_jax.models.transformer import layer_stages
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
+from scope_jax.run.checkpoint_writer import LEAST
 from scope_jax.sharding.distributed import PIECES
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
-PHASES = ("publish", "generate", "rate", "learn")
-PROGRAM = 1.2 * 2**30  # bytes of host memory: Python, its libraries, a tokenizer of 150,000 tokens, compiled programs
-UNROLLED = 1.6  # of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers
+PHASES = ("publish", "generate", "rate", "learn", "save")
+# Bytes of host memory of a process beside its arrays, as measured (docs/plans.md): Python and its libraries, half of it
+# files, and the libraries of an index; an entry of a tokenizer's vocabulary; what is kept of a program, compiled and
+# traced, for each layer that it spells out, of an optimiser step STEP times as much; what the compiler has besides, and
+# for each byte that is kept.
+PROCESS, SEARCH, ENTRY, PASS, STEP = 0.44 * 2**30, 0.1 * 2**30, 1000, 6 * 2**20, 7
+COMPILER, MORE = 0.25 * 2**30, 1.4
+# Of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers, with Atlas'.
+UNROLLED, KEPT = 1.6, 3.0
 
 
 def device_bytes(tree: Any) -> int:
@@ -108,9 +120,12 @@ class Residents:
     """What several processes need to send each other the episodes that they have generated."""
     teachers: tuple[float, ...] = ()
     """The weights of each teacher with a folder; they are in host memory unless it rates."""
-    program: float = 0.0
-    """The device's part of `PROGRAM` where its memory is the host's, as of a CPU."""
-
+    process: float = 0.0
+    """What the process has in host memory beside its arrays: itself and its programs."""
+    compiler: float = 0.0
+    """What it has more while its largest program is compiled."""
+    shares: int = 0
+    """Devices whose memory is the host's, as of a CPU, between which `process` is divided; 0 if they have their own."""
     copies: int = 0
     """Models of which host memory has a copy in the engine's form, for a step that is played ahead."""
 
@@ -128,7 +143,7 @@ class Residents:
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         engine |= {"exchange": self.exchange}
         rating = {"teacher": max(self.teachers, default=0.0), "exchange": self.exchange}
-        program = {"program": self.program}
+        program = {"program": self.process / self.shares if self.shares else 0.0}
         if self.apart and phase == "rate":
             return {**program, "search index": self.index, "engine weights": self.engine - self.shared, **rating}
         if self.apart and phase == "generate":
@@ -148,6 +163,9 @@ class Residents:
             parts["master weights"] = max(parts["master weights"], self.master)
             parts |= {} if self.apart else {"engine weights": self.engine - self.shared}
             parts |= {"publish transient": self.layer}
+        if phase == "save":
+            saved = min(LEAST, self.policies * self.state + (0.0 if self.adapters else self.reference))
+            parts |= engine | {"copies": saved, "compressed": saved}
         if phase == "rate":
             parts |= rating
         if phase == "generate":
@@ -170,9 +188,13 @@ def residents(
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
     copies: int = 0,
+    updates: Sequence[Update] = (),
+    index: bool = False,
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh.
-    copies: of models in host memory."""
+    copies: of models in host memory. index: there is one in this process."""
+    process, compiler = program_bytes(learner, engine, updates)
+    process += SEARCH if index else 0.0
     devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), engine.abstract_state()
@@ -202,8 +224,27 @@ def residents(
         exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
         teachers=tuple(device_bytes(teacher.program.resident) for teacher in teachers),
         copies=copies,
-        program=PROGRAM / len(devices) if searching.devices.flat[0].platform == "cpu" else 0.0,
+        process=process,
+        compiler=compiler,
+        shares=len(devices) if searching.devices.flat[0].platform == "cpu" else 0,
     )
+
+
+def program_bytes(learner: Learner, engine: Engine, updates: Sequence[Update]) -> tuple[float, float]:
+    """(what a process has in host memory beside its arrays, what more while it compiles an optimiser step): by the
+    programs of all lengths of the engine, which spell out every layer, and those of the updates for the longest rows,
+    which do where the learner has the engine's weights, and otherwise have one period of layers."""
+    model = learner.model
+    layers = model.num_layers
+    if not learner.layout.unstacked:
+        layers = sum(len(period) for _, period, _ in layer_stages(model.layers))
+    cards: list[LossCard] = []
+    for update in updates:
+        cards += [] if update.card in cards else [update.card]
+    scores = {scored(card, card.mini_batches) for card in cards}
+    passes = STEP * len(cards) + sum(old + reference for old, reference in scores)
+    kept = PASS * (sum(engine.most_programs().values()) * model.num_layers + passes * layers)
+    return PROCESS + ENTRY * model.vocab_size + kept, COMPILER + MORE * PASS * STEP * layers
 
 
 @dataclass(frozen=True)
@@ -232,10 +273,11 @@ def compiled_peak(held: Residents, phase: str, programs: Sequence[Compiled], res
     parts = held.parts(phase)
     if not programs:
         return Peak(phase, "", parts, True)
+    least = held.compiler if held.shares and phase == "learn" else 0.0
     extra = {one.program.name: one.peak for one in programs}
     extra |= {one.program.name: one.peak - resident[one.program.name] for one in programs if not one.refused}
     name = max(extra, key=lambda name: extra[name])
-    return Peak(phase, name, parts | {"temporaries": extra[name]}, True)
+    return Peak(phase, name, parts | {"temporaries": max(extra[name], least)}, True)
 
 
 def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
@@ -243,10 +285,11 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
 
     gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
     layer's intermediate values (all layers' without rematerialisation), and what `learner.remat` keeps. gathered:
-    weights of one layer and the output table on the device, none where the base of adapters is there as it computes.
-    logits: of one block of the vocabulary with their gradient.
+    weights of one layer and the output table on the device, none where they are there as they compute: the base of
+    adapters, or those of one device in one dtype. logits: of one block of the vocabulary with their gradient.
 
-    A CPU keeps of unrolled layers what they are computed from again, `UNROLLED` of their intermediate values.
+    A CPU keeps of unrolled layers what they are computed from again, `UNROLLED` of their intermediate values, `KEPT` of
+    layers of which nothing is computed again, and logits without a copy.
     """
     from scope_jax.learner.batching import rows_per_shard
 
@@ -255,9 +298,9 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     size = learner.layout.compute_dtype.itemsize
     tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     inside = layer_bytes(model, tokens, tensor, size)
-    unrolled = learner.layout.unstacked and mesh.devices.flat[0].platform == "cpu"
-    kept = 2.0 * (sum(inside) if section.remat == "none" else max(inside))
-    if unrolled and section.remat != "none":
+    cpu = mesh.devices.flat[0].platform == "cpu"
+    kept = (KEPT if cpu else 2.0) * sum(inside) if section.remat == "none" else 2.0 * max(inside)
+    if cpu and learner.layout.unstacked and section.remat != "none":
         kept = UNROLLED * sum(inside)
     if section.remat in ("qkv", "dots"):
         for layer in model.layers:
@@ -269,11 +312,13 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     shapes, whole = state.params, state.ref_params
     gathered = _largest(model, whole["layers"], _numbers) / tensor
     table = model.table_rows * model.width / tensor
+    there = learner.layout.unstacked or (mesh.size == 1 and learner.layout.param_dtype == learner.layout.compute_dtype)
+    vectors = 2 * model.num_layers * tokens * model.layers[0].inputs * size  # of each layer, and their gradients
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
-        "activations": model.num_layers * tokens * model.width * size + kept,
-        "gathered weights": 0.0 if learner.layout.unstacked else 2 * gathered * size + 2 * table * size,
-        "logits": 3.0 * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
+        "activations": model.num_layers * tokens * model.width * size + vectors + kept,
+        "gathered weights": 0.0 if there else 2 * gathered * size + 2 * table * size,
+        "logits": (2.0 if cpu else 3.0) * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
     }
 
 
@@ -304,7 +349,10 @@ def arithmetic_peak(
     two copies of the rows of a cache without pages that `prompts` prompts at a time are computed in."""
     parts, name = held.parts(phase), ""
     if phase == "learn":
-        parts, name = parts | estimated_temporaries(learner, bucket), f"update @{bucket}"
+        temporaries, name = estimated_temporaries(learner, bucket), f"update @{bucket}"
+        if held.shares and sum(temporaries.values()) < held.compiler:
+            temporaries, name = {"compiler": held.compiler}, f"compiling update @{bucket}"
+        parts |= temporaries
     if phase == "rate":
         largest = max(teachers, key=lambda teacher: device_bytes(teacher.program.resident))
         parts, name = parts | rating_temporaries(largest, learner.section.logprob_chunk), largest.program.name

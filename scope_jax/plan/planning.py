@@ -102,7 +102,8 @@ class Planner:
                 return memory.arithmetic_peak(held, phase, learner, *sizes)
             return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
 
-        phases = [phase for phase in PHASES if teachers or phase != "rate"]
+        there = {"rate": bool(teachers), "save": held.shares > 0}
+        phases = [phase for phase in PHASES if there.get(phase, True)]
         return Needs(cfg, learner, engine, held, {phase: peak(phase) for phase in phases}, compiled)
 
     def residents(
@@ -113,9 +114,9 @@ class Planner:
         policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
         models = len(sampled(cfg, game)) if cfg.train.one_step_off_policy and learner.adapter is None else 1
         copies = models if models > 1 else 0  # as `Sampler.hold` has them
-        return memory.residents(
-            learner, engine, policies, reference, cfg.train.offload, self.vectors, searching, teachers, copies
-        )
+        index = cfg.retrieval is not None and cfg.retrieval.url is None
+        how = (self.vectors, searching, teachers, copies, game.updates(cfg), index)
+        return memory.residents(learner, engine, policies, reference, cfg.train.offload, *how)
 
     def _teachers(self, cfg: Config) -> list[Teacher]:
         """The teachers that have a folder, on the devices of one process."""
@@ -158,7 +159,8 @@ class Planner:
         """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
         first, *_ = stages = [len(layers) for _, layers, _ in layer_stages(self.model.layers)]
         step = first if first > 1 else len(stages)  # of a period, or of runs of equal layers
-        if self.whole or self.model.num_layers <= 2 * step:
+        shared = self.model.cache_layers != self.model.attention_layers  # then the first layers are not like the last
+        if self.whole or shared or self.model.num_layers <= 2 * step:
             return self._compile(programs(self.model))
         few = [self._compile(programs(self._first(step * times))) for times in (1, 2)]
         return [extended(one, two, self.model.num_layers / step) for one, two in zip(*few, strict=True)]
@@ -261,7 +263,7 @@ def _host(on: Hardware, needs: Needs) -> dict[str, Any]:
     if on.host is None:
         return {}
     own = sum(device.process_index == on.devices[0].process_index for device in on.devices)
-    needed = own * needs.held.host + memory.PROGRAM
+    needed = own * needs.held.host + needs.held.process
     return {"host_needed_gib": gib(needed), "host_available_gib": gib(on.host), "host_fits": needed <= on.host}
 
 

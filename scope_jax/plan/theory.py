@@ -26,7 +26,8 @@ def step_collectives(
 
     Every weight with rows sharded over fsdp is gathered once per axis of `fsdp` (those of more than one device), and
     again where layers are recomputed; its gradient is scattered once per axis. XLA gathers the table of a tied model
-    once for both of its uses.
+    once for both of its uses. The table of layers' vectors is not gathered: ids are, sums of rows are scattered and
+    their gradients gathered.
 
     With a context axis, which is one of `fsdp` too, one more all-gather has ends and positions of whole rows. A layer
     with a state moves six arrays by all-to-alls, and the ends once more for all of them. Ulysses
@@ -50,6 +51,10 @@ def step_collectives(
     tables = (1 if model.tie_embeddings else 2) * stages(specs["embed"])
     passes = 2 if recomputed else 1  # forward
     found = {"all-gather": passes * layers + tables, "reduce-scatter": layers + tables}
+    if "inputs" in specs:
+        rows, project = (stages(specs["inputs"][name]) for name in ("table_V_Lp", "project_D_Lp"))
+        found["all-gather"] += 2 * rows + project + (1 if sequence else 0)
+        found["reduce-scatter"] += rows + project + (1 if sequence else 0)
     if sequence:
         routed = 1 if model.num_experts else 0
         found["all-gather"] += model.num_layers * (passes * (2 + 2 * routed) + 2) + 2

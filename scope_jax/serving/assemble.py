@@ -36,6 +36,7 @@ from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, paged, threads_of
 from scope_jax.run.indexing import lookup_of, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
+from scope_jax.run.programs import programs
 from scope_jax.text import dialects
 
 Card = Config | ServedModel
@@ -115,6 +116,7 @@ def served(
     mesh = own_mesh(cfg)
     cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
     engine = engine_for(cfg, model, mesh)
+    programs().need("replies", engine.most_programs())
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)
     with index_folder(target, cfg) as place:

@@ -3,7 +3,7 @@ with the cache, greedy text from the engine, folders written by one side and rea
 
 Tolerances: 1e-5 absolute for logits, the largest of which are 3 to 5; relative to the largest value compared, 1e-5 for
 hidden states and all other values, 2e-5 for gradients. With a Gated DeltaNet ten times as much, in Gemma 4 with biases
-three times (`tolerance_of`).
+or vectors of each layer three times (`tolerance_of`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "tie_word_embeddings": True,
     "final_logit_softcapping": 3.0,
+}
+# As E2B and E4B: vectors of each layer, and layers that attend to the keys of earlier ones.
+GEMMA4_E = GEMMA4 | {
+    "num_hidden_layers": 5,
+    "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": VOCAB,
 }
 # Two key heads that serve two heads each, and attention whose heads turn by a quarter.
 LINEAR: dict[str, Any] = {
@@ -146,6 +154,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4Text",
         GEMMA4 | {"num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL], "attention_k_eq_v": True},
     ),
+    "gemma4_e2b": ("Gemma4Text", GEMMA4_E | {"use_double_wide_mlp": True, "attention_k_eq_v": True}),
+    "gemma4_e4b": (
+        "Gemma4Text",
+        GEMMA4_E | {"num_hidden_layers": 6, "layer_types": [SLIDING, FULL, *[SLIDING] * 3, FULL]},
+    ),
+    "gemma4_shared": (
+        "Gemma4UnifiedText",
+        {k: v for k, v in GEMMA4_E.items() if "per_layer_input" not in k} | {"attention_bias": True},
+    ),
     "gemma4_moe": (
         "Gemma4Text",
         GEMMA4
@@ -208,6 +225,9 @@ SLOW = (
     "qwen3_5_moe",
     "olmo_hybrid",
     "gemma3_capped",
+    "gemma4",
+    "gemma4_e4b",
+    "gemma4_shared",
     "gemma4_moe",
     "gemma4_values",
     "gemma4_unified",
@@ -323,21 +343,32 @@ def logits(cfg, params, hidden_BTD):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def one_layer(cfg, layer, w, x_BTD, positions_BT):
+def one_layer(cfg, layer, w, x_BTD, positions_BT, input_BTp, known):
+    """(the layer's result, its keys and values). known: those that it reads of another layer."""
     numbers = jnp.full_like(positions_BT, positions_BT.shape[1]), positions_BT
     if isinstance(layer.mixer, Delta):
-        attend = over_rows(numbers[0])
-    else:
-        attend = make_attend("reference", *numbers, layer.mixer.window)
-    return transformer.block(cfg, layer, w, x_BTD, positions_BT, attend, LOCAL)
+        return transformer.block(cfg, layer, w, x_BTD, positions_BT, over_rows(numbers[0]), LOCAL), None
+    over, own = make_attend("reference", *numbers, layer.mixer.window), []
+
+    def attend(q_BTHh, k_BTKh, v_BTKh, *sinks):
+        own[:] = (k_BTKh, v_BTKh) if known is None else known
+        return over(q_BTHh, *own, *sinks)
+
+    return transformer.block(cfg, layer, w, x_BTD, positions_BT, attend, LOCAL, input_BTp=input_BTp), own
 
 
 def our_layers(cfg, params, ids_BT):
     """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-    states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
-    for w, layer in zip(transformer.unstack_layers(cfg, params)["layers"], cfg.layers, strict=True):
-        states.append(one_layer(cfg, layer, w, states[-1], positions_BT))
+    states, keys = [transformer.embed(cfg, params, ids_BT, LOCAL)], []
+    inputs = transformer.layer_inputs(cfg, params, ids_BT, states[0], LOCAL)
+    layers = zip(transformer.unstack_layers(cfg, params)["layers"], cfg.layers, inputs, strict=True)
+    for w, layer, input_BTp in layers:
+        source = getattr(layer.mixer, "source", None)
+        known = None if source is None else keys[source]
+        state, own = one_layer(cfg, layer, w, states[-1], positions_BT, input_BTp, known)
+        states.append(state)
+        keys.append(own)
     return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
 
 
@@ -349,10 +380,11 @@ def torch_logits(model, ids_BT) -> np.ndarray:
 def tolerance_of(cfg) -> float:
     """Of a Gated DeltaNet ten times the others': a head whose query and keys are nearly orthogonal gives a small
     result, whose norm enlarges the rounding. (Both sides' logits are 5e-5 off float64's, gradients up to 1.5e-4.) Of
-    Gemma 4 with biases three times: its scores are not scaled. (Ours are 7e-6 off float64's, theirs 1.5e-5.)"""
+    Gemma 4 with biases or vectors of each layer three times: its scores are not scaled. (Ours are 7e-6 off float64's,
+    theirs 1.5e-5; with vectors 1.1e-5 and 9e-6.)"""
     mixers = [cfg.layers[number].mixer for number in cfg.attention_layers]
-    biased = any(mixer.scale == 1.0 and mixer.qkv_bias for mixer in mixers)
-    return (3e-5 if biased else 1e-5) if len(cfg.attention_layers) == cfg.num_layers else 1e-4
+    rounded = cfg.layers[0].inputs or any(mixer.scale == 1.0 and mixer.qkv_bias for mixer in mixers)
+    return (3e-5 if rounded else 1e-5) if len(cfg.attention_layers) == cfg.num_layers else 1e-4
 
 
 def assert_close(ours, theirs, tolerance: float = 1e-5) -> None:

@@ -73,6 +73,7 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
         "norm_eps": theirs.rms_norm_eps,
         "tie_embeddings": theirs.tie_word_embeddings,
         "layer_windows": tuple(window if kind == "sliding_attention" else None for kind in types),
+        "inputs": getattr(theirs, "hidden_size_per_layer_input", 0),
         "num_experts": theirs.num_experts if moe or clamped else 0,
         "experts_per_token": theirs.num_experts_per_tok if moe or clamped else 0,
         "norm_topk_prob": theirs.norm_topk_prob if moe else clamped,
@@ -84,13 +85,13 @@ def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, An
 
 def facts(cfg: ModelConfig) -> dict[str, Any]:
     rope = rope_of(cfg, windowed=None not in cfg.windows)
-    return figures(cfg) | {"theta": rope.theta, "kind": rope.kind, "factor": rope.factor}
+    of_rope = {"theta": rope.theta, "kind": rope.kind, "factor": rope.factor}
+    return figures(cfg) | of_rope | {"inputs": cfg.layers[0].inputs}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if family.delta == "none"])
 def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
-    part = part | {"hidden_size_per_layer_input": 0} if model_type == "gemma4_text" else part
     config = {"model_type": model_type, **part}
     theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
     if not model_type.startswith("gemma4") and theirs.num_attention_heads % theirs.num_key_value_heads:

@@ -1,6 +1,7 @@
 """Gemma's config.json in its older and newer forms, what is refused."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 
 from scope_jax.config import OptimizerSection
+from scope_jax.errors import UserError
 from scope_jax.learner.state import advance, fresh
 from scope_jax.models.config import Attention, Dense, Experts, Parallel
 from scope_jax.models.families import from_hf, to_hf
 from scope_jax.models.flops import weights_per_token
 from scope_jax.models.hf import hf_shapes
+from scope_jax.models.kinds import MIXERS, cached
 from scope_jax.models.rope import Rope
 from scope_jax.plan.architectures import SHAPES
 
@@ -58,6 +61,49 @@ def test_experts_stand_beside_a_dense_layer():
     assert from_hf(to_hf(cfg)) == cfg
 
 
+def test_the_last_layers_share_keys_and_each_has_a_vector_of_its_own():
+    shared = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}
+    cfg = from_hf(GEMMA4 | OLDER | shared)
+    assert [layer.attention.source for layer in cfg.layers] == [None, None, 0, 1] and cfg.cache_layers == (0, 1)
+    assert cfg.layers[2].attention == replace(cfg.layers[0].attention, source=0)
+    assert {(layer.feed, layer.inputs) for layer in cfg.layers} == {(Dense(48, "gelu_tanh"), 8)}
+    wide = from_hf(GEMMA4 | OLDER | shared | {"use_double_wide_mlp": True})
+    assert [layer.feed for layer in wide.layers] == [Dense(48, "gelu_tanh")] * 2 + [Dense(96, "gelu_tanh")] * 2
+    assert from_hf(to_hf(cfg)) == cfg and from_hf(to_hf(wide)) == wide
+    later = {**shared, "num_kv_shared_layers": 1, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    assert [layer.attention.source for layer in from_hf(GEMMA4 | OLDER | later).layers] == [None, None, None, 1]
+    names = hf_shapes(cfg)
+    assert (
+        names["model.embed_tokens_per_layer.weight"] == (64, 32)
+        and "model.layers.2.self_attn.k_norm.weight" not in names
+    )
+    # Matrices of the last layer: queries and results of four heads of 16, a dense layer, its vector's two.
+    assert (
+        weights_per_token(cfg) - weights_per_token(from_hf(to_hf(cfg) | {"hidden_size_per_layer_input": 0})) == 4 * 768
+    )
+    last = MIXERS[Attention].multiplied(32, cfg.layers[3].attention)
+    assert last == 2 * 32 * 64 and cached(cfg, 1, lambda _: 1) == 2 * (2 * 8 + 16)
+    assert cached(cfg, 1, lambda _: 1, read=True) == 2 * cached(cfg, 1, lambda _: 1)
+
+
+def test_a_layer_reads_the_keys_of_an_earlier_one_with_the_same_attention():
+    cfg = from_hf(GEMMA4 | OLDER | {"num_kv_shared_layers": 2})
+    layers = cfg.layers
+    for source, message in (
+        (1, "an earlier one with the same attention"),
+        (2, "an earlier one"),
+        (-1, "an earlier one"),
+    ):
+        bad = replace(layers[2], mixer=replace(layers[2].attention, source=source))
+        with pytest.raises(UserError, match=message):
+            replace(cfg, layers=(*layers[:2], bad, layers[3]))
+    twice = replace(layers[2], mixer=replace(layers[2].attention, source=2))
+    with pytest.raises(UserError, match="layer 2, whose keys layer 3 uses, has none"):
+        replace(cfg, layers=(*layers[:3], twice))
+    with pytest.raises(UserError, match="differ in inputs"):
+        replace(cfg, layers=(*layers[:3], replace(layers[3], inputs=8)))
+
+
 def test_gemma_3():
     gemma3 = {name: value for name, value in GEMMA4.items() if name != "layer_types"} | {
         "model_type": "gemma3_text",
@@ -75,8 +121,9 @@ def test_gemma_3():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size_per_layer_input": 256}, "'hidden_size_per_layer_input' is 256"),
-        ({"num_kv_shared_layers": 2}, "'num_kv_shared_layers' is 2; only 0 is supported"),
+        ({"hidden_size_per_layer_input": 8}, "'vocab_size_per_layer_input' is 262144; only that of 'vocab_size'"),
+        ({"num_kv_shared_layers": 3}, "'num_kv_shared_layers' is 3, but layer 1 has no layer of its type"),
+        ({"num_kv_shared_layers": 5}, "'num_kv_shared_layers' is 5, but layer 0 has no layer of its type"),
         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is \"all\""),
         ({"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu'; only gelu_pytorch_tanh"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "Gemma 4 has no 'rope_scaling'"),
@@ -93,6 +140,9 @@ def test_what_is_not_implemented_is_refused(change, message):
     ("name", "billions", "active"),
     [  # as Google states them: of Gemma 3 1B to the last weight
         ("gemma-3-1b-it", 0.999_885_952, None),
+        # With the towers for images and audio 5.1 and 8; without the table of vectors 2.3 and 4.6 (stated: 4.5).
+        ("gemma-4-E2B-it", 4.6, None),
+        ("gemma-4-E4B-it", 7.5, None),
         ("gemma-4-26B-A4B-it", 25.2, 3.8),
         ("gemma-4-31B-it", 30.7, None),
     ],
@@ -101,6 +151,9 @@ def test_published_models_have_as_many_weights_as_stated(name, billions, active)
     cfg = from_hf(SHAPES[name])
     count = sum(math.prod(shape) for shape in hf_shapes(cfg).values())
     assert count == 999_885_952 if active is None and billions < 1 else round(count / 1e9, 1) == billions
+    if cfg.layers[0].inputs:
+        rest = count - cfg.vocab_size * cfg.num_layers * cfg.layers[0].inputs
+        assert round(rest / 1e9, 1) == {35: 2.3, 42: 4.6}[cfg.num_layers]
     table = cfg.vocab_size * cfg.width
     assert active is None or round((weights_per_token(cfg) + table) / 1e9, 1) == active
 

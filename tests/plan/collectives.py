@@ -1,6 +1,6 @@
 """Compiles an update ahead of time for a TPU topology or GPUs, prints its collectives (test_collectives.py starts it).
 
-python tests/plan/collectives.py v5p:4x4x4|8xH100 dense|deep|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
+python tests/plan/collectives.py v5p:4x4x4|8xH100 dense|deep|moe|tied|vectors [CONTEXT ulysses|ring|auto [TENSOR]]
 
 A tensor group has sequence parallelism.
 """
@@ -46,6 +46,16 @@ FAMILIES = {
         "num_experts": 64,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 512,
+    },
+    "vectors": {  # as Gemma 4's E2B: vectors of each layer, layers that read the keys of others
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 256,
+        "sliding_window": 256,
+        "hidden_size_per_layer_input": 128,
+        "vocab_size_per_layer_input": 20_000,
     },
 }
 

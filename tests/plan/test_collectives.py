@@ -26,6 +26,14 @@ def test_the_closed_form_on_values_worked_out_by_hand():
     assert step_collectives(tied, STAGED, True) == {"all-gather": 2 * 4 * 7 * 2 + 2, "reduce-scatter": 4 * 7 * 2 + 2}
     assert step_collectives(moe, STAGED, True) == {"all-gather": 2 * 4 * 8 * 2 + 4, "reduce-scatter": 4 * 8 * 2 + 4}
     assert step_collectives(dense, (), True) == {"all-gather": 0, "reduce-scatter": 0}
+    # Two more matrices for vectors of a layer, two fewer where keys are another layer's, the projection to all vectors;
+    # of the vectors' table ids and gradients of rows are gathered, sums of rows scattered.
+    vectors = from_hf(MODEL | FAMILIES["vectors"])
+    matrices = 3 * 9 + 2 * 7
+    assert step_collectives(vectors, ("fsdp",), True) == {
+        "all-gather": 2 * matrices + 1 + 1 + 2,
+        "reduce-scatter": matrices + 1 + 1 + 1,
+    }
 
 
 def test_the_closed_form_of_rows_divided_over_devices():
@@ -70,6 +78,7 @@ CUDA = pytest.mark.skipif(
         pytest.param("v5e:8x8", "dense", (), marks=TPU),
         pytest.param("v7x:2x2x1", "dense", (), marks=TPU),
         pytest.param("v5p:2x2x2", "tied", (), marks=TPU),
+        pytest.param("v5p:2x2x2", "vectors", (), marks=TPU),
         pytest.param("v5p:2x2x2", "deep", (), marks=TPU),
         pytest.param("v5p:4x4x4", "moe", (), marks=TPU),
         pytest.param("v5e:8x8", "dense", ("8", "ulysses"), marks=TPU),

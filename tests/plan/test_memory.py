@@ -17,12 +17,25 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import flops
 from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes
+from scope_jax.models.weights import load_config
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
 from scope_jax.plan.knobs import remat_policies, setting_that_fits
-from scope_jax.plan.memory import PROGRAM, UNROLLED, Residents, compiled_peak, device_bytes
+from scope_jax.plan.memory import (
+    COMPILER,
+    ENTRY,
+    MORE,
+    PASS,
+    PROCESS,
+    SEARCH,
+    STEP,
+    UNROLLED,
+    Residents,
+    compiled_peak,
+    device_bytes,
+)
 from scope_jax.plan.page import lines
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
@@ -381,8 +394,23 @@ def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
     on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
     needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
     generate, learn = (needs.peaks[phase] for phase in ("generate", "learn"))
-    assert generate.parts["program"] == learn.parts["program"] == PROGRAM
+    # Of three lengths of prompts, placed and extended, and five of the cache; of two updates and three scores.
+    programs = (3 + 3 + 3 + 5 + 2 * STEP + 3) * 28 * PASS
+    assert generate.parts["program"] == pytest.approx(PROCESS + SEARCH + 151936 * ENTRY + programs)
+    assert learn.parts["program"] == generate.parts["program"]
     assert generate.parts["prompts"] == 2 * 1536 * 2 * 8 * 128 * 28 * 4
     values = 4 * 1536 * (4 * 1024 + 48 * 128 + 3 * 3072)
     assert learn.parts["activations"] == pytest.approx(28 * (4 * 1536 * 1024 + UNROLLED * values))
-    assert learn.parts["gathered weights"] == 0 and learn.parts["logits"] == 3 * 256 * 152064 * 4  # padded
+    assert learn.parts["gathered weights"] == 0 and learn.parts["logits"] == 2 * 256 * 152064 * 4  # padded
+
+
+def test_a_small_model_on_a_cpu_needs_most_while_its_update_is_compiled():
+    """Whole weights of two equal layers, of which the learner's programs have one: the compiler's memory is more than
+    what an update of so small a model has at a time."""
+    on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
+    card = load_card("configs/spiral/atlas.toml")
+    needs = Planner(load_config(card.model.checkpoint), on).needs(card)
+    learn = needs.peaks["learn"]
+    assert learn.program == "compiling update @128"
+    assert learn.parts["compiler"] == pytest.approx(COMPILER + MORE * STEP * PASS)
+    assert needs.peak == learn

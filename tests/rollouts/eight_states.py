@@ -1,8 +1,9 @@
-"""A model with states on 8 fake CPU devices and on one, in both engines; test_states.py starts it in a process of its
-own. Prints one JSON object."""
+"""A model with states, or "shared", with layers that attend to the keys of others, on 8 fake CPU devices and on one, in
+both engines; test_states.py starts it in a process of its own. Prints one JSON object."""
 
 import json
 import os
+import sys
 
 from tests.flags import fake_devices
 
@@ -17,6 +18,7 @@ import numpy as np
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from tests.rollouts.test_page_shapes import SHARED
 from tests.rollouts.test_states import HYBRID, conversations
 from tests.rollouts.world import ENGINE, make_params, make_rollouts
 
@@ -24,12 +26,13 @@ MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}
 
 
 def main() -> None:
-    params, facts = make_params(HYBRID), {}
+    model = SHARED if sys.argv[1:] == ["shared"] else HYBRID
+    params, facts = make_params(model), {}
     greedy = [replace(one, params=replace(one.params, temperature=0.0)) for one in conversations(10)]
     for name, sizes in MESHES.items():
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
         for kind in (DenseEngine, PagedEngine):
-            said = make_rollouts(kind(HYBRID, ENGINE, mesh), params).run(greedy)
+            said = make_rollouts(kind(model, ENGINE, mesh), params).run(greedy)
             facts[f"{name} {kind.__name__}"] = {
                 "ids": [one.ids_T.tolist() for one in said],
                 "logprobs": [one.logprobs_T.tolist() for one in said],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
+from scope_jax.models.cache import init_cache
 from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
 from scope_jax.models.pages import PAGE, arrays, layer_groups, page_shapes, pages_for
 from scope_jax.models.rope import Rope
@@ -32,6 +33,14 @@ SHAPED = ModelConfig(
     embed_scale=32**0.5,
     final_softcap=4.0,
 )
+# As Gemma 4's E2B: a vector of each layer for each token, and layers that attend to the keys of earlier ones.
+SHARED = replace(
+    SHAPED,
+    layers=tuple(
+        Layer(one, Dense(48 if one.source is None else 96, "gelu_tanh"), "both", True, inputs=12)
+        for one in (SLIDING, SLIDING, FULL, replace(SLIDING, source=1), replace(FULL, source=2))
+    ),
+)
 LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_buckets=(LENGTH,), prefill_tokens=64)
 
 
@@ -41,6 +50,14 @@ def test_groups_have_one_shape_and_each_shape_its_arrays():
     assert arrays(SHAPED) == (0, 0, 1)
     # Keys and values of 64 tokens in float32: two layers of two heads of 8, one layer of one head of 16.
     assert page_bytes(SHAPED, np.float32, 1) == (2 * 2 * 2 * 8 * 64 * 4, 2 * 16 * 64 * 4)
+
+
+def test_layers_without_keys_of_their_own_have_no_pages():
+    assert page_shapes(SHARED) == page_shapes(SHAPED) and SHARED.cache_layers == (0, 1, 2)
+    assert layer_groups(SHARED) == ((WINDOW, (0, 1), 0), (None, (2,), 1))
+    assert page_bytes(SHARED, np.float32, 1) == page_bytes(SHAPED, np.float32, 1)
+    columns = init_cache(SHARED, 2, 128, jnp.float32)
+    assert [len(layer.k_SKbht) for layer in columns] == [1, 1, 1, 0, 0]
 
 
 def test_a_pool_of_two_shapes_never_mixes_them():
@@ -102,22 +119,23 @@ def asked() -> list:
 
 
 @pytest.mark.slow
-def test_the_completions_are_the_other_engines_and_the_learners(monkeypatch):
-    weights = make_params(SHAPED)
-    paged = make_rollouts(make_paged(LONG, SHAPED), weights)
+@pytest.mark.parametrize("model", [SHAPED, SHARED], ids=["shapes", "shared"])
+def test_the_completions_are_the_other_engines_and_the_learners(monkeypatch, model):
+    weights = make_params(model)
+    paged = make_rollouts(make_paged(LONG, model), weights)
     said = paged.run(asked())
-    columns = make_rollouts(make_engine(LONG, SHAPED), weights).run(asked())
+    columns = make_rollouts(make_engine(LONG, model), weights).run(asked())
     for ours, theirs in zip(said, columns, strict=True):
         assert ours.ids_T.tolist() == theirs.ids_T.tolist()
         np.testing.assert_allclose(ours.logprobs_T, theirs.logprobs_T, atol=1e-5, rtol=0)
-        expected = learner_logprobs(weights, ours, 1.0, SHAPED, LENGTH)[ours.sampled_T]
+        expected = learner_logprobs(weights, ours, 1.0, model, LENGTH)[ours.sampled_T]
         np.testing.assert_allclose(ours.logprobs_T[ours.sampled_T], expected, atol=2e-5, rtol=0)
     alone = [paged.run([one])[0] for one in asked()]
     assert [bits(one) for one in alone] == [bits(one) for one in said]
     aside, set_aside = [], PagedEngine.set_aside
     monkeypatch.setattr(PagedEngine, "set_aside", lambda self, *given: aside.append(given) or set_aside(self, *given))
     least = 1 + pages_for(LENGTH) + 2
-    few = make_rollouts(make_paged(LONG, SHAPED, pages=(20, least)), weights)
+    few = make_rollouts(make_paged(LONG, model, pages=(20, least)), weights)
     assert [bits(one) for one in few.run(asked())] == [bits(one) for one in said]
     pool = few._state.pools[0]
     assert aside and pool.used == 0 and (pool.available(0), pool.available(1)) == (19, least - 1)

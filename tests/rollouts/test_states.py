@@ -131,10 +131,11 @@ def test_set_aside_and_back(params, monkeypatch):
 
 
 @pytest.mark.slow
-def test_eight_devices_give_the_episodes_of_one():
+@pytest.mark.parametrize("words", [(), ("shared",)], ids=["states", "shared"])
+def test_eight_devices_give_the_episodes_of_one(words):
     """Slots and their snapshots over data and fsdp, heads over tensor."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.rollouts.eight_states"]
+    command = [sys.executable, "-m", "tests.rollouts.eight_states", *words]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     one, *others = json.loads(done.stdout.splitlines()[-1]).values()

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from tests.flags import fake_devices
@@ -88,6 +89,16 @@ GEMMA = ModelConfig(
     ),
     norm_offset=1.0,
     embed_scale=32**0.5,
+)
+# As Gemma 4's E2B: vectors of each layer, layers that attend to the keys of earlier ones, one kv head for two devices.
+ALONE = replace(FULL, num_kv_heads=1)
+SHARED = (replace(SLIDING, source=0), replace(ALONE, source=1))
+GEMMA_E = replace(
+    GEMMA,
+    layers=(
+        *(Layer(mixer, Dense(48, "gelu_tanh"), "both", inputs=32) for mixer in (SLIDING, ALONE)),
+        *(Layer(mixer, Dense(96, "gelu_tanh"), "both", inputs=32) for mixer in SHARED),
+    ),
 )
 
 
@@ -336,8 +347,8 @@ def family(cfg, sizes, batch) -> dict[str, float]:
 def main() -> None:
     collectives.ALL_REDUCE = 128  # bytes: the gradients of both layers' norms are summed in two parts
     batch = make_batch()
-    if sys.argv[1:] == ["gemma"]:
-        print(json.dumps({"gemma": family(GEMMA, (2, 2, 2), batch)}))
+    if name := "".join(sys.argv[1:]):
+        print(json.dumps({name: family({"gemma": GEMMA, "gemma_e": GEMMA_E}[name], (2, 2, 2), batch)}))
         return
     params = random_params(CFG)
     expected = whole(CFG, params, batch)

@@ -35,9 +35,14 @@ def test_forward_and_gradients_equal_one_device(facts, mesh):
     assert facts[mesh]["grads"] < 1e-5
 
 
-@pytest.mark.parametrize("family", ["post_norm", "experts", pytest.param("gemma", marks=pytest.mark.slow)])
+SLOW = ("gemma", "gemma_e")
+
+
+@pytest.mark.parametrize(
+    "family", ["post_norm", "experts", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_other_families_equal_one_device(request, family):
-    facts = said("gemma") if family == "gemma" else request.getfixturevalue("facts")
+    facts = said(family) if family in SLOW else request.getfixturevalue("facts")
     assert facts[family]["smallest_gradient"] > 1e-2
     assert facts[family]["loss"] < 2e-6
     assert facts[family]["hidden"] < 2e-6

@@ -127,7 +127,7 @@ def converse(url: str) -> None:
             return answer
 
         question = {"role": "user", "content": "2 + 3?"}
-        whole = ask([question], logprobs=True, top_logprobs=2).json()["choices"][0]
+        whole = ask([question], logprobs=True).json()["choices"][0]
         scores = [one["logprob"] for one in whole["logprobs"]["content"]]
         assert scores and all(score <= 0 for score in scores)
         pieces = [
