@@ -25,7 +25,7 @@ from scope_jax.errors import UserError, sentence
 from scope_jax.run.metrics import read_lines
 
 PEERS = {  # module and first arguments of each run of a peer, by the peer and by the name of the curve
-    "trl": {"TRL": ("benchmarks.curves.trl_run",)},
+    "trl": {"TRL": ("benchmarks.curves.trl_run",), "TRL, our completions": ("benchmarks.curves.trl_run", "--ours")},
     "tunix": {
         "Tunix": ("benchmarks.curves.tunix_run", "new-keys"),
         "Tunix, one key": ("benchmarks.curves.tunix_run", "same-key"),
@@ -61,7 +61,7 @@ def ours(seeds: Sequence[int]) -> Iterator[Curve]:
 def theirs(python: str, words: Sequence[str], seeds: Sequence[int]) -> Iterator[Curve]:
     """The curve of each of a peer's runs, in one process. Raises UserError, with the end of its log, if it fails."""
     command = [python, "-m", *words, *map(str, seeds)]
-    log = task.FOLDER / f"{words[0]}.log"
+    log = task.FOLDER / f"{'-'.join(words)}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
@@ -80,10 +80,9 @@ def main() -> int:
             raise UserError("--peer is trl=PYTHON or tunix=PYTHON, each at most once.")
         if not (task.FOLDER / "base").is_dir():
             base.build()
-        systems: dict[str, Callable[[Sequence[int]], Iterator[Curve]]] = {}
+        systems: dict[str, Callable[[Sequence[int]], Iterator[Curve]]] = {"scope-jax": ours}
         for peer, python in peers.items():
             systems |= {name: partial(theirs, python, words) for name, words in PEERS[peer].items()}
-        systems["scope-jax"] = ours
         curves = json.loads(given.curves.read_text(encoding="utf-8")) if given.curves.is_file() else {}
         for name, system in systems.items():
             missing = [seed for seed in given.seeds if str(seed) not in curves.setdefault(name, {})]

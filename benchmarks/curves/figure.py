@@ -15,7 +15,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 Curves = Mapping[str, Mapping[str, Mapping[str, Any]]]  # name of a curve → seed → its run
-COLOURS = {"scope-jax": "#2f7ed8", "TRL": "#e07b1a", "Tunix": "#2a9d5c", "Tunix, one key": "#a05fc4"}
+COLOURS = {
+    "scope-jax": "#2f7ed8",
+    "TRL": "#e07b1a",
+    "TRL, our completions": "#b3261e",
+    "Tunix": "#2a9d5c",
+    "Tunix, one key": "#a05fc4",
+}
 INK = "#808080"  # readable on white and on dark pages
 WINDOW = 5  # steps whose rewards are averaged
 

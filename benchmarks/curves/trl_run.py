@@ -1,4 +1,8 @@
-"""Runs of TRL's GRPOTrainer: `PYTHON -m benchmarks.curves.trl_run SEED …` prints the curve of each as a JSON line."""
+"""Runs of TRL's GRPOTrainer: `PYTHON -m benchmarks.curves.trl_run SEED …` prints the curve of each as a JSON line.
+
+With `--ours` it samples nothing: it learns from the completions of our run with that seed, so that what is left is the
+difference of the learners.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]  # in the peer's environment
 
 from benchmarks.curves import task
+
+STRAY = [150]  # the token of a byte that is no character by itself
 
 
 class Exams(TrainerCallback):
@@ -37,6 +43,34 @@ class Exams(TrainerCallback):
             return self._tokenizer.batch_decode(ids_BT[:, task.PROMPT :], skip_special_tokens=True)
 
         self._record.exam(greedy)
+
+
+class Ours:
+    """A `rollout_func` that samples nothing: it returns the completions of our run, step by step."""
+
+    def __init__(self, seed: int, tokenizer: Any) -> None:
+        self._tokenizer, self._step = tokenizer, 0
+        self._episodes = task.read(task.FOLDER / "ours" / f"seed-{seed}" / "episodes.jsonl")
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        self._step += 1
+        episodes = [episode for episode in self._episodes if episode["step"] == self._step]
+        if [episode["group"] for episode in episodes] != list(map(str, prompts)):
+            raise ValueError(f"Step {self._step} of our run has other prompts.")
+        completions = list(map(self._completion, episodes))
+        return {"prompt_ids": list(map(self._ids, prompts)), "completion_ids": completions, "logprobs": None}
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(str(text), add_special_tokens=False)["input_ids"]
+
+    def _completion(self, episode: task.Row) -> list[int]:
+        # A byte that is no text has left a replacement character in the record, for which some such byte stands here.
+        ids = [
+            id
+            for letter in episode["text"]["prediction"]
+            for id in (STRAY if letter == "\ufffd" else self._ids(letter))
+        ]
+        return ids + [self._tokenizer.eos_token_id] * (episode["sampled"] - len(ids))
 
 
 def config(outputs: str, seed: int, **changes: Any) -> GRPOConfig:
@@ -80,7 +114,7 @@ def config(outputs: str, seed: int, **changes: Any) -> GRPOConfig:
     return GRPOConfig(**settings | changes)
 
 
-def main(seed: int) -> None:
+def main(seed: int, ours: bool) -> None:
     record = task.Record()
     tokenizer = AutoTokenizer.from_pretrained(task.FOLDER / "base", padding_side="left", trust_remote_code=False)
     with tempfile.TemporaryDirectory() as outputs:
@@ -91,6 +125,7 @@ def main(seed: int) -> None:
             train_dataset=Dataset.from_list([{"prompt": row["question"]} for row in record.trained]),
             processing_class=tokenizer,
             callbacks=[Exams(record, tokenizer)],
+            rollout_func=Ours(seed, tokenizer) if ours else None,
         )
         trainer.train()
     versions = {name: version(name) for name in ("trl", "transformers", "torch")}
@@ -99,5 +134,5 @@ def main(seed: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # for a model as small as this, more are slower
-    for seed in map(int, sys.argv[1:]):
-        main(seed)
+    for seed in map(int, filter(str.isdecimal, sys.argv[1:])):
+        main(seed, "--ours" in sys.argv)
