@@ -182,16 +182,19 @@ def test_few_tokens_do_not_depend_on_each_other():
 
 
 def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
-    """Both ways to multiply by a device's own experts, here the second four of eight."""
+    """Both ways to multiply by a device's own experts, here the second four of eight, routed before or not."""
     for kernel in ("few_tokens", "route_few"):
         monkeypatch.setattr(moe_tpu, kernel, partial(getattr(moe_tpu, kernel), interpret=True))
     x, _, *matrices = few(48, 4, 128, 256, jnp.float32)
     cfg = like(cfg, num_experts=8, experts_per_token=3)
     router = jnp.asarray(np.random.default_rng(2).normal(size=(128, 8)), jnp.float32)
     w = {"router_DX": router, **dict(zip(moe.EXPERTS, matrices, strict=True))}
-    ours = moe._own_few(feed_of(cfg), w, x, x, jnp.int32(4))
-    expected = moe._own_sorted(feed_of(cfg), w, lambda gate: gate, x, x, jnp.int32(4))
-    np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
+    expected = moe._own_sorted(feed_of(cfg), w, lambda gate: gate, None, x, x, jnp.int32(4))
+    routed = moe.route(feed_of(cfg), x, router)
+    assert np.array_equal(expected, moe._own_sorted(feed_of(cfg), w, lambda gate: gate, routed, x, x, jnp.int32(4)))
+    for known in (None, routed):
+        ours = moe._own_few(feed_of(cfg), w, known, x, x, jnp.int32(4))
+        np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
     assert moe._few(x, matrices) and not moe._few(jnp.zeros((513, 128)), matrices)
     for tokens, taken in ((128, True), (129, False)):
         assert moe._few(jnp.zeros((tokens, 7168)), matrices) == taken, "too much for the vector memory"
