@@ -169,7 +169,7 @@ def _cudnn_block(
     heads than it takes are computed by XLA.
     """
     if q_BQHh.shape[-1] > CUDNN_HEAD:
-        return _reference_block(q_BQHh, k_BUKh, v_BUKh, mask)
+        return _reference_block(q_BQHh, k_BUKh, v_BUKh, mask, sinks_H)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("mask"))
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -1,13 +1,17 @@
-"""JAX's distributed runtime, whose public form starts all of it at once: the one file that uses private names of JAX.
+"""JAX's distributed runtime, whose public form starts all of it at once, and what it asks of GPUs for cuDNN: the one
+file that uses private names of JAX.
 
 tests/sharding/test_runtime.py calls each of them with the JAX that is installed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jax._src.clusters import ClusterEnv
+from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.distributed import global_state
 from jax._src.lib import _jax
 
@@ -35,3 +39,15 @@ def service(address: str, processes: int, heartbeat_timeout: int) -> Any:
     return _jax.get_distributed_runtime_service(
         address, processes, heartbeat_timeout=heartbeat_timeout, shutdown_timeout=1, recoverable=True
     )
+
+
+@contextmanager
+def gpus_of(capability: tuple[int, int]) -> Iterator[None]:
+    """While programs are traced for GPUs of this compute capability that are not here: JAX would ask this machine's
+    devices, and without any refuse heads wider than 128."""
+    asked = fused_attention_stablehlo.check_compute_capability
+    fused_attention_stablehlo.check_compute_capability = lambda least: capability >= tuple(map(int, least.split(".")))
+    try:
+        yield
+    finally:
+        fused_attention_stablehlo.check_compute_capability = asked

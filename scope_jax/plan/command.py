@@ -35,21 +35,22 @@ def plan(
     model, source = model_of(cfg.model.checkpoint, model_config)
     vectors, uncounted = index_vectors(cfg, index)
     planner = Planner(model, on, vectors, whole, tell)
-    needs = planner.needs(cfg)
-    found = {
-        "card": str(card),
-        "set": list(sets),
-        "model": Path(cfg.model.checkpoint).name,
-        "shape_from": source,
-        **figures(planner, needs),
-        "engine_meshes": engines.meshes(planner, needs),
-        "notes": _notes(needs, on, uncounted, whole),
-    }
-    if remat:
-        found["remat"] = knobs.remat_policies(planner, card, sets)
-    if not found["fits"] and search:
-        found["knobs"] = knobs.freed(planner, card, sets, needs)
-        found["setting"] = knobs.setting_that_fits(planner, card, sets, needs)
+    with on.tracing():
+        needs = planner.needs(cfg)
+        found = {
+            "card": str(card),
+            "set": list(sets),
+            "model": Path(cfg.model.checkpoint).name,
+            "shape_from": source,
+            **figures(planner, needs),
+            "engine_meshes": engines.meshes(planner, needs),
+            "notes": _notes(needs, on, uncounted, whole),
+        }
+        if remat:
+            found["remat"] = knobs.remat_policies(planner, card, sets)
+        if not found["fits"] and search:
+            found["knobs"] = knobs.freed(planner, card, sets, needs)
+            found["setting"] = knobs.setting_that_fits(planner, card, sets, needs)
     return found
 
 

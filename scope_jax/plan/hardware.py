@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,6 +84,14 @@ class Hardware:
     def compiles(self) -> bool:
         """Whether programs are compiled for it here."""
         return not isinstance(self.devices[0], Absent)
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """The context in which programs are traced for it."""
+        if not self.compiles or self.chip.name not in CUDA:
+            return nullcontext()
+        from scope_jax.sharding.runtime import gpus_of  # imports JAX
+
+        return gpus_of(CUDA[self.chip.name][0])
 
 
 def prepare() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ Load = Callable[..., Tokenizer]
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory) -> Load:
-    return lambda family, template=None: tokenizer_in(tmp_path_factory.mktemp(family), family, template)
+    return cache(lambda family, template=None: tokenizer_in(tmp_path_factory.mktemp(family), family, template))
 
 
 def turn_of(tokenizer: Tokenizer, text: str, joiner: Joiner, end: str = "") -> Turn:
@@ -122,10 +124,11 @@ def test_gemma_4_without_earlier_thinking(load: Load):
     )
 
 
-def test_a_template_whose_results_are_messages_of_their_own_is_refused(load: Load):
+def test_a_template_whose_results_are_messages_of_their_own_is_refused(tmp_path: Path):
     """As Gemma 4's first ones, which know results only as a part of the call's message."""
-    tokenizer = load("gemma4")
-    text = tokenizer._hf.chat_template.replace("if message.role != 'tool'", "").replace("other.role == 'tool'", "false")
+    tokenizer = tokenizer_in(tmp_path, "gemma4")
+    own = (tmp_path / "chat_template.jinja").read_text(encoding="utf-8")
+    text = own.replace("if message.role != 'tool'", "").replace("other.role == 'tool'", "false")
     tokenizer._hf.chat_template = text
     with pytest.raises(UserError, match=r"does not show results behind the call.*set model\.chat_template to a newer"):
         Joiner("chat", tokenizer, dialects.load("gemma"), {}, SCHEMAS)

@@ -1,6 +1,7 @@
 """The private names of JAX that we use exist in the JAX that is installed, and do what we need."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from scope_jax.sharding import runtime
@@ -36,3 +37,18 @@ def test_clusters():
     for name in CLUSTERS:
         asked = ("is_env_present", "get_process_count", "get_process_id", "get_coordinator_address")
         assert all(callable(getattr(kinds[name], one)) for one in asked) and not kinds[name].is_env_present()
+
+
+def test_cudnn_is_asked_about_gpus_that_are_not_here(monkeypatch):
+    """Heads of 256 are cuDNN's from Hopper on."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91002)
+
+    def attention(q):
+        return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+    q = jax.ShapeDtypeStruct((1, 64, 2, 256), jnp.bfloat16)
+    with runtime.gpus_of((9, 0)):
+        traced = jax.jit(attention).trace(q)
+    assert "cudnn" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    with runtime.gpus_of((8, 0)), pytest.raises(NotImplementedError, match="128"):
+        jax.jit(lambda q: attention(q)).trace(q)
