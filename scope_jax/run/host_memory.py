@@ -45,7 +45,7 @@ def resident() -> int:
 def give_back() -> None:
     """Returns to the operating system what has been freed here and the C library keeps for later: of a cache, of an
     update or of a compilation most of it, as buffers below 32 MiB lie between others in its heap. Nothing where the
-    library has no `malloc_trim`, which only glibc has. Takes a few milliseconds for each GiB."""
+    library has no `malloc_trim`, which only glibc has. Takes about a tenth of a second for each GiB."""
     if (trim := _trim()) is not None:
         trim(0)
 

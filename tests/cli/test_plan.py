@@ -230,5 +230,5 @@ def test_a_run_begins_with_a_warning_if_memory_is_short(tmp_path: Path, monkeypa
         assert lines[0].startswith(expected) and lines[-1] == "scope-jax: the run went on.", lines
     small, mismatched = replace(absent(1, 80), host=2**29), ["rollout.slots=16", "mesh.tensor=3"]
     assert warning(Path(CARD), SMALL, replace(small, host=2**32)) is None
-    assert "at least 1.2 GiB of this machine's memory" in str(warning(Path(CARD), SMALL, small))
+    assert "at least 0.73 GiB of this machine's memory" in str(warning(Path(CARD), SMALL, small))
     assert warning(Path(CARD), mismatched, small) is None and warning(Path(CARD), SMALL, None) is None

@@ -40,6 +40,7 @@ from scope_jax.plan.page import lines
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.sharding.program import name_of
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
 # Weights that the hub states for each model (its safetensors metadata).
@@ -385,6 +386,8 @@ def test_longer_exams_are_counted_in_if_the_card_has_any():
     one = "configs/scope/adapters/qwen3-8b-one-gpu.toml"
     needs = planner.needs(load_card(one, ['evaluate.sets=[{name="exam", path="none"}]']))
     assert needs.engine.config.max_length == 24576
+    counted = needs.engine.most_programs()  # by the names that JAX's events have
+    assert {name_of(program.function): 1 for program in needs.engine.programs()}.items() <= counted.items()
 
 
 def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
@@ -394,6 +397,7 @@ def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
     on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
     needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
     generate, learn = (needs.peaks[phase] for phase in ("generate", "learn"))
+    assert {name_of(program.function) for program in needs.engine.programs()} <= set(needs.engine.most_programs())
     # Of three lengths of prompts, placed and extended, and five of the cache; of two updates and three scores.
     programs = (3 + 3 + 3 + 5 + 2 * STEP + 3) * 28 * PASS
     assert generate.parts["program"] == pytest.approx(PROCESS + SEARCH + 151936 * ENTRY + programs)
