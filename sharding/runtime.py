@@ -35,7 +35,8 @@ def client(address: str, index: int, init_timeout: int, heartbeat_timeout: int) 
 
 def service(address: str, processes: int, heartbeat_timeout: int) -> Any:
     """The coordination service at host:port. A process that is gone is not its business (recoverable), but that of
-    `sharding.watch`. Raises RuntimeError if the port cannot be opened."""
+    `sharding.watch`. Raises RuntimeError if the port cannot be opened, where jaxlib 0.10 now and then ends the process
+    with a segmentation fault instead: `sharding.coordinator` is a process of its own."""
     return _jax.get_distributed_runtime_service(
         address, processes, heartbeat_timeout=heartbeat_timeout, shutdown_timeout=1, recoverable=True
     )

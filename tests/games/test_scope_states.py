@@ -42,7 +42,9 @@ def test_the_base_is_held_once_after_both_policies_learned(offload: bool):
     second = TrainState(jnp.int32(0), jnp.int32(0), {"w": jnp.zeros(3)}, {"m": jnp.zeros(3)}, None)
     states = with_shared_reference({"challenger": moved(first, place), "solver": moved(second, place)})
     base = states["challenger"].ref_params
-    learner = SimpleNamespace(pack=lambda episodes, *_: [episodes] if episodes else [], update=update)
+    learner = SimpleNamespace(
+        pack=lambda episodes, *_: [episodes] if episodes else [], update=update, new_programs=lambda *_: {}
+    )
     cfg = card()
     world, trainer = object.__new__(World), object.__new__(Trainer)  # only the attributes below are used
     offloading = cfg.model_copy(update={"train": TrainSection(offload=offload)})
