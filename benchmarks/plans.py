@@ -73,9 +73,10 @@ MODELS = tuple(
     (f"configs/spiral/qwen3-4b.toml --set model.checkpoint={model}", on, None)
     for model, places in {
         "Qwen3.5-9B": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
-        "Qwen3.5-27B": ("v5p:2x2x2", "v6e:8x8", "2x8xH100"),
+        "Qwen3.5-27B": ("v5p:2x2x4", "2x8xH100"),
+        "Qwen3.5-27B --set mesh.tensor=2": ("v6e:8x8",),
         "Qwen3.5-27B --set model.adapter.rank=32": ("8xH100",),
-        "Qwen3.5-35B-A3B": ("v5p:2x2x2", "v6e:8x8", "2x8xH100"),
+        "Qwen3.5-35B-A3B": ("v5p:2x2x4", "v6e:8x8", "2x8xH100"),
         "Qwen3.5-35B-A3B --set model.adapter.rank=32": ("8xH100",),
         "gemma-4-12B-it": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
         "gpt-oss-20b": ("v5p:2x2x2", "v6e:4x8", "8xH100"),
