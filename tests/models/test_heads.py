@@ -26,6 +26,7 @@ def test_norm_and_rotation(rope, norms, tokens, dtype):
     expected = plain_heads(mixer, 1e-6, scales, q, k, positions)
     flat = q[:, 0], k[:, 0], scales, positions[:, 0], rope, 128, 1e-6
     for ours, other in zip(heads_tpu.norm_and_rotate(*flat, interpret=True), expected, strict=True):
+        assert other is not None
         assert ours.dtype == other.dtype and ours[:, None].shape == other.shape
         bound = 2 * float(jnp.finfo(dtype).eps)
         np.testing.assert_allclose(ours[:, None].astype(jnp.float32), other.astype(jnp.float32), rtol=bound, atol=bound)
