@@ -1,4 +1,4 @@
-"""Tokenizers of single bytes with the marks of a model family, and templates of ours in its format."""
+"""Tokenizers of single bytes with the marks of a model family, templates of ours in its format, and a tool to call."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.tool_calls import tool
 
 HERE = Path(__file__).parent
 # By family: special tokens, of which the first so many end turns, as the published generation_config.json says; added
@@ -43,6 +44,17 @@ FAMILIES: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     ),
     "smollm3": (("<|im_end|>", "<|im_start|>"), 1, ("<think>", "</think>")),
 }
+
+
+@tool
+def python(code: str, seconds: int = 10) -> str:
+    """Runs a program.
+
+    Args:
+        code: In Python 3.
+        seconds: After this time it is ended.
+    """
+    return code
 
 
 def tokenizer_in(folder: Path, family: str, template: str | None = None) -> Tokenizer:

@@ -12,24 +12,12 @@ import pytest
 
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.tool_calls import SEARCH, tool
+from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
-from tests.play.byte_tokenizer import tokenizer_in
-
-
-@tool
-def python(code: str, seconds: int = 10) -> str:
-    """Runs a program.
-
-    Args:
-        code: In Python 3.
-        seconds: After this time it is ended.
-    """
-    return code
-
+from tests.play.byte_tokenizer import python, tokenizer_in
 
 SCHEMAS = (SEARCH, python.schema)
 MESSAGES = Messages("How long is the Danube?", "Be brief.", SCHEMAS)

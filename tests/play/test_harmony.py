@@ -7,30 +7,19 @@ import pytest
 
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.searching import queries_of, written_search
-from scope_jax.play.tool_calls import SEARCH, tool
+from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.serving.functions import ChannelReader, Functions
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, harmony
 from scope_jax.text.messages import Messages
-from tests.play.byte_tokenizer import tokenizer_in
+from tests.play.byte_tokenizer import python, tokenizer_in
 
 DIALECT = dialects.load("harmony")
 THOUGHT = "<|channel|>analysis<|message|>Not <|call|>, but a search.<|end|><|start|>assistant"
 CALLED = '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "Danube"}'
 ANSWERED = "<|channel|>final<|message|>It is long."
-
-
-@tool
-def python(code: str, seconds: int = 10) -> str:
-    """Runs a program.
-
-    Args:
-        code: In Python 3.
-        seconds: After this time it is ended.
-    """
-    return code
 
 
 @pytest.fixture(scope="module")
