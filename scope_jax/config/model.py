@@ -25,6 +25,8 @@ Target = Literal[
     "g_proj",
     "b_proj",
     "a_proj",
+    "per_layer_input_gate",
+    "per_layer_projection",
     "all-linear",
     "experts",
 ]  # modules of Hugging Face; all-linear: mixers and a dense feed-forward layer; experts: all matrices of all experts

@@ -36,6 +36,7 @@ FORMS = {
     "gemma3": ("gemma3", "gemma3", "xml"),
     "gemma4": ("gemma4", "gemma4", "gemma"),
     "gemma4_moe": ("gemma4", "gemma4", "gemma"),
+    "gemma4_e2b": ("gemma4", "gemma4", "gemma"),
     "gpt_oss": ("harmony", "harmony", "harmony"),
 }
 SHORT = (
@@ -67,7 +68,8 @@ def sets(*words: str) -> list[str]:
 
 def checkpoint(case: str, folder: Path) -> Path:
     """A random model with the vocabulary of Atlas."""
-    model = torch_model(case, vocab_size=1248, max_position_embeddings=2048)
+    second = {"vocab_size_per_layer_input": 1248} if case == "gemma4_e2b" else {}
+    model = torch_model(case, vocab_size=1248, max_position_embeddings=2048, **second)
     model.save_pretrained(folder)
     if case == "olmo_hybrid":
         save_file(published(model, model.state_dict()), folder / "model.safetensors", {"format": "pt"})
