@@ -1,16 +1,19 @@
 """What one accelerator does: our checks, decoding and updates of real model shapes, beside torch on the same device.
 
-    python -m benchmarks.device --out FOLDER [--stages TEXT …] [--torch PYTHON]       (under ten minutes on one H100)
+    python -m benchmarks.device --out FOLDER [--stages TEXT …] [--torch PYTHON]
 
 Each stage is a process of its own with a time limit, so that one that fails costs only its own figures; its last line
 is JSON. Weights are random; Qwen3-8B/8 is the model's first 8 layers. In order:
 
     rates                 a large bfloat16 product, large vectors, a tiny operation
-    selftest              scope-jax selftest
+    selftest              scope-jax selftest, in several processes at a time, as it mostly compiles
     decode MODEL N        the paged engine, N slots of 640 tokens in the mean: milliseconds for a token of every slot
     torch decode MODEL N  transformers' generate from N prompts of 512 tokens, 256 more each, with its dynamic cache
+    sample MODEL N        the same as `decode` as a run has it, the host's part included: families with layers of others
     update MODEL N        one step over N rows of 1,024 tokens: float32 weights and moments, layers recomputed, AdamW
     torch update MODEL N  the same of transformers' model under autocast, with scaled_dot_product_attention
+    shared MODEL N        one step over 8 answers of 128 tokens to a prompt of N, which is computed once
+    torch shared MODEL N  the same of transformers' model, which computes it 8 times
     demo                  scope-jax demo: a whole game, held-out accuracy before and after
 
 Ours are benchmarks/calibration/device.py. Writes device.json and device.md.
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +36,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT, ANSWER = 512, 256  # tokens that torch decodes
 LENGTH = 1024  # tokens of a row of an update
+ANSWERS, SHORT = 8, 128  # answers to a prompt that they share, and their tokens
+CHECKS = ("attention", "dense", "windows", "experts", "sinks", "states")  # of the self-test, a process each
 STAGES = {  # seconds that each may take
     "rates": 60,
     "selftest": 240,
@@ -40,10 +46,16 @@ STAGES = {  # seconds that each may take
     "decode Qwen3-8B 64": 90,
     "torch decode Qwen3-8B 64": 90,
     "decode Qwen3-8B 256": 90,
+    "sample Qwen3.5-9B 64": 120,
+    "sample gemma-4-12B-it 64": 120,
+    "sample gpt-oss-20b 64": 120,
+    "sample Qwen3-30B-A3B-Instruct-2507 64": 150,
     "update Qwen3-0.6B 8": 90,
     "torch update Qwen3-0.6B 8": 90,
     "update Qwen3-8B/8 4": 90,
     "torch update Qwen3-8B/8 4": 90,
+    "shared Qwen3-0.6B 2048": 90,
+    "torch shared Qwen3-0.6B 2048": 90,
     "demo": 240,
 }
 
@@ -89,21 +101,24 @@ def torch_decode(name: str, slots: int) -> dict[str, Any]:
     return {"milliseconds": 1e3 * seconds / (ANSWER - 1), "torch": torch.__version__}
 
 
-def torch_update(name: str, rows: int) -> dict[str, Any]:
-    """Seconds of one step."""
+def torch_update(name: str, rows: int, prompt: int = 0, length: int = LENGTH) -> dict[str, Any]:
+    """Seconds of one step over all tokens but the first, or over those after a prompt, the same in all rows."""
     import torch
 
     policy = torch_model(name, torch.float32)
     policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
     optimizer = torch.optim.AdamW(policy.parameters(), 1e-6, fused=True)
-    ids = torch.randint(0, policy.config.vocab_size, (rows, LENGTH), device="cuda")
+    ids = torch.randint(0, policy.config.vocab_size, (rows, length), device="cuda")
+    ids[:, :prompt] = ids[:1, :prompt]
+    answer = length - max(prompt, 1)
     advantage_B1 = torch.randn(rows, 1, device="cuda")
 
     def run() -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            logits = policy(ids, use_cache=False).logits[:, :-1]
-        nll = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            logits = policy(ids, use_cache=False, logits_to_keep=answer + 1).logits[:, :-1]
+        targets = ids[:, -answer:].flatten()
+        nll = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets, reduction="none")
         ratio = torch.exp(nll.detach() - nll).view(rows, -1)
         torch.maximum(-advantage_B1 * ratio, -advantage_B1 * ratio.clamp(0.8, 1.2)).mean().backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -119,16 +134,19 @@ def command(name: str, folder: Path, torch: str) -> list[str]:
     """What runs a stage."""
     ours = [sys.executable, str(ROOT / "benchmarks" / "calibration" / "device.py")]
     match name.split():
-        case ["selftest"]:
-            return [sys.executable, "-m", "scope_jax", "selftest", "--json"]
+        case ["selftest", *only]:
+            return [sys.executable, "-m", "scope_jax", "selftest", "--json", *(f"--only={part}" for part in only)]
         case ["demo"]:
             return [sys.executable, "-m", "scope_jax", "demo", "--run", str(folder / "demo")]
-        case ["decode", model, slots]:
-            return [*ours, "decode", "--model", model, "--slots", slots, "--length", str(PROMPT + ANSWER // 2)]
+        case ["decode" | "sample" as what, model, slots]:
+            return [*ours, what, "--model", model, "--slots", slots, "--length", str(PROMPT + ANSWER // 2)]
         case ["update", model, rows]:
             name, _, layers = model.partition("/")
             sizes = ["--rows", rows, "--length", str(LENGTH), *(["--layers", layers] if layers else [])]
             return [*ours, "update", "--model", name, *sizes]
+        case ["shared", model, prompt]:
+            length = str(int(prompt) + SHORT)
+            return [*ours, "update", "--model", model, "--prompt", prompt, "--length", length, "--rows", str(ANSWERS)]
         case ["torch", *words]:
             return [torch, "-m", "benchmarks.device", "--stage", *words]
         case _:
@@ -136,29 +154,48 @@ def command(name: str, folder: Path, torch: str) -> list[str]:
 
 
 def outcome(name: str, folder: Path, torch: str) -> dict[str, Any]:
-    """A stage's JSON (of `demo` its text), its seconds, and its error if it failed."""
-    began, log = time.monotonic(), folder / f"{name.replace(' ', '-').replace('/', '-')}.log"
+    """A stage's JSON (of `demo` its text), its seconds, and its error if it failed; of the self-test that of all its
+    processes."""
+    began, names = time.monotonic(), [f"selftest {part}" for part in CHECKS] if name == "selftest" else [name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    try:
+    environment["PYTHONFAULTHANDLER"] = "1"  # where a process is that takes too long
+    if len(names) > 1:
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    logs = [folder / f"{one.replace(' ', '-').replace('/', '-')}.log" for one in names]
+    processes = []
+    for one, log in zip(names, logs, strict=True):
         with log.open("w") as errors:
-            done = subprocess.run(
-                command(name, folder, torch),
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                timeout=STAGES[name],
+            processes.append(
+                subprocess.Popen(
+                    command(one, folder, torch),
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    start_new_session=True,
+                )
             )
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done within {STAGES[name]} s"}
-    found: dict[str, Any] = {"wall_seconds": round(time.monotonic() - began, 1)}
-    lines = done.stdout.strip().splitlines()
-    if lines and lines[-1].startswith("{"):
-        return found | json.loads(lines[-1])
-    if done.returncode:
-        return found | {"error": " ".join(log.read_text().split())[-500:]}
-    return found | {"text": lines[-1] if lines else ""}
+    found: dict[str, Any] = {}
+    for process, log in zip(processes, logs, strict=True):
+        try:
+            text, _ = process.communicate(timeout=max(1, STAGES[name] - (time.monotonic() - began)))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            process.communicate()
+            found["error"] = f"not done within {STAGES[name]} s"
+            continue
+        last = (text.strip().splitlines() or [""])[-1]
+        if last.startswith("{"):
+            checks = found.get("checks", [])
+            found |= json.loads(last)
+            if checks:
+                found["checks"] = checks + found["checks"]
+        elif process.returncode:
+            found["error"] = " ".join(log.read_text().split())[-500:]
+        else:
+            found["text"] = last
+    return {"wall_seconds": round(time.monotonic() - began, 1)} | found
 
 
 def cell(one: dict[str, Any]) -> str:
@@ -198,8 +235,13 @@ def main() -> int:
     parser.add_argument("--stage", nargs="+", help=argparse.SUPPRESS)  # of torch, in its own process
     given = parser.parse_args()
     if given.stage:
-        what, model, number = given.stage
-        print(json.dumps((torch_update if what == "update" else torch_decode)(model, int(number))))
+        what, model, number = given.stage[0], given.stage[1], int(given.stage[2])
+        stages = {
+            "decode": lambda: torch_decode(model, number),
+            "update": lambda: torch_update(model, number),
+            "shared": lambda: torch_update(model, ANSWERS, number, number + SHORT),
+        }
+        print(json.dumps(stages[what]()))
         return 0
     if given.out is None:
         parser.error("give --out FOLDER")

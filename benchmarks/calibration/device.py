@@ -2,12 +2,17 @@
 
     python benchmarks/calibration/device.py rates
     python benchmarks/calibration/device.py decode --model Qwen3-8B --slots 64 --length 640
+    python benchmarks/calibration/device.py sample --model gpt-oss-20b --slots 64 --length 640
     python benchmarks/calibration/device.py update --model Qwen3-8B --layers 8 --length 4096 --rows 4
+    python benchmarks/calibration/device.py update --model Qwen3-0.6B --prompt 2048 --length 2176 --rows 8
 
 Weights are random, in the shapes of `scope_jax.plan.architectures`; --layers takes the first layers alone. `decode` is
 the engine's own program, over pages of which no two slots share any, sampling at temperature 1 from the whole
 vocabulary: milliseconds for a token of every slot, in dispatches of 16 tokens, whose mean length in the cache is
-`length`. `update` is one optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds.
+`length`. `sample` is the same as a run has it, of every family, the host's part included: a request for each slot whose
+mean length is that, the difference of whole answers and of one token each, over the tokens between. `update` is one
+optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds; with --prompt the rows are
+answers to one prompt of so many tokens, which is computed once, or once for each with --repeat.
 `rates`: FLOP/s of a large bfloat16 product, bytes/s of an addition of large vectors, seconds of a tiny operation in a
 loop. Prints one JSON line.
 """
@@ -16,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import statistics
 import sys
 import time
@@ -32,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from scope_jax.cli.program import MEMORY
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner
@@ -42,9 +50,11 @@ from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.pages import PAGE, Tables, pages_for
 from scope_jax.plan.architectures import public
+from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig, Placement, rows_of
-from scope_jax.rollouts.types import SamplingParams
+from scope_jax.rollouts.types import Request, SamplingParams
+from scope_jax.selftest.programs import Numbers
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 STEPS = 16  # tokens of a dispatch
@@ -53,11 +63,14 @@ CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _random(shape: tuple[int, ...], dtype: Any, seed: jax.Array) -> jax.Array:
-    return (0.02 * jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)).astype(dtype)
+    if len(shape) == 1:  # scales of norms, and biases, which must not decide what a router picks
+        return jnp.ones(shape, dtype)
+    few = 0.02 * jax.random.normal(jax.random.key(seed), (min(2**20, math.prod(shape)),), jnp.bfloat16)
+    return jnp.resize(few, shape).astype(dtype)
 
 
 def random_like(tree: Any) -> Any:
-    """Small random numbers for every leaf of weights."""
+    """Small random numbers for every leaf of weights, repeated in those of more than a million."""
     leaves, form = jax.tree.flatten(tree)
     return jax.tree.unflatten(
         form, [_random(leaf.shape, leaf.dtype, jnp.uint32(place)) for place, leaf in enumerate(leaves)]
@@ -124,9 +137,45 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
     }
 
 
-def full_rows(learner: Learner, model: ModelConfig, length: int, rows: int) -> Batch:
-    """Rows of random ids, trained but for their first token."""
-    draw, sampled = np.random.default_rng(0), np.arange(length) > 0
+def sample(model: ModelConfig, slots: int, length: int) -> dict[str, Any]:
+    """Milliseconds for a token of every slot: a prompt, and half as many sampled tokens."""
+    prompt, answer = length * 4 // 5, length * 2 // 5
+    platform = jax.devices()[0].platform
+    config = EngineConfig(slots, prompt + answer, (prompt,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
+    how = attention_over_pages(platform, head_dim(model), has_sinks(model))
+    engine = PagedEngine(model, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
+    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=True)
+    rollouts.use(random_like(engine.abstract_weights()))
+    draw = np.random.default_rng(0)  # new prompts each time, as the engine keeps those that it has computed
+
+    def run(tokens: int) -> int:
+        params = SamplingParams(1.0, 0, 1.0, tokens, (), (), False)
+        requests = [
+            Request(
+                draw.integers(0, model.vocab_size, prompt), params, np.array([slot, 7], np.uint32), str(slot), 1, None
+            )
+            for slot in range(slots)
+        ]
+        done = sum(len(completion.ids_T) for completion in rollouts.run(requests))
+        if done != slots * tokens:
+            raise SystemExit(f"{done} tokens came back instead of {slots * tokens}.")
+        return done
+
+    began = time.perf_counter()
+    run(answer)
+    compiled = time.perf_counter() - began
+    whole, first = (statistics.median(timed(lambda n=n: run(n), 1, 3)) for n in (answer, 1))
+    return {
+        "milliseconds": 1e3 * (whole - first) / (answer - 1),
+        "prompt_tokens_per_second": slots * prompt / first,
+        "seconds_to_first_result": round(compiled, 1),
+    }
+
+
+def full_rows(learner: Learner, model: ModelConfig, length: int, rows: int, prompt: int) -> Batch:
+    """Rows of random ids of which the first `prompt` are the same in all, trained after those."""
+    draw, sampled = np.random.default_rng(0), np.arange(length) >= prompt
+    same = draw.integers(0, model.vocab_size, prompt)
     episodes = [
         Episode(
             "solver",
@@ -134,7 +183,9 @@ def full_rows(learner: Learner, model: ModelConfig, length: int, rows: int) -> B
             str(row),
             (
                 Datum(
-                    draw.integers(0, model.vocab_size, length), sampled, np.where(sampled, -8.0, 0).astype(np.float32)
+                    np.concatenate([same, draw.integers(0, model.vocab_size, length - prompt)]),
+                    sampled,
+                    np.where(sampled, -8.0, 0).astype(np.float32),
                 ),
             ),
             0.0,
@@ -145,17 +196,33 @@ def full_rows(learner: Learner, model: ModelConfig, length: int, rows: int) -> B
     return learner.pack(episodes, CARD)[0]
 
 
-def update(model: ModelConfig, length: int, rows: int, remat: Any, rank: int, repetitions: int = 5) -> dict[str, Any]:
-    """Seconds of one optimiser step."""
+def update(
+    model: ModelConfig,
+    length: int,
+    rows: int,
+    remat: Any,
+    rank: int,
+    prompt: int = 0,
+    repeat: bool = False,
+    repetitions: int = 5,
+) -> dict[str, Any]:
+    """Seconds of one optimiser step. prompt: tokens that all rows begin with; repeat: and compute."""
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    section = LearnerSection(buckets=(length,), packing=False, micro_batch_rows=rows, remat=remat)
+    together = (prompt + rows * (length - prompt),) if prompt and not repeat else ()
+    section = LearnerSection(
+        buckets=(length, *together),
+        packing=bool(together),
+        share_prefixes="auto" if together else "never",
+        micro_batch_rows=rows,
+        remat=remat,
+    )
     adapter = Adapter(rank, 2.0 * rank, ("all-linear",)) if rank else None
     dtypes: dict[str, Any] = {"param_dtype": jnp.float32, "compute_dtype": jnp.bfloat16}
     learner = Learner(model, mesh, OptimizerSection(), section, adapter=adapter, **dtypes)
     shapes = learner.abstract_state(reference=adapter is not None)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.replace(params=None, ref_params=None))
     state = state.replace(params=random_like(shapes.params), ref_params=random_like(shapes.ref_params))
-    batch = full_rows(learner, model, length, rows)
+    batch = full_rows(learner, model, length, rows, max(prompt, 1))
     scores = learner.score(state, batch, policy=False, reference=False)
 
     def step() -> Any:
@@ -171,6 +238,7 @@ def update(model: ModelConfig, length: int, rows: int, remat: Any, rank: int, re
         "seconds": statistics.median(seconds),
         "best_seconds": min(seconds),
         "tokens_per_second": rows * length / statistics.median(seconds),
+        "tokens_computed": int(batch.micro_batches) * batch.ids_MBT[0].size,
         "seconds_to_compile": round(compiled, 1),
     }
 
@@ -192,7 +260,7 @@ def rates() -> dict[str, float]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("rates", "decode", "update"))
+    options.add_argument("what", choices=("rates", "decode", "sample", "update"))
     options.add_argument("--model", default="Qwen3-8B")
     options.add_argument("--layers", type=int)
     options.add_argument("--slots", type=int, default=64)
@@ -201,15 +269,23 @@ def main() -> None:
     )
     options.add_argument("--rows", type=int, default=1)
     options.add_argument("--remat", choices=("full", "qkv", "dots", "none"), default="full")
+    options.add_argument(
+        "--prompt", type=int, default=0, help="tokens that the rows of an update begin with, the same in all"
+    )
+    options.add_argument("--repeat", action="store_true", help="and that are computed in each row")
     options.add_argument("--rank", type=int, default=0, help="of adapters on all linear layers; 0: all weights")
     given = options.parse_args()
+    os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY)  # as a run has it
     if given.what == "rates":
         found = rates()
     else:
         model = model_of(given.model, given.layers)
         sizes = {
             "decode": lambda: decode(model, given.slots, given.length),
-            "update": lambda: update(model, given.length, given.rows, given.remat, given.rank),
+            "sample": lambda: sample(model, given.slots, given.length),
+            "update": lambda: update(
+                model, given.length, given.rows, given.remat, given.rank, given.prompt, given.repeat
+            ),
         }
         found = sizes[given.what]()
     device = jax.devices()[0]

@@ -20,7 +20,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import transformer
 from scope_jax.models.check import Check
-from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
+from scope_jax.models.config import Attention, Delta, Dense, Layer, ModelConfig
 from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, PICKS, attention_over_pages
 from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.models.rope import Rope
@@ -50,7 +50,13 @@ SINKS = replace(
         for window in (70, None)
     ),
 )
-MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS, "sinks": SINKS}
+# Qwen3.5's layers: a state in three of four.
+STATES = replace(
+    DENSE,
+    architecture="qwen3_5_text",
+    layers=(Layer(Delta(2, 4, 128, 128, taps=4, norm_eps=1e-6), Dense(512)),) * 3 + (Layer(HEADS, Dense(512)),),
+)
+MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS, "sinks": SINKS, "states": STATES}
 
 CARD = LossCard(kl="k3", kl_coef=0.1)
 # A large eps: Adam's first step is otherwise ±1 for every weight, and rounding decides the sign of tiny gradients.
@@ -132,8 +138,8 @@ class Numbers:
         return b""
 
 
-def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH) -> LocalRollouts:
-    """An engine with pages and random weights. length: of the longest episode."""
+def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH, picks: bool = False) -> LocalRollouts:
+    """An engine with pages and random weights. length: of the longest episode; picks: it keeps those of routers."""
     config = EngineConfig(
         slots=8 * mesh.shape["fsdp"] * mesh.shape["fsdp_inner"],
         max_length=length,
@@ -142,6 +148,7 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH
         decode_steps=8,
         compute_dtype=jnp.dtype(dtype),
         prefill_tokens=128,
+        picks=picks,
     )
     how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model), has_sinks(model))
     rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
@@ -149,8 +156,10 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH
     return rollouts
 
 
-def learner_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH) -> Learner:
-    section = SECTION.model_copy(update={"buckets": (length,)})
+def learner_of(
+    model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH, router_replay: bool = False
+) -> Learner:
+    section = SECTION.model_copy(update={"buckets": (length,), "router_replay": router_replay})
     return Learner(model, mesh, OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.dtype(dtype))
 
 
@@ -167,8 +176,11 @@ def requests(count: int) -> list[Request]:
 
 
 def engine_against_learner(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
-    """Largest difference of a sampled token's log-prob, in nats."""
-    return float(np.max(np.abs(signed(model, mesh, dtype, requests(24), LENGTH))))
+    """Largest difference of a sampled token's log-prob, in nats. The learner has the experts that the engine picked:
+    where two are nearly as probable, rounding decides, and each is right."""
+    experts = bool(model.expert_layers)
+    asked = [replace(one, picks=experts) for one in requests(24)]
+    return float(np.max(np.abs(signed(model, mesh, dtype, asked, LENGTH, experts))))
 
 
 def kl_by_context(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
@@ -187,14 +199,17 @@ def kl_by_context(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
     return worst
 
 
-def signed(model: ModelConfig, mesh: Mesh, dtype: str, asked: Sequence[Request], length: int) -> np.ndarray:
-    """Log-probs of all sampled tokens by the learner less those by the engine. length: of the longest episode."""
-    completions = rollouts_of(model, mesh, dtype, length).run(asked)
+def signed(
+    model: ModelConfig, mesh: Mesh, dtype: str, asked: Sequence[Request], length: int, replay: bool = False
+) -> np.ndarray:
+    """Log-probs of all sampled tokens by the learner less those by the engine. length: of the longest episode; replay:
+    the learner takes the engine's experts."""
+    completions = rollouts_of(model, mesh, dtype, length, replay).run(asked)
     episodes = [
         Episode("solver", "actor", "0", Datum.from_completion(completion), 0.0, advantage=1.0)
         for completion in completions
     ]
-    learner = learner_of(model, mesh, dtype, length)
+    learner = learner_of(model, mesh, dtype, length, replay)
     state = learner.init_state(random_params(model), reference=False)
     (batch,) = learner.pack(episodes, CARD)
     scores = learner.score(state, batch, reference=False)
