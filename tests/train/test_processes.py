@@ -144,6 +144,22 @@ def test_adapters_in_two_processes_equal_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_experts_that_the_engines_of_two_processes_picked_are_replayed_as_those_of_one(tmp_path: Path) -> None:
+    """A random model in bfloat16, whose learner without replay picks others for some tokens."""
+    families = pytest.importorskip("tests.train.test_families")
+    base = families.checkpoint("qwen3_moe", tmp_path / "base")
+    one, two, without = tmp_path / "one", tmp_path / "two", tmp_path / "without"
+    more = (f"model.checkpoint={base}", "model.compute_dtype=bfloat16", "optimizer.warmup_steps=1")
+    replay = "learner.router_replay=true"
+    do(tmp_path, *(spec("ssp/atlas.toml", run, n, *more, replay, devices=2) for run, n in ((one, 1), (two, 2))))
+    same_step(one, two)
+    do(tmp_path, spec("ssp/atlas.toml", without, 2, *more, devices=2))
+    assert runs.lines(two, "episodes.jsonl") == runs.lines(without, "episodes.jsonl")
+    apart = [runs.lines(run, "metrics.jsonl")[-1]["proposer/mismatch_kl"] for run in (two, without)]
+    assert 0 < apart[0] < apart[1], apart
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
 def test_eight_devices_in_two_processes_equal_one_and_delays_of_search_and_judge_change_nothing(
     card: str, tmp_path: Path
