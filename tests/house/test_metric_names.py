@@ -30,6 +30,7 @@ from scope_jax.games import (
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import collapse, given
+from scope_jax.play.measures import BY_TEXT
 from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES
@@ -191,6 +192,7 @@ def test_a_games_list_of_metrics_has_every_metric_of_a_step(game: str) -> None:
 def known() -> frozenset[str]:
     measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
     measured |= set(DERIVED)  # computed by the benchmark from what a run has written
+    measured |= {f"eval/set/{measure}" for measure in BY_TEXT}  # that a card may ask for
     updates = {name.rpartition("/")[0] for own in produced().values() for name in own if name.endswith("/loss")}
     measured |= set(collapse.names({role for update in updates for role in update.split("+")} - {"sft", "dpo"}))
     return frozenset(measured).union(*produced().values())
