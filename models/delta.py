@@ -164,6 +164,8 @@ def delta_rule(
 
 
 def _by_value_head(x_BTKh: jax.Array, heads: int) -> jax.Array:
+    """In at least float32, as gradients of the heads that share one are added."""
+    x_BTKh = x_BTKh.astype(jnp.promote_types(x_BTKh.dtype, jnp.float32))
     return jnp.repeat(x_BTKh, heads // x_BTKh.shape[2], axis=2)
 
 
