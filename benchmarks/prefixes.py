@@ -20,6 +20,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,7 +99,7 @@ def packed(
 
 def compiled(section: LearnerSection, model: ModelConfig, made: Sequence[Episode], shards: int, share: str) -> float:
     """FLOPs of an optimiser step on all devices, by the compiler."""
-    changed = {"share_prefixes": share, "attention": "reference", "remat": "full"}
+    changed: dict[str, Any] = {"share_prefixes": share, "attention": "reference", "remat": "full"}
     if section.micro_batch_rows == "auto":
         changed["micro_batch_rows"] = 8  # as on accelerators
     section, card = section.model_copy(update=changed), LossCard(kl="none")
