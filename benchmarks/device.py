@@ -9,7 +9,7 @@ is JSON. Weights are random; Qwen3-8B/8 is the model's first 8 layers. In order:
     selftest              scope-jax selftest, in several processes at a time, as it mostly compiles
     decode MODEL N        the paged engine, N slots of 640 tokens in the mean: milliseconds for a token of every slot
     torch decode MODEL N  transformers' generate from N prompts of 512 tokens, 256 more each, with its dynamic cache
-    sample MODEL N        the same as `decode` as a run has it, the host's part included: families with layers of others
+    sample MODEL N        the same as a run has it, the host's part included: models of other layers, or with experts
     update MODEL N        one step over N rows of 1,024 tokens: float32 weights and moments, layers recomputed, AdamW
     torch update MODEL N  the same of transformers' model under autocast, with scaled_dot_product_attention
     shared MODEL N        one step over 8 answers of 128 tokens to a prompt of N, which is computed once
@@ -157,45 +157,39 @@ def outcome(name: str, folder: Path, torch: str) -> dict[str, Any]:
     """A stage's JSON (of `demo` its text), its seconds, and its error if it failed; of the self-test that of all its
     processes."""
     began, names = time.monotonic(), [f"selftest {part}" for part in CHECKS] if name == "selftest" else [name]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment["PYTHONFAULTHANDLER"] = "1"  # where a process is that takes too long
-    if len(names) > 1:
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    logs = [folder / f"{one.replace(' ', '-').replace('/', '-')}.log" for one in names]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONFAULTHANDLER": "1",  # where a process is that takes too long
+        **({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if len(names) > 1 else {}),
+    }
     processes = []
-    for one, log in zip(names, logs, strict=True):
+    for one in names:
+        log = folder / f"{one.replace(' ', '-').replace('/', '-')}.log"
         with log.open("w") as errors:
-            processes.append(
-                subprocess.Popen(
-                    command(one, folder, torch),
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-    found: dict[str, Any] = {}
-    for process, log in zip(processes, logs, strict=True):
-        try:
-            text, _ = process.communicate(timeout=max(1, STAGES[name] - (time.monotonic() - began)))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGABRT)
-            process.communicate()
-            found["error"] = f"not done within {STAGES[name]} s"
-            continue
-        last = (text.strip().splitlines() or [""])[-1]
-        if last.startswith("{"):
-            checks = found.get("checks", [])
-            found |= json.loads(last)
-            if checks:
-                found["checks"] = checks + found["checks"]
-        elif process.returncode:
-            found["error"] = " ".join(log.read_text().split())[-500:]
-        else:
-            found["text"] = last
+            options: dict[str, Any] = {"cwd": ROOT, "env": environment, "stderr": errors, "text": True}
+            words = command(one, folder, torch)
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True, **options)
+        processes.append((process, log))
+    ended = [result(process, log, began, STAGES[name]) for process, log in processes]
+    checks = [check for one in ended for check in one.pop("checks", [])]
+    found: dict[str, Any] = {"checks": checks} if checks else {}
+    for one in ended:
+        found |= one
     return {"wall_seconds": round(time.monotonic() - began, 1)} | found
+
+
+def result(process: subprocess.Popen[str], log: Path, began: float, limit: int) -> dict[str, Any]:
+    """The JSON or text of a process's last line, or why there is none; it is ended so many seconds after `began`."""
+    try:
+        text, _ = process.communicate(timeout=max(1, limit - (time.monotonic() - began)))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        process.communicate()
+        return {"error": f"not done within {limit} s"}
+    last = (text.strip().splitlines() or [""])[-1]
+    if last.startswith("{"):
+        return json.loads(last)
+    return {"error": " ".join(log.read_text().split())[-500:]} if process.returncode else {"text": last}
 
 
 def cell(one: dict[str, Any]) -> str:

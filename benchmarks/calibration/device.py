@@ -12,7 +12,7 @@ vocabulary: milliseconds for a token of every slot, in dispatches of 16 tokens, 
 `length`. `sample` is the same as a run has it, of every family, the host's part included: a request for each slot whose
 mean length is that, the difference of whole answers and of one token each, over the tokens between. `update` is one
 optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds; with --prompt the rows are
-answers to one prompt of so many tokens, which is computed once, or once for each with --repeat.
+answers to one prompt of so many tokens, which is computed once.
 `rates`: FLOP/s of a large bfloat16 product, bytes/s of an addition of large vectors, seconds of a tiny operation in a
 loop. Prints one JSON line.
 """
@@ -203,19 +203,12 @@ def update(
     remat: Any,
     rank: int,
     prompt: int = 0,
-    repeat: bool = False,
     repetitions: int = 5,
 ) -> dict[str, Any]:
-    """Seconds of one optimiser step. prompt: tokens that all rows begin with; repeat: and compute."""
+    """Seconds of one optimiser step. prompt: tokens that all rows begin with."""
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    together = (prompt + rows * (length - prompt),) if prompt and not repeat else ()
-    section = LearnerSection(
-        buckets=(length, *together),
-        packing=bool(together),
-        share_prefixes="auto" if together else "never",
-        micro_batch_rows=rows,
-        remat=remat,
-    )
+    together = (prompt + rows * (length - prompt),) if prompt else ()
+    section = LearnerSection(buckets=(length, *together), packing=prompt > 0, micro_batch_rows=rows, remat=remat)
     adapter = Adapter(rank, 2.0 * rank, ("all-linear",)) if rank else None
     dtypes: dict[str, Any] = {"param_dtype": jnp.float32, "compute_dtype": jnp.bfloat16}
     learner = Learner(model, mesh, OptimizerSection(), section, adapter=adapter, **dtypes)
@@ -272,7 +265,6 @@ def main() -> None:
     options.add_argument(
         "--prompt", type=int, default=0, help="tokens that the rows of an update begin with, the same in all"
     )
-    options.add_argument("--repeat", action="store_true", help="and that are computed in each row")
     options.add_argument("--rank", type=int, default=0, help="of adapters on all linear layers; 0: all weights")
     given = options.parse_args()
     os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY)  # as a run has it
@@ -283,9 +275,7 @@ def main() -> None:
         sizes = {
             "decode": lambda: decode(model, given.slots, given.length),
             "sample": lambda: sample(model, given.slots, given.length),
-            "update": lambda: update(
-                model, given.length, given.rows, given.remat, given.rank, given.prompt, given.repeat
-            ),
+            "update": lambda: update(model, given.length, given.rows, given.remat, given.rank, given.prompt),
         }
         found = sizes[given.what]()
     device = jax.devices()[0]
