@@ -175,8 +175,9 @@ class PagedPrograms:
             at, part = np.zeros((self.row_shards, MOVED), np.int32), pages[first : first + MOVED]
             at[shard, : len(part)] = part
             parts.append(self.read_picks(array, at))
-        own = slice(shard * MOVED, (shard + 1) * MOVED)
-        return lambda: np.concatenate([np.asarray(part)[own].reshape(-1, *array.shape[2:]) for part in parts])
+        own, sizes = slice(shard * MOVED, (shard + 1) * MOVED), array.shape[2:]
+        nothing = np.zeros((0, *sizes), array.dtype)  # of a row without a token in the cache
+        return lambda: np.concatenate([nothing, *(np.asarray(part)[own].reshape(-1, *sizes) for part in parts)])
 
     def written(
         self, cache: Pages | Stateful, shard: int, pages: Sequence[Sequence[int]], contents: Any

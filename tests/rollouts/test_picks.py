@@ -18,6 +18,7 @@ from scope_jax.models.attention import make_attend
 from scope_jax.models.moe import keeping, picked_dtype
 from scope_jax.models.pages import PAGE
 from scope_jax.rollouts.paged import page_bytes
+from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation, Restart
 from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, bits, make_engine, make_paged, make_params, make_rollouts, request
@@ -107,6 +108,20 @@ def test_dense_and_paged_set_aside_and_ahead(params):
     assert moved
     plain = make_rollouts(make_paged(cfg=MOE), params).run(asked(12, tokens=60))
     assert list(map(bits, plain)) == list(map(bits, paged)) and picks(plain) == [None] * 24
+
+
+def test_a_prompt_of_one_token_is_set_aside(params):
+    """Before its first token is sampled the cache has none of its tokens, and so no picks."""
+    engine = make_paged(ENGINE, MOE)
+    weights, one, key = engine.load_params(params), request("x"), np.zeros(2, np.uint32)
+    placement = Placement(0, 0, 160, one.params, key)
+    state = engine.init_decode_state()
+    state = engine.insert(state, engine.prefill(weights, [one.prompt_ids]), [placement])
+    state, left = engine.advance(weights, state)
+    assert not left and state.length[0] == 0
+    aside = engine.set_aside(engine.pause(state, [0]), 0)
+    assert aside.length == 0 and aside.picks is not None
+    assert aside.picks.shape == (0, 2, 2) and aside.picks.dtype == np.uint8
 
 
 def test_only_requests_that_ask_have_them(engine, params):
