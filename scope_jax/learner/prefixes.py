@@ -131,18 +131,21 @@ def rows_of(trees: Sequence[Node], width: int) -> list[Node]:
     return [Node(np.zeros(0, np.int32), 0, members) for members in _filled(parts, width, width - 1)]
 
 
-def _divided(node: Node, width: int, slots: int) -> list[Node]:
-    """The tree as trees of at most so many tokens and sampled tokens, each with a copy of its first node's tokens."""
-    if node.size <= width and node.sampled <= slots:
-        return [node]
-    room = width - len(node.ids)
-    ends = [Node(node.ids[:0], node.start + len(node.ids), pieces=[piece]) for piece in node.pieces]
-    below = [part for child in node.children for part in _divided(child, room, slots)]
-    divided = []
-    for members in _filled([*ends, *below], room, slots):
-        pieces = [piece for part in members if not len(part.ids) for piece in part.pieces]
-        divided.append(Node(node.ids, node.start, [part for part in members if len(part.ids)], pieces))
-    return divided
+def _divided(tree: Node, width: int, slots: int) -> list[Node]:
+    """The tree as trees of at most so many tokens and sampled tokens, each with a copy of what its texts begin with."""
+    parts: dict[int, list[Node]] = {}
+    for node in reversed([*tree.nodes()]):  # without recursion, as in `_Open.closed`
+        if node.start + node.size <= width and node.sampled <= slots:
+            parts[id(node)] = [node]
+            continue
+        stop = node.start + len(node.ids)
+        ends = [Node(node.ids[:0], stop, pieces=[piece]) for piece in node.pieces]
+        below = [part for child in node.children for part in parts[id(child)]]
+        parts[id(node)] = divided = []
+        for members in _filled([*ends, *below], width - stop, slots):
+            pieces = [piece for part in members if not len(part.ids) for piece in part.pieces]
+            divided.append(Node(node.ids, node.start, [part for part in members if len(part.ids)], pieces))
+    return parts[id(tree)]
 
 
 def _filled(parts: Sequence[Node], width: int, slots: int) -> list[list[Node]]:

@@ -144,6 +144,15 @@ def test_a_long_conversation_needs_no_recursion(always):
     assert batch.row_tokens == 2000 and batch.mask_MN.sum() == 1999
 
 
+@pytest.mark.slow
+def test_a_deep_tree_is_divided_without_recursion(always):
+    """Answers of one word, each a word longer than the one before it, with more sampled tokens than a row may have."""
+    flags = [np.arange(n + 2) > max(0, n + 1 - 20) for n in range(1199)]
+    answers = [episode_of(datum_of([9] * len(own), own), group="g", advantage=1.0) for own in flags]
+    batch = batching.pack(answers, SECTION.model_copy(update={"buckets": (1280,)}), 1, work=SPARSE)
+    assert batch.mask_MN.sum() == sum(own.sum() for own in flags)
+
+
 def test_rows_do_not_depend_on_the_names_of_groups(always):
     group = grouped(2, 9, [5, 3, 4])
     renamed = [replace(episode, group=str(number)) for number, episode in enumerate(group)]
