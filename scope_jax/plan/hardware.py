@@ -24,7 +24,7 @@ GPU_FILES = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver, a folder for
 
 
 # Slices, or nodes, of the same size may stand before it: 2xv6e:8x8, 4x8xH100.
-TPU = re.compile(r"(?:([1-9]\d*)x)?(v5e|v5p|v6e|v7x):(\d+(?:x\d+){1,2})")
+TPU = re.compile(r"(?:([1-9]\d*)x)?(v5e|v5p|v6e|v7x):([1-9]\d*(?:x[1-9]\d*){1,2})")
 GPUS = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)x(A100|H100|H200|GB200|B200|B300)")
 # The environment for compiling for devices that are not here: JAX runs on the CPU and keeps no compiled programs,
 # which only the devices could load; libtpu is told what it would ask of a TPU's surroundings, and that it is not alone.

@@ -44,7 +44,7 @@ def test_hardware_by_its_name(name, devices, domains, chip):
         assert chip_of(on.devices[0].device_kind) == on.chip
 
 
-@pytest.mark.parametrize("name", ["0x8xH100", "2x0xH100", "8xL4", "v7x", "2v6e:4x4", "-1xv6e:4x4"])
+@pytest.mark.parametrize("name", ["0x8xH100", "2x0xH100", "8xL4", "v7x", "2v6e:4x4", "-1xv6e:4x4", "v5e:0x4"])
 def test_names_of_no_hardware(name):
     with pytest.raises(UserError, match="not known hardware"):
         hardware(name)
