@@ -250,7 +250,7 @@ def template_file(path: Path) -> str:
     if (size := path.stat().st_size) > 4 * MOST_TEMPLATE:
         raise UserError(f"The chat template {path} has {size} bytes, more than any template; use another one.")
     try:
-        return _template(path.read_text(encoding="utf-8"), path)
+        return _template(path.read_text(encoding="utf-8-sig"), path)  # an editor's mark is no part of it
     except UnicodeDecodeError as error:
         raise UserError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
 

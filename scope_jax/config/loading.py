@@ -17,6 +17,7 @@ from scope_jax.config.base import HOME, CardError, Section, merge_tables
 from scope_jax.config.reference import all_keys, table_of
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.tables import RolloutSection
+from scope_jax.text import toml
 
 Parsed = TypeVar("Parsed", bound=Section)
 
@@ -87,8 +88,16 @@ def _complaint(card: type[Section], error: ErrorDetails) -> str:
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         return f"`{key}`{value} must be {words} {bounds[name]:.12g}"
+    if kind == "literal_error" and error["loc"][-1] == "[key]":
+        return f"unknown key `{key.removesuffix('.[key]')}`; give one of {bounds['expected']}"
     if kind == "literal_error":
         return f"`{key}`{value} must be {bounds['expected']}"
+    if kind == "string_pattern_mismatch":
+        return f"`{key}` must match the pattern {bounds['pattern']}"
+    if kind in ("string_too_short", "too_short"):
+        return f"`{key}` must not be empty"  # no field asks for more than one
+    if kind in ("string_too_long", "too_long"):
+        return f"`{key}` must have at most {bounds['max_length']} {'characters' if kind[0] == 's' else 'items'}"
     said = error["msg"].removeprefix("Value error, ")
     return f"`{key}`: {said}" if error["loc"] else said
 
@@ -98,7 +107,11 @@ def _short(value: Any) -> bool:
 
 
 def _sentence(card: type[Section], where: str, error: ValidationError) -> str:
-    said = "; ".join(dict.fromkeys(_complaint(card, one) for one in error.errors()))
+    errors = error.errors()
+    inside = {one["loc"][:-1] for one in errors}  # a list without its wrong items is not also too short
+    said = "; ".join(
+        dict.fromkeys(_complaint(card, one) for one in errors if one["type"] != "too_short" or one["loc"] not in inside)
+    )
     return f"{where}: {said}" + ("" if said.endswith("?") else ".")
 
 
@@ -116,18 +129,11 @@ def parse_section(section: type[Parsed], table: dict[str, Any], where: str, fold
 def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain data of a card, merged with that of the card it extends."""
     if not path.is_file():
-        raise CardError(
-            f"{extended_by[-1]}: extends {path}, which does not exist; give a path relative to the card's folder."
-            if extended_by
-            else f"{path}: no such card; give a name that `scope-jax cards` lists, such as ssp/atlas, or a TOML file."
-        )
+        raise CardError(_no_card(path, extended_by))
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, not UTF-8, a number with too many digits, nested too deeply
-        raise CardError(f"{path}: not valid TOML: {error}.") from None
+        table = toml.tables(path)
+    except ValueError as error:
+        raise CardError(f"{path}: {error}.") from None
     parent = table.pop("extends", None)
     if parent is None:
         return table
@@ -138,6 +144,17 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     if above in chain:
         raise CardError(f"{path}: extends {parent}, which extends it in turn; remove one of the two.")
     return merge_tables(read_table(above, chain), table)
+
+
+def _no_card(path: Path, extended_by: tuple[Path, ...]) -> str:
+    """The sentence about a card that is no file."""
+    if extended_by:
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        return f"{extended_by[-1]}: extends {path}, which {wrong}; give a path relative to the card's folder."
+    if path.is_dir():
+        own = path / "config.toml"
+        return f"{path} is a folder, not a card; give {f'its card, {own}' if own.is_file() else 'a TOML file'}."
+    return f"{path}: no such card; give a name that `scope-jax cards` lists, such as ssp/atlas, or a TOML file."
 
 
 def card_file(path: str | Path) -> Path:

@@ -6,7 +6,6 @@ paper used it: the keys of `[papers.NAME]` replace those above them.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +15,7 @@ from scope_jax.config.base import HOME, CardError, Count, Section, Temperature, 
 from scope_jax.config.exams import EvalSet, Measure
 from scope_jax.config.loading import parse_section
 from scope_jax.config.tables import TopP
+from scope_jax.text import toml
 
 FIGURES = HOME / "configs" / "exams" / "papers"  # one file per paper, by the name of its game
 SUITES = HOME / "configs" / "exams"
@@ -169,8 +169,8 @@ def _listed(suite: SuiteCard) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return toml.tables(path)
     except FileNotFoundError:
         raise CardError(f"{path} does not exist; check the name.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CardError(f"{path} is not valid TOML ({error}); correct it.") from None
+    except ValueError as error:
+        raise CardError(f"{path}: {error}.") from None

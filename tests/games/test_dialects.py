@@ -299,6 +299,7 @@ def test_a_custom_dialect(tmp_path):
         (('role = "user"', 'role = "nobody"'), "`results.role`: Input should be 'user', 'tool', 'environment' or"),
         (('role = "user"', 'role = "user"\neach = true'), "results.each needs results.template_wraps"),
         (("[results]", "[results"), "not valid TOML"),
+        (("[results]", f"x = {'9' * 5000}\n[results]"), "not valid TOML: a number with too many digits"),
         (('tag = "lookup"', 'tag = "a"\npayload = "json"'), "`call.payload` is no key any more"),
         (('tag = "lookup"', 'tag = "a"\npayload = "text"'), 'write format = "xml" as its first line, remove [call]'),
         (('role = "user"', 'role = "user"\n[words]\ncall = "x"'), "`words` is no key any more"),

@@ -349,7 +349,7 @@ def test_templates_lie_in_files_or_in_the_config(folders, tmp_path):
     said = {"tokenizer_config.json": {"eos_token": END, "chat_template": "config", "tokenizer_class": None}}
     folder = _write(folders["single digits"], tmp_path, said)
     assert Tokenizer.load(folder)._hf.chat_template == "config"
-    (folder / "chat_template.jinja").write_text("file")
+    (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbffile")  # some editors begin a file with a mark
     assert Tokenizer.load(folder)._hf.chat_template == "file"
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")

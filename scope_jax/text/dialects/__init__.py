@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scope_jax.errors import UserError
+from scope_jax.text import toml
 from scope_jax.text.dialects import formats, gemma, harmony, mistral
 from scope_jax.text.dialects.formats import Call, Format
 from scope_jax.text.dialects.values import Malformed
@@ -307,11 +307,12 @@ def load(name: str) -> Dialect:
             f"unknown dialect {name}; choose one of {', '.join(names())}, or give the path of your own TOML file"
         )
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = toml.tables(path)
+    except ValueError as error:
+        raise DialectError(f"the dialect file {path}: {error}") from None
+    try:
         _check_keys(table, path)
         return Dialect.model_validate(table)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DialectError(f"the dialect file {path} is not valid TOML: {error}") from None
     except ValidationError as error:
         item = error.errors()[0]
         key = ".".join(map(str, item["loc"]))
