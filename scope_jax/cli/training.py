@@ -114,7 +114,8 @@ def plan(
         typer.Option(metavar="HARDWARE", help="v5p:4x4x4, 8xH100, ...; it need not be here [default: this one]."),
     ] = None,
     model_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The model's config.json, if its folder is not here.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The model's config.json, or its folder, if the card's is not here."),
     ] = None,
     index: Annotated[
         str | None, typer.Option(metavar="PASSAGESxWIDTH", help="Vectors of a search index that is not built yet.")

@@ -215,13 +215,17 @@ def public(model: str) -> ModelConfig | None:
 def model_of(
     checkpoint: str, file: Path | None, remedy: str = "its config.json with --model-config FILE"
 ) -> tuple[ModelConfig, str]:
-    """(the model of a card, where its shape is from): `file`, a config.json; else the card's checkpoint folder; else
-    the config.json of the hub's model of that name; else its public figures.
+    """(the model of a card, where its shape is from): `file`, a config.json or its folder; else the card's checkpoint
+    folder; else the config.json of the hub's model of that name; else its public figures.
 
     Raises UserError if there is none of them, FileNotFoundError or ValueError for a bad config.json.
     """
     if file is not None:
-        return from_hf(read_object(file)), str(file)
+        file = file / "config.json" if file.is_dir() else file
+        try:
+            return from_hf(read_object(file)), str(file)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
     folder = Path(checkpoint)
     if folder.is_dir():
         return checked_config(folder), str(folder)

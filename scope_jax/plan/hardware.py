@@ -4,6 +4,7 @@ here, or those of this machine."""
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ GPU_FILES = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver, a folder for
 # Slices, or nodes, of the same size may stand before it: 2xv6e:8x8, 4x8xH100.
 TPU = re.compile(r"(?:([1-9]\d*)x)?(v5e|v5p|v6e|v7x):([1-9]\d*(?:x[1-9]\d*){1,2})")
 GPUS = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)x(A100|H100|H200|GB200|B200|B300)")
+MOST_DEVICES = 2**17  # of a plan: more than any cluster, few enough for memory
 # The environment for compiling for devices that are not here: JAX runs on the CPU and keeps no compiled programs,
 # which only the devices could load; libtpu is told what it would ask of a TPU's surroundings, and that it is not alone.
 ABSENT = {
@@ -189,10 +191,12 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
         return _this_machine() if compiled else _unstarted()
     if found := TPU.fullmatch(on):
         slices, chip = int(found[1] or 1), CHIPS[found[2]]
+        _countable(on, slices, *map(int, found[3].split("x")))
         devices = tpu_devices(f"{found[2]}:{found[3]}", slices) if compiled else []
         return Hardware(on, "tpu", chip, devices or absent_tpu_devices(chip, found[3], slices), slices)
     if found := GPUS.fullmatch(on):
         nodes, chip = int(found[1] or 1), CHIPS[found[3]]
+        _countable(on, nodes, int(found[2]))
         return Hardware(on, "gpu", chip, gpu_devices(chip, int(found[2]), nodes, compiled), nodes)
     if on in CUDA:
         raise UserError(f"--on {on} does not say how many; give --on 1x{on} for one, 8x{on} for a node of eight.")
@@ -201,6 +205,12 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
         "node such as 8xH100 (A100, H100, H200, B200, B300, GB200), several of either such as 2xv6e:8x8 or 4x8xH100, "
         "or leave it out for this machine."
     )
+
+
+def _countable(on: str, *sizes: int) -> None:
+    """Raises UserError for more devices than a plan lists."""
+    if math.prod(sizes) > MOST_DEVICES:
+        raise UserError(f"--on {on} has {math.prod(sizes):,} devices, and a plan at most {MOST_DEVICES:,}; give fewer.")
 
 
 def _this_machine() -> Hardware:

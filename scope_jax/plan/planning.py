@@ -305,7 +305,7 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
     card = cfg.retrieval
     if stated is not None:
         rows, _, width = stated.partition("x")
-        if not (rows.isdecimal() and width.isdecimal()):
+        if not (rows.isdecimal() and width.isdecimal() and int(rows) * int(width)):
             raise UserError(f"--index {stated} is not of the form PASSAGESxWIDTH, for example 21015324x768.")
         return int(rows) * int(width), ""
     if card is None or card.url is not None or card.kind != "exact":

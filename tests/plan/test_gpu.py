@@ -44,7 +44,13 @@ def test_hardware_by_its_name(name, devices, domains, chip):
         assert chip_of(on.devices[0].device_kind) == on.chip
 
 
-@pytest.mark.parametrize("name", ["0x8xH100", "2x0xH100", "8xL4", "v7x", "2v6e:4x4", "-1xv6e:4x4", "v5e:0x4"])
+@pytest.mark.parametrize("name", ["0x8xH100", "2x0xH100", "8xL4", "v7x", "2v6e:4x4", "-1xv6e:4x4", "v5p:0x2x2"])
 def test_names_of_no_hardware(name):
     with pytest.raises(UserError, match="not known hardware"):
         hardware(name)
+
+
+@pytest.mark.parametrize("name", ["99999999999xH100", "400xv5p:99x99x99"])
+def test_more_devices_than_any_cluster_has_are_not_listed(name):
+    with pytest.raises(UserError, match=f"--on {name} has .* devices, and a plan at most 131,072; give fewer."):
+        hardware(name, compiled=False)

@@ -375,6 +375,8 @@ def test_vectors_of_the_index():
     cfg = load_card("configs/ssp/qwen2.5-7b.toml")
     assert index_vectors(cfg, "21015324x768") == (21015324 * 768, "")
     assert "not counted" in index_vectors(cfg, None)[1]
+    with pytest.raises(UserError, match="is not of the form PASSAGESxWIDTH"):
+        index_vectors(cfg, "0x768")
     assert index_vectors(load_card("configs/scope/qwen3-8b.toml"), None) == (0, "")
     with pytest.raises(ValueError, match="PASSAGESxWIDTH"):
         index_vectors(cfg, "many")
