@@ -55,7 +55,12 @@ def _from_file(file: Path) -> Game:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit:
+        raise CardError(
+            f'{file} ends the program when it is imported; put what it runs by itself under if __name__ == "__main__".'
+        ) from None
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         raise CardError(f"{file} is not a game: it must define GAME, a scope_jax.play.game.Game (docs/tutorial.md).")

@@ -19,13 +19,17 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from scope_jax.config import Config
+from scope_jax.errors import UserError
+from scope_jax.games import GAMES
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.collapse import with_signs
-from scope_jax.play.game import Memory
+from scope_jax.play.game import Game, Memory
 from scope_jax.run import host_memory
 from scope_jax.run.assemble import Trainer, sampled
 from scope_jax.run.checkpoint_writer import Checkpoints
@@ -172,7 +176,10 @@ class Steps:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these
         lack."""
         self.world.execution.begin()
-        episodes, memory, metrics = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
+        returned = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
+        if self.cfg.system not in GAMES:
+            check_step(self.cfg, self.world.game, returned)
+        episodes, memory, metrics = returned
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
         return Played(episodes, memory, with_signs(metrics, episodes) | staleness)
 
@@ -203,6 +210,33 @@ class Steps:
         sentences += [f"step {self._at.done}: {sentence}" for sentence in self._signs.add(metrics)]
         missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])
+
+
+def check_step(cfg: Config, game: Game, returned: Any) -> None:
+    """Raises UserError for what a game of one's own may not return from `play`: what is no step, metrics that are no
+    numbers, and episodes to be trained that no update takes, from which nothing would be learned without a word."""
+    if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], list | tuple)):
+        what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+        raise UserError(
+            f"play of the game {game.name} returned {what}; it is no async function or generator, and returns (a list "
+            "of episodes, memory, metrics)."
+        )
+    episodes, _, metrics = returned
+    if other := next((one for one in episodes if not isinstance(one, Episode)), None):
+        raise UserError(f"play of the game {game.name} returned a {type(other).__name__} among its episodes.")
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"play of the game {game.name} returned a {type(metrics).__name__} as metrics; return a dict.")
+    for name, value in metrics.items():
+        if not isinstance(value, Real | None) and not hasattr(value, "item"):
+            raise UserError(f"play of the game {game.name} returned {value!r:.60} as the metric {name}, not a number.")
+    learned = {(update.policy, share.role) for update in game.updates(cfg) for share in update.roles}
+    for episode in episodes:
+        if episode.trained and (episode.policy, episode.role) not in learned:
+            known = ", ".join(f"{policy}/{role}" for policy, role in sorted(learned)) or "none"
+            raise UserError(
+                f"an episode of the game {game.name} is of the policy and role {episode.policy}/{episode.role}, but "
+                f"its updates train {known}; correct one of the two, or set trained=False."
+            )
 
 
 # ------------------------------------------------------------------------------------------------------ in checkpoints

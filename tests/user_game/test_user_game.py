@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import string
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +22,14 @@ from scope_jax import train
 from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
 from scope_jax.games import find, game_of, load_card, load_data
+from scope_jax.learner.types import Episode
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.run.metrics import to_toml
+from scope_jax.run.steps import check_step
 from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
 from tests.games.harness import ScriptedTools
@@ -194,6 +198,49 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
 def test_invalid_games_give_a_clear_error(folder: Path, change: str, complaint: str) -> None:
     with pytest.raises(CardError, match=complaint):
         updates(folder / "card.toml", change)
+
+
+def test_a_file_that_ends_the_program_is_no_game(folder: Path, tmp_path: Path) -> None:
+    """As a script that reads its own arguments; the command would end as if all was well."""
+    (tmp_path / "script.py").write_text("raise SystemExit(0)\n")
+    with pytest.raises(CardError, match=r"script\.py ends the program when it is imported; put what it runs"):
+        updates(folder / "card.toml", f'system="{tmp_path / "script.py"}"')
+
+
+async def later() -> None:
+    """A play that is not awaited."""
+
+
+def episode(**changes: Any) -> Episode:
+    fields = {"role": "guesser", "policy": "actor", "group": "g", "datums": (), "reward": 1.0}
+    return Episode(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        (([episode()], {}, {"guesser/reward": np.float32(1), "guesser/none": None}), ""),
+        (([episode(role="nobody", trained=False)], {}, {}), ""),
+        (([episode()], {}), "returned a tuple of 2; it is no async function or generator, and returns"),
+        (None, "returned a NoneType; it is"),
+        (([{"reward": 1.0}], {}, {}), "returned a dict among its episodes"),
+        (([episode()], {}, ["reward"]), "returned a list as metrics; return a dict"),
+        (([episode()], {}, {"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a number"),
+        (([episode(role="geusser")], {}, {}), "actor/geusser, but its updates train actor/caller, actor/guesser"),
+        (([episode(policy="solver")], {}, {}), "solver/guesser, but its updates train"),
+    ],
+)
+def test_what_play_may_return(folder: Path, returned: object, complaint: str) -> None:
+    cfg = load_card(folder / "card.toml")
+    with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
+        check_step(cfg, game_of(cfg), returned)
+
+
+def test_play_is_no_async_function(folder: Path) -> None:
+    cfg, coroutine = load_card(folder / "card.toml"), later()
+    with pytest.raises(UserError, match="returned a coroutine; it is no async function"):
+        check_step(cfg, game_of(cfg), coroutine)
+    coroutine.close()
 
 
 def updates(card: Path, change: str) -> object:
