@@ -7,7 +7,6 @@ import re
 import shutil
 import textwrap
 import time
-import tomllib
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import chain
@@ -20,7 +19,8 @@ from scope_jax.cli.options import Card, Json, Sets, load
 from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
 from scope_jax.config.base import HOME, paths
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, sentence
+from scope_jax.text import toml
 
 CONFIGS = HOME / "configs"
 STATES = {"—": "required", "none": "not set"}  # of a table that a card may lack
@@ -32,7 +32,7 @@ FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja
 
 def _header(path: Path) -> dict[str, str]:
     """The items of a card's header comment, each on one line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     text = "\n".join(line.removeprefix("#") for line in lines[: _comments(lines)])
     found = re.findall(r"^ ?(\w[\w ]*): +(.*(?:\n {2,}.*)*)", text, re.MULTILINE)
     items = {name: " ".join(value.split()) for name, value in found}
@@ -62,6 +62,8 @@ def cards(
             needs, game = _missing(cfg), cfg.system
         except CardError as error:
             needs, game = [str(error)], ""
+        except Exception as error:  # noqa: BLE001 - a game in a file may raise anything where it is imported
+            needs, game = [f"a game that can be imported: {type(error).__name__}: {sentence(error)}"], ""
         found.append({"card": _shown(path), "game": game, **_header(path), "needs": needs})
     if not found:
         raise UserError(f"there is no card in {folder}; give a folder with .toml files.")
@@ -94,8 +96,8 @@ def _missing(cfg: Any) -> list[str]:
 def _is_exam(path: Path) -> bool:
     """True for the definition of an exam or the tables of a paper, which are no cards."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        table = toml.tables(path)
+    except ValueError:
         return False  # as a card it gets its sentence
     return not {"measures", "tables"}.isdisjoint(table) and "system" not in table
 
@@ -107,11 +109,12 @@ def runs(
 ) -> None:
     """List the runs in a folder: game, model, steps that are done, and when the last of them ended."""
     from scope_jax.config import CardError
+    from scope_jax.games import load_data
 
     found: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*/config.toml")):
         try:
-            cfg = load(path, None)
+            cfg = load_data(path)
             what = {"game": cfg.system, "model": cfg.model.checkpoint, "of": cfg.train.steps}
         except CardError as error:
             what = {"game": "", "model": str(error), "of": None}

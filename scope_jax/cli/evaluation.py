@@ -13,7 +13,7 @@ import typer
 
 from scope_jax.cli.data import data
 from scope_jax.cli.options import Base, Json, Sets, load
-from scope_jax.cli.output import check_local, check_place, show, tell
+from scope_jax.cli.output import WEIGHTS, check_folder, check_place, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError, writing
 from scope_jax.sharding.files import alone
@@ -129,11 +129,7 @@ def _check_target(
 ) -> None:
     """Raises UserError for a target that does not exist, or options that do not apply to it."""
     if not _is_url(target):
-        check_local(Path(target))
-        if not Path(target).is_dir():
-            raise UserError(
-                f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
-            )
+        check_folder(Path(target), WEIGHTS)
         if model is not None or api_key_env is not None:
             raise UserError(f"--model and --api-key-env are for endpoints, and {target} is a folder; remove them.")
         return
@@ -268,11 +264,7 @@ def replay(
     if (step is None) == (writer is None):
         raise UserError("give --step N to play a step of the run again, or WRITER to answer after its searches.")
     for folder in (run, *([] if writer is None else [writer])):
-        check_local(folder)
-        if not folder.is_dir():
-            raise UserError(
-                f"the folder {folder} does not exist; give a SCOPE run, a checkpoint or a Hugging Face folder."
-            )
+        check_folder(folder, "a SCOPE run, a checkpoint or a Hugging Face folder")
     if step is not None:
         if card is not None or base is not None or set_:
             raise UserError("a step is played again with the run's own card; leave out --card, --base and --set.")

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from scope_jax.errors import UserError
 
+WEIGHTS = "a run, one of its checkpoints or a Hugging Face folder"
+
 
 def console() -> Console:
     # Results go to standard output, progress and messages to standard error; of several processes, one shows them.
@@ -65,6 +67,14 @@ def check_run(run: Path) -> None:
     if not run.is_dir():
         wrong = "is a file" if run.exists() else "does not exist"
         raise UserError(f"the run folder {run} {wrong}; give the folder passed to train as --run.")
+
+
+def check_folder(folder: Path, give: str) -> None:
+    """Raises UserError unless the path is a folder. give: what is wanted."""
+    check_local(folder)
+    if not folder.is_dir():
+        wrong = f"{folder} is a file" if folder.exists() else f"the folder {folder} does not exist"
+        raise UserError(f"{wrong}; give {give}.")
 
 
 def check_place(path: Path) -> None:

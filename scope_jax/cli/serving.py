@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scope_jax.cli.options import Card, Sets, TrustedHosts, load, trusted
-from scope_jax.cli.output import check_local, console, tell
+from scope_jax.cli.output import WEIGHTS, check_folder, console, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -55,14 +55,6 @@ def _key(name: str | None, host: str) -> str | None:
     return key
 
 
-def _check(target: Path) -> None:
-    check_local(target)
-    if not target.is_dir():
-        raise UserError(
-            f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
-        )
-
-
 @app.command()
 def serve(
     target: Target,
@@ -85,7 +77,7 @@ def serve(
 
     Limits are in the card's [serve] table. SIGTERM lets replies under way finish (docs/operations.md#serving).
     """
-    _check(target)
+    check_folder(target, WEIGHTS)
     key = _key(api_key_env, host)
     hosts = trusted(trusted_host)
     from scope_jax.serving.server import bound
@@ -166,7 +158,7 @@ def chat(
     set_: Sets = None,
 ) -> None:
     """Talk to a model in the terminal. /new begins a new conversation, /quit or Ctrl-D ends."""
-    _check(target)
+    check_folder(target, WEIGHTS)
     from rich.console import Console
 
     from scope_jax.report.progress import Progress

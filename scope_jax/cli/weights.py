@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from scope_jax.cli.options import Json, RunFolder
-from scope_jax.cli.output import check_local, check_run, console, show
+from scope_jax.cli.output import check_folder, check_local, check_run, console, show
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -58,9 +58,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Write weights in another layout or dtype, with tokenizer and chat template; lossless if the dtype stays."""
-    check_local(source)
-    if not source.is_dir():
-        raise UserError(f"the folder {source} does not exist; give a run, one of its checkpoints or a model folder.")
+    check_folder(source, "a run, one of its checkpoints or a model folder")
     _convert(source, folder, to, dtype, policy, as_json)
 
 

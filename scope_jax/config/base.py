@@ -40,6 +40,10 @@ def _expand(path: str, info: Any) -> str:  # pydantic's ValidationInfo, a protoc
         raise ValueError(f"{expanded!r} is not a valid path; correct it or remove the key")
     if re.search(r"\$\{\w+\}", expanded):
         raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write out the path there")
+    if expanded[0] in "~$" and not Path(expanded).exists():
+        raise ValueError(
+            f"the path {expanded!r} begins with {expanded[0]}, which only a shell expands; write ${{HOME}}/…"
+        )
     return _nearest(expanded, (info.context or {}).get("folder"))
 
 

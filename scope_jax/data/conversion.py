@@ -62,6 +62,7 @@ def convert(
             raise DataError(f"{out} is also a source, which would be overwritten; give another file to write.")
     make = recipe.make if baseline is None else joined(list(_whole(baseline)), recipe.make)
     counts, refused = Counts(), out.with_name(out.name + ".refused.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
     with alone(out), writing(out):
         remove_stale(out.parent)
         partial, partly = partial_of(out), partial_of(refused)

@@ -54,7 +54,7 @@ def bound(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # also a name that no host can have
         raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
     return sock
 

@@ -116,10 +116,47 @@ def test_card_that_is_not_toml(card: Path, tmp_path: Path) -> None:
     assert "not valid TOML" in refused(run("train", card, "--run", tmp_path / "run"))
 
 
+def test_encodings_of_cards(card: Path, tmp_path: Path) -> None:
+    """Editors on Windows write a mark before UTF-8, and redirected output of its shell is UTF-16."""
+    card.write_bytes(b"\xef\xbb\xbf" + CARD.replace("\n", "\r\n").encode())
+    assert load_card(card).train.steps == 1
+    card.write_bytes(CARD.encode("utf-16"))
+    assert "card.toml: not UTF-8 (byte 1 is 0xff); save the file as UTF-8." in refused(run("check", card))
+    card.write_bytes(b"# caf\xe9\n" + CARD.encode())
+    assert "card.toml: not UTF-8 (byte 6 is 0xe9); save the file as UTF-8." in refused(run("check", card))
+
+
+def test_a_folder_is_no_card(card: Path, tmp_path: Path) -> None:
+    """A run is often given where its card is wanted."""
+    (tmp_path / "run").mkdir()
+    assert f"{tmp_path / 'run'} is a folder, not a card; give a TOML file." in refused(run("check", tmp_path / "run"))
+    own = tmp_path / "run" / "config.toml"
+    own.write_text(CARD)
+    assert f"is a folder, not a card; give its card, {own}." in refused(run("check", tmp_path / "run"))
+    card.write_text('extends = "run"\n')
+    assert f"extends {tmp_path / 'run'}, which is a folder; give a path" in refused(run("check", card))
+
+
+def test_a_file_is_no_folder(card: Path, tmp_path: Path) -> None:
+    for words in (("serve", card), ("chat", card), ("eval", card), ("convert", card, tmp_path / "out", "--to", "hf")):
+        assert f"{card} is a file; give a run, one of its checkpoints or a" in refused(run(*words))
+
+
+def test_a_mistyped_data_set_leaves_no_folder(tmp_path: Path) -> None:
+    assert "there is no data set 'nqq'" in refused(run("data", "nqq", tmp_path / "data" / "exams" / "nq.jsonl"))
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         ("train.steps", "not of the form a.b=value"),
+        ('data.columns={reply="x"}', "unknown key `data.columns.reply`; give one of 'question', 'answers', "),
+        ('model.stop=[""]', "`model.stop.0` must not be empty."),
+        ('evaluate.sets=[{name="a b", path="x"}]', "`evaluate.sets.0.name` must match the pattern ^["),
+        ("model.adapter={rank=4, targets=[]}", "`model.adapter.targets` must not be empty."),
+        ("model.checkpoint=~/none", "'~/none' begins with ~, which only a shell expands; write ${HOME}/…"),
+        ("model.checkpoint=$HOME/none", "'$HOME/none' begins with $, which only a shell expands; write ${HOME}/…"),
         ("train.steps=many", "train.steps"),
         ("train.stops=3", "unknown key `train.stops`"),
         ("system.steps=3", "is a value, not a table"),

@@ -60,7 +60,7 @@ def test_one_bad_file_does_not_end_a_list(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     shutil.copy(ROOT / "configs" / "ssp" / "atlas.toml", tmp_path / "good.toml")
     found = json.loads(invoke("cards", tmp_path, "--json").stdout)
-    assert [Path(one["card"]).name for one in found] == ["good.toml", "latin.toml"] and "utf-8" in found[1]["needs"][0]
+    assert [Path(one["card"]).name for one in found] == ["good.toml", "latin.toml"] and "UTF-8" in found[1]["needs"][0]
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
     for name, line in (("a", '{"x": 1}'), ("b", "[1]"), ("c", "")):
         RunLog(tmp_path / name, cfg).metrics(1, {"solver/reward": 0.5})
@@ -68,6 +68,21 @@ def test_one_bad_file_does_not_end_a_list(tmp_path: Path) -> None:
             file.write(line and line + "\n")
     assert [one["steps"] for one in json.loads(invoke("runs", tmp_path, "--json").stdout)] == [1, 1, 1]
     assert "line 2 of" in invoke("report", tmp_path / "b").stderr
+
+
+def test_one_broken_game_or_endless_number_does_not_end_a_list(tmp_path: Path) -> None:
+    """A list of runs imports no game, as none is played."""
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 3000)
+    (tmp_path / "digits.toml").write_text("x = " + "9" * 5000)
+    (tmp_path / "game.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "own").mkdir()
+    for card in (tmp_path / "own.toml", tmp_path / "own" / "config.toml"):
+        card.write_text('system = "game.py"\n[model]\ncheckpoint = "base"\n[train]\nsteps = 7\n')
+    found = {Path(one["card"]).name: one["needs"][0] for one in json.loads(invoke("cards", tmp_path, "--json").stdout)}
+    assert found["deep.toml"].endswith("nested too deeply.") and found["digits.toml"].endswith("too many digits.")
+    assert "a game that can be imported: ModuleNotFoundError: No module" in found["own.toml"]
+    (run,) = json.loads(invoke("runs", tmp_path, "--json").stdout)
+    assert (run["game"], run["of"], run["steps"]) == (str(tmp_path / "game.py"), 7, 0)
 
 
 def test_colons_are_no_emoji() -> None:

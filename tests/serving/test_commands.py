@@ -63,6 +63,7 @@ def test_wrong_uses_are_one_sentence(tmp_path: Path):
     assert "does not exist" in refused("serve", tmp_path / "none")
     assert "neither a run" in refused("serve", tmp_path, "--port", 0)
     assert "give a key with --api-key-env" in refused("serve", tmp_path, "--host", "0.0.0.0")
+    assert "choose another --port or --host" in refused("serve", tmp_path, "--host", "a..b", "--api-key-env", "PATH")
     assert "NO_SUCH_KEY holds no key" in refused("serve", tmp_path, "--api-key-env", "NO_SUCH_KEY")
     assert "remove --policy" in refused("serve", world.BASE, "--port", 0, "--policy", "solver")
     assert "nothing to search" in refused("chat", world.BASE, "--search")
