@@ -65,10 +65,24 @@ def _known_dialect(name: str) -> str:
     return name
 
 
+# What rendering a conversation takes as an argument of its own, here and in transformers: no variables of a template.
+# (Where cards are read, transformers is not imported; a test compares the names.)
+_OURS = ("self", "messages", "tools", "add_generation_prompt", "forbid", "trusted", "template_options")
+_THEIRS = ("conversation", "documents", "chat_template", "continue_final_message", "tokenize", "padding", "truncation")
+_FORM = ("sanitize_control_tokens", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
+RENDERING = frozenset((*_OURS, *_THEIRS, *_FORM, "tokenizer_kwargs", "kwargs"))
+
+
 def _plain(value: Any) -> bool | int | str:
     if not isinstance(value, (bool, int, str)):
         raise ValueError("template options must be true, false, whole numbers or text")
     return value
+
+
+def _variables(options: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(options.keys() & RENDERING):
+        raise ValueError(f"{taken[0]!r} is not a variable of the template that a card may set; remove it")
+    return options
 
 
 class ModelSection(Section):
@@ -86,7 +100,7 @@ class ModelSection(Section):
     """Another tokenizer folder; default: the checkpoint's own."""
     chat_template: CardPath | None = None
     """A .jinja file instead of the tokenizer's template."""
-    chat_template_kwargs: dict[str, Annotated[Any, AfterValidator(_plain)]] = {}
+    chat_template_kwargs: Annotated[dict[str, Annotated[Any, AfterValidator(_plain)]], AfterValidator(_variables)] = {}
     """Passed to the template, e.g. `{ enable_thinking = false }`."""
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     """How the model writes calls, such as searches, and reads results: `xml`, `hermes`, `function` (SCOPE Table 11),

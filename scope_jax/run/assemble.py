@@ -251,9 +251,14 @@ def tokenizer_of(cfg: Config | ServedModel, model: ModelConfig, checkpoint: str,
 
 
 def check_template(cfg: Config | ServedModel, tokenizer: Tokenizer) -> None:
-    """Raises ValueError if the chat template, with the card's options, renders no question."""
+    """Raises ValueError if the chat template, with the card's options, renders no question, or without its text."""
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
-    tokenizer.encode_chat([{"role": "user", "content": "?"}], **options)
+    one, other = (tokenizer.encode_chat([{"role": "user", "content": text}], **options) for text in ("?", "? ?"))
+    if one == other:
+        raise UserError(
+            "the chat template does not show what the user says, so that all prompts would be alike; correct it, or "
+            "set model.chat_template to the model's own."
+        )
 
 
 def assemble_world(

@@ -155,11 +155,23 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
     if weights.is_orbax(folder):
         if wrong := fault(Path(folder), sizes_only=True):
             raise UserError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")
-        return f"{model.architecture}, {model.num_layers} layers, in the orbax layout"
+        return _as_long(cfg, folder, model, "in the orbax layout")
     weights.stored_dtypes(folder)
     with ExitStack() as stack:
         stored = Checkpoint(Path(folder), stack)
-        return f"{model.architecture}, {model.num_layers} layers, {len(stored.names)} tensors"
+        return _as_long(cfg, folder, model, f"{len(stored.names)} tensors")
+
+
+def _as_long(cfg: Config, folder: str, model: ModelConfig, form: str) -> str:
+    """The model in words, a doubt if the card's episodes are longer than what it is for."""
+    found = f"{model.architecture}, {model.num_layers} layers, {form}"
+    if folder != cfg.model.checkpoint or cfg.engine_length <= model.max_positions:
+        return found
+    key = "rollout" if cfg.rollout.max_length == cfg.engine_length else "evaluate"
+    return Doubt(
+        f"{found}; its config.json is for {model.max_positions:,} tokens, and {key}.max_length is "
+        f"{cfg.engine_length:,}: lower it, unless the model is known to read more"
+    )
 
 
 def _base_is_here(cfg: Config, left: Collection[str]) -> bool:

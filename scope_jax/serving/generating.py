@@ -7,14 +7,11 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from scope_jax.config import SamplingSection
+from scope_jax.config.model import RENDERING
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH_NAME
@@ -30,11 +27,6 @@ from scope_jax.serving.functions import Functions
 from scope_jax.serving.protocol import SHOWN, ApiError, Body, ChatBody, CompletionBody
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
-
-# Names that rendering a conversation uses itself, and no request may set.
-RESERVED = frozenset(("messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters)) | frozenset(
-    signature(Tokenizer.encode_chat).parameters
-)
 
 SEARCHER = Agent("", SamplingSection(), calls="stop", malformed="end")
 
@@ -103,7 +95,7 @@ def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
     """Variables of the template that the request sets; as in vLLM, a template may not know them. Raises ApiError for
     what is not a variable's name, or text with the name of a special token, which it would write into the prompt."""
     given, name = body.chat_template_kwargs or {}, "chat_template_kwargs"
-    if wrong := [key for key in given if not key.isidentifier() or key in RESERVED or key.endswith("_token")]:
+    if wrong := [key for key in given if not key.isidentifier() or key in RENDERING or key.endswith("_token")]:
         raise ApiError(f"`{name}`: {wrong[0][:40]!r} is not a variable that a request may set.", param=name)
     texts = [value for value in given.values() if isinstance(value, str)]
     if names := [found for text in texts for found in model.tokenizer.special_names(text)]:

@@ -46,11 +46,22 @@ def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
     assert "its loss does not correct for that; set rollout_cap there" in said
     (said,) = wrong(f"model.tokenizer={ROOT / 'assets' / 'atlas' / 'scope' / 'base'}")
     assert said.startswith("tokenizer and template: the tokenizer has 1266 tokens but the model")
+    for template in ("", "Answer the question.\n"):
+        (tmp_path / "mute.jinja").write_text(template)
+        (said,) = wrong(f"model.chat_template={tmp_path / 'mute.jinja'}")
+        assert "the chat template does not show what the user says, so that all prompts would be alike" in said
     other = Path(shutil.copytree(BASE, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     (said,) = wrong(f"model.policies={{actor='{other}'}}")
     assert said.startswith(f"model {other}: the model in {other}, from which actor starts, differs from the base")
+
+
+def test_episodes_longer_than_the_models_are_a_doubt() -> None:
+    longer = ["rollout.max_length=2000", "learner.buckets=[2000]"]
+    for overrides, key in ((longer, "rollout"), (["evaluate.max_length=2000"], "evaluate")):
+        first = next(one for one in checking.check(load_card("ssp/atlas", overrides)) if one.name.startswith("model "))
+        assert first.doubtful and f"is for 1,024 tokens, and {key}.max_length is 2,000: lower it" in first.text
 
 
 def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:

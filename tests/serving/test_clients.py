@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerBase
 
+from scope_jax.config.model import RENDERING
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.rollouts.jetstream import proto, proto_grpc
 from scope_jax.serving import neutral
@@ -169,6 +172,12 @@ def test_a_request_overrides_the_card(model: Served):
     own = model.tokenizer.decode(chat_job(model, chat()).prompts[0])
     other = model.tokenizer.decode(chat_job(model, chat(chat_template_kwargs={"enable_thinking": True})).prompts[0])
     assert own.endswith("quick\nx") and other.endswith("assistant\nx")
+
+
+def test_names_of_arguments_are_those_of_the_functions_that_render():
+    """A card may set none of them, and is read without transformers."""
+    theirs = signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    assert {"messages", *theirs, *signature(Tokenizer.encode_chat).parameters} <= RENDERING
 
 
 @pytest.mark.parametrize(
