@@ -19,6 +19,14 @@ class WeightsError(UserError):
     """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
 
 
+def no_pointer(path: Path, beginning: bytes) -> None:
+    """Raises WeightsError if a file begins as what Git LFS leaves in its place where it is not installed."""
+    if beginning.startswith(b"version https://git-lfs"):
+        raise WeightsError(
+            f"{path} is a pointer of Git LFS and not the file; run `git lfs pull` in its folder, or download it."
+        )
+
+
 def read_json(path: Path) -> Any:
     """The contents of a JSON file of at most MOST_BYTES, nested at most MOST_DEEP.
 

@@ -26,7 +26,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from scope_jax.models import mxfp4
-from scope_jax.models.fields import WeightsError, cut, read_object, within
+from scope_jax.models.fields import WeightsError, cut, no_pointer, read_object, within
 
 MOST_FILES = 4096
 MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
@@ -84,7 +84,9 @@ class _Stored:
 def _header(path: Path) -> dict[str, _Stored]:
     """The tensors of one file, after the library has validated its header and its length."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        beginning = file.read(64)
+    no_pointer(path, beginning)
+    length = int.from_bytes(beginning[:8], "little")
     if MOST_HEADER < length < path.stat().st_size:
         raise WeightsError(f"{path} has a header of {length} bytes, but at most {MOST_HEADER} are read; copy it again.")
     try:

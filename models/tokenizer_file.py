@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
-from scope_jax.models.fields import MOST_DEEP, WeightsError, cut, read_object, shallow
+from scope_jax.models.fields import MOST_DEEP, WeightsError, cut, no_pointer, read_object, shallow
 
 MOST_BYTES = 2**26  # of a tokenizer's file; the largest published ones have about 35 MB
 MOST_OBJECTS, MOST_VALUES = 2**20, 2**21  # lists and objects, and values, of a tokenizer.json
@@ -31,10 +31,12 @@ VOCABULARIES = ("vocab.txt", "merges.txt", "*.model", "*.spm", "*.tiktoken", "*.
 
 
 def read_bytes(path: Path) -> bytes:
-    """A vocabulary's file. Raises WeightsError if it is larger than any is."""
+    """A vocabulary's file. Raises WeightsError if it is larger than any is, or a pointer."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise WeightsError(f"{path} has {size} bytes, but at most {MOST_BYTES} are read; copy the file again.")
-    return path.read_bytes()
+    data = path.read_bytes()
+    no_pointer(path, data)
+    return data
 
 
 def check(path: Path) -> None:

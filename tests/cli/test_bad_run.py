@@ -44,6 +44,14 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
     assert "model.safetensors" in text
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_clone_without_git_lfs(tmp_path: Path, name: str) -> None:
+    shutil.copytree(ATLAS / "ssp" / "base", tmp_path / "base")
+    (tmp_path / "base" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    text = refused(tmp_path / "run", f"model.checkpoint={tmp_path / 'base'}")
+    assert f"{name} is a pointer of Git LFS and not the file; run `git lfs pull` in its folder" in text
+
+
 def test_a_checkpoint_with_a_nan(tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(ATLAS / "ssp" / "base", base)
