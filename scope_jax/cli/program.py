@@ -78,6 +78,9 @@ class Commands(TyperGroup):
                     "its package (README), or unset the variable.",
                 )
                 raise typer.Exit(2) from None
+            if names := _of_variables(error):
+                _say(f"scope-jax: JAX cannot use one of the variables {names} ({error}); correct or unset it.")
+                raise typer.Exit(2) from None
             _say(f"{_who()}{BUG}")
             raise
 
@@ -86,6 +89,13 @@ def _of_backends(error: BaseException) -> bool:
     """True for an error of JAX where it starts the platforms of JAX_PLATFORMS."""
     frames = traceback.extract_tb(error.__traceback__)
     return "JAX_PLATFORMS" in os.environ and bool(frames) and frames[-1].filename.endswith("jax/_src/xla_bridge.py")
+
+
+def _of_variables(error: BaseException) -> str:
+    """The environment variables of JAX, for an error where it reads them as it is imported; "" for other errors."""
+    frames = traceback.extract_tb(error.__traceback__)
+    there = isinstance(error, ValueError) and bool(frames) and frames[-1].filename.endswith("jax/_src/config.py")
+    return ", ".join(sorted(name for name in os.environ if name.startswith("JAX_"))) if there else ""
 
 
 def _refuse(error: click.UsageError) -> NoReturn:

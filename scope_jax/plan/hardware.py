@@ -286,7 +286,10 @@ def _unstarted() -> Hardware:
             "v5e:2x4, or leave out --quick."
         )
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    count = int(os.environ.get("JAX_NUM_CPU_DEVICES") or (forced[1] if forced else 1))
+    stated = os.environ.get("JAX_NUM_CPU_DEVICES") or (forced[1] if forced else "1")
+    if not (stated.isdecimal() and 0 < int(stated) <= MOST_DEVICES):
+        raise UserError(f"{stated[:20]} is no number of CPU devices; correct JAX_NUM_CPU_DEVICES or XLA_FLAGS.")
+    count = int(stated)
     devices = [Absent(number, "cpu", "cpu") for number in range(count)]
     return Hardware(THIS_MACHINE, "cpu", _processor("cpu", count), devices)
 

@@ -33,3 +33,13 @@ def test_a_gpu_is_taken_as_far_as_plans_count_on(monkeypatch: pytest.MonkeyPatch
     program.take_memory()
     assert os.environ.get("XLA_CLIENT_MEM_FRACTION") == share
     assert float(program.MEMORY) == 1 - RESERVE
+
+
+@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES"])
+def test_a_variable_that_jax_cannot_read_is_one_sentence(name: str):
+    words = [sys.executable, "-m", "scope_jax", "selftest", "--only", "nothing"]
+    done = subprocess.run(
+        words, env={**os.environ, name: "many"}, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "scope-jax: JAX cannot use one of the variables" in done.stderr and name in done.stderr

@@ -50,6 +50,14 @@ def test_names_of_no_hardware(name):
         hardware(name)
 
 
+@pytest.mark.parametrize("stated", ["abc", "0", "99999999999"])
+def test_a_number_of_cpus_that_is_none(stated, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", stated)
+    with pytest.raises(UserError, match=f"{stated} is no number of CPU devices; correct JAX_NUM_CPU_DEVICES"):
+        hardware(None, compiled=False)
+
+
 @pytest.mark.parametrize("name", ["99999999999xH100", "400xv5p:99x99x99"])
 def test_more_devices_than_any_cluster_has_are_not_listed(name):
     with pytest.raises(UserError, match=f"--on {name} has .* devices, and a plan at most 131,072; give fewer."):
