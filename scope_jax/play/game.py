@@ -74,8 +74,7 @@ class Game:
     text, why one was "rejected" ("": it was not). Signs of collapse are measured from the episodes (`play.collapse`).
     """
     updates: Callable[[Config], tuple[Update, ...]]
-    """The learner updates of a step, in order; updates without trained episodes are skipped. In a game of one's own, an
-    episode to be trained whose policy and role no update takes is an error."""
+    """The learner updates of a step, in order; updates without trained episodes are skipped."""
     exam: Callable[[Config], Exam]
     """Prompts, parser and measures of its exams."""
     data: tuple[str, ...] = ()

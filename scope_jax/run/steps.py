@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
@@ -36,7 +35,7 @@ from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
 from scope_jax.run.signs import Signs
-from scope_jax.run.watch import RunEnd, idle_roles, idle_updates
+from scope_jax.run.watch import RunEnd, idle_roles, idle_updates, untaken
 
 T = TypeVar("T")
 
@@ -178,7 +177,7 @@ class Steps:
         self.world.execution.begin()
         returned = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
         if self.cfg.system not in GAMES:
-            check_step(self.cfg, self.world.game, returned)
+            check_step(self.world.game, returned)
         episodes, memory, metrics = returned
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
         return Played(episodes, memory, with_signs(metrics, episodes) | staleness)
@@ -206,15 +205,16 @@ class Steps:
     def remarks(self, episodes: list[Episode], metrics: Metrics, end: RunEnd) -> list[str]:
         """What the user is told about the step: who learned nothing, which signs of collapse are new or worse, and
         after the first, rules without a metric."""
-        sentences = [*idle_roles(episodes, self.world.game.updates(self.cfg)), *idle_updates(metrics)]
+        updates = self.world.game.updates(self.cfg)
+        sentences = [*untaken(episodes, updates), *idle_roles(episodes, updates), *idle_updates(metrics)]
         sentences += [f"step {self._at.done}: {sentence}" for sentence in self._signs.add(metrics)]
-        missing = end.watch.missing(self.world.game.updates(self.cfg)) if self._at.done == self._first else None
+        missing = end.watch.missing(updates) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])
 
 
-def check_step(cfg: Config, game: Game, returned: Any) -> None:
-    """Raises UserError for what a game of one's own may not return from `play`: what is no step, metrics that are no
-    numbers, and episodes to be trained that no update takes, from which nothing would be learned without a word."""
+def check_step(game: Game, returned: Any) -> None:
+    """Raises UserError for what a game of one's own may not return from `play`: what is no step, and metrics that are
+    no numbers."""
     if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], list | tuple)):
         what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
         raise UserError(
@@ -229,14 +229,6 @@ def check_step(cfg: Config, game: Game, returned: Any) -> None:
     for name, value in metrics.items():
         if not isinstance(value, Real | None) and not hasattr(value, "item"):
             raise UserError(f"play of the game {game.name} returned {value!r:.60} as the metric {name}, not a number.")
-    learned = {(update.policy, share.role) for update in game.updates(cfg) for share in update.roles}
-    for episode in episodes:
-        if episode.trained and (episode.policy, episode.role) not in learned:
-            known = ", ".join(f"{policy}/{role}" for policy, role in sorted(learned)) or "none"
-            raise UserError(
-                f"an episode of the game {game.name} is of the policy and role {episode.policy}/{episode.role}, but "
-                f"its updates train {known}; correct one of the two, or set trained=False."
-            )
 
 
 # ------------------------------------------------------------------------------------------------------ in checkpoints

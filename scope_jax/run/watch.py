@@ -131,6 +131,17 @@ def idle_roles(episodes: Iterable[Episode], updates: Iterable[Update] = ()) -> l
     return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
 
 
+def untaken(episodes: Iterable[Episode], updates: Iterable[Update]) -> list[str]:
+    """A sentence for every role with episodes to be trained that no update takes, as after a typing error."""
+    taken = {f"{update.policy}/{share.role}" for update in updates for share in update.roles}
+    left = {f"{e.policy}/{e.role}" for e in episodes if e.trained} - taken
+    return [
+        f"nothing is learned from the episodes of {one}, though they are to be trained: the game's updates train "
+        f"{', '.join(sorted(taken)) or 'none'}; correct one of the two, or set trained=False."
+        for one in sorted(left)
+    ]
+
+
 def idle_updates(metrics: Mapping[str, float]) -> list[str]:
     """A sentence for every update of a step that moved nothing, as its cosine has ended."""
     names = [name.rpartition("/") for name, value in metrics.items() if name.endswith("/learning_rate") and value == 0]

@@ -30,6 +30,7 @@ from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.run.metrics import to_toml
 from scope_jax.run.steps import check_step
+from scope_jax.run.watch import untaken
 from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
 from tests.games.harness import ScriptedTools
@@ -220,26 +221,32 @@ def episode(**changes: Any) -> Episode:
     ("returned", "complaint"),
     [
         (([episode()], {}, {"guesser/reward": np.float32(1), "guesser/none": None}), ""),
-        (([episode(role="nobody", trained=False)], {}, {}), ""),
         (([episode()], {}), "returned a tuple of 2; it is no async function or generator, and returns"),
         (None, "returned a NoneType; it is"),
         (([{"reward": 1.0}], {}, {}), "returned a dict among its episodes"),
         (([episode()], {}, ["reward"]), "returned a list as metrics; return a dict"),
         (([episode()], {}, {"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a number"),
-        (([episode(role="geusser")], {}, {}), "actor/geusser, but its updates train actor/caller, actor/guesser"),
-        (([episode(policy="solver")], {}, {}), "solver/guesser, but its updates train"),
     ],
 )
 def test_what_play_may_return(folder: Path, returned: object, complaint: str) -> None:
-    cfg = load_card(folder / "card.toml")
     with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
-        check_step(cfg, game_of(cfg), returned)
+        check_step(game_of(load_card(folder / "card.toml")), returned)
+
+
+def test_episodes_that_no_update_takes(folder: Path) -> None:
+    cfg = load_card(folder / "card.toml")
+    known = [episode(), episode(role="nobody", trained=False)]
+    assert untaken(known, game_of(cfg).updates(cfg)) == []
+    wrong = [*known, episode(role="geusser"), episode(policy="solver"), episode(policy="solver")]
+    first, second = untaken(wrong, game_of(cfg).updates(cfg))
+    assert "episodes of actor/geusser" in first and "updates train actor/caller, actor/guesser; correct" in first
+    assert "episodes of solver/guesser" in second
 
 
 def test_play_is_no_async_function(folder: Path) -> None:
-    cfg, coroutine = load_card(folder / "card.toml"), later()
+    game, coroutine = game_of(load_card(folder / "card.toml")), later()
     with pytest.raises(UserError, match="returned a coroutine; it is no async function"):
-        check_step(cfg, game_of(cfg), coroutine)
+        check_step(game, coroutine)
     coroutine.close()
 
 
