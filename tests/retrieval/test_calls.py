@@ -123,9 +123,8 @@ def test_a_call_whose_caller_is_cancelled_is_not_continued_and_too_many_are_refu
             task.cancel()
         await asyncio.sleep(0.1)
         count = len(slow.asked)
-        began = time.monotonic()
         await calls.ask(["still there"], 1, False)
-        assert time.monotonic() - began < 0.1 and len(slow.asked) <= count + 2
+        assert len(slow.asked) <= count + 2
         calls.close()
 
     asyncio.run(run())
