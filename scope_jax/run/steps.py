@@ -35,7 +35,7 @@ from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
 from scope_jax.run.signs import Signs
-from scope_jax.run.watch import RunEnd, idle_roles, idle_updates, untaken
+from scope_jax.run.watch import RunEnd, idle_roles, idle_updates, roles_without_update
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ class Steps:
         """What the user is told about the step: who learned nothing, which signs of collapse are new or worse, and
         after the first, rules without a metric."""
         updates = self.world.game.updates(self.cfg)
-        sentences = [*untaken(episodes, updates), *idle_roles(episodes, updates), *idle_updates(metrics)]
+        sentences = [*roles_without_update(episodes, updates), *idle_roles(episodes, updates), *idle_updates(metrics)]
         sentences += [f"step {self._at.done}: {sentence}" for sentence in self._signs.add(metrics)]
         missing = end.watch.missing(updates) if self._at.done == self._first else None
         return sentences + ([missing] if missing else [])

@@ -131,7 +131,7 @@ def idle_roles(episodes: Iterable[Episode], updates: Iterable[Update] = ()) -> l
     return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
 
 
-def untaken(episodes: Iterable[Episode], updates: Iterable[Update]) -> list[str]:
+def roles_without_update(episodes: Iterable[Episode], updates: Iterable[Update]) -> list[str]:
     """A sentence for every role with episodes to be trained that no update takes, as after a typing error."""
     taken = {f"{update.policy}/{share.role}" for update in updates for share in update.roles}
     left = {f"{e.policy}/{e.role}" for e in episodes if e.trained} - taken

@@ -30,7 +30,7 @@ from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.run.metrics import to_toml
 from scope_jax.run.steps import check_step
-from scope_jax.run.watch import untaken
+from scope_jax.run.watch import roles_without_update
 from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
 from tests.games.harness import ScriptedTools
@@ -236,9 +236,9 @@ def test_what_play_may_return(folder: Path, returned: object, complaint: str) ->
 def test_episodes_that_no_update_takes(folder: Path) -> None:
     cfg = load_card(folder / "card.toml")
     known = [episode(), episode(role="nobody", trained=False)]
-    assert untaken(known, game_of(cfg).updates(cfg)) == []
+    assert roles_without_update(known, game_of(cfg).updates(cfg)) == []
     wrong = [*known, episode(role="geusser"), episode(policy="solver"), episode(policy="solver")]
-    first, second = untaken(wrong, game_of(cfg).updates(cfg))
+    first, second = roles_without_update(wrong, game_of(cfg).updates(cfg))
     assert "episodes of actor/geusser" in first and "updates train actor/caller, actor/guesser; correct" in first
     assert "episodes of solver/guesser" in second
 
