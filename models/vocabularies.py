@@ -7,6 +7,7 @@ Byte-level BPE (Qwen, OLMo, GPT-2) is read from tokenizer.json or vocab.json and
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,9 +79,9 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
         if ranks:
             ends = tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
     elif bare and (folder / "vocab.txt").is_file():
+        tokenizer_file.check_folder(folder)
         from transformers import BertTokenizer  # transformers looks at all of its models for the first one
 
-        tokenizer_file.check_folder(folder)
         hf = _built(folder, lambda: BertTokenizer(vocab=str(folder / "vocab.txt")))
     else:
         hf = of_folder(folder)
@@ -99,6 +100,8 @@ def of_folder(folder: Path) -> PreTrainedTokenizerFast:
     """
     file = folder / "tokenizer.json"
     if not file.is_file():
+        if os.path.lexists(file):  # a pipe would be waited for
+            raise UserError(f"{file} is neither a file nor a link to one; copy it again.")
         return _by_class(folder)
     tokenizer_file.check(file)
     fast = _built(folder, lambda: FastTokenizer.from_file(str(file)))
@@ -135,8 +138,8 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
     _check_named(folder)
-    specials.check_classes(folder)
     tokenizer_file.check_folder(folder)
+    specials.check_classes(folder)  # imports transformers' own table of classes, and torch where that is installed
     for model in (file for pattern in ("*.model", "*.spm") for file in sorted(folder.glob(pattern))):
         with suppress(DecodeError):  # of another kind
             _pieces(model)

@@ -46,9 +46,20 @@ def read_turn(
     Otherwise nothing is answered after a turn that was cut off. malformed: "end" leaves out malformed calls, "remind"
     does if a call is valid.
     """
-    text = turn.content
-    found = read_calls(text, tools, dialect, calls=calls, malformed=malformed)
-    begins = _first_final(text, found, finals)
+    found = read_calls(turn.content, tools, dialect, calls=calls, malformed=malformed)
+    return answered(turn, found, calls=calls, finals=finals, malformed=malformed)
+
+
+def answered(
+    turn: Turn,
+    found: Sequence[Call],
+    *,
+    calls: Policy = "all",
+    finals: Sequence[str] = (),
+    malformed: OnMalformed = "answer",
+) -> list[Call]:
+    """Those of the calls of a turn, as `read_calls` finds them, that are answered; see `read_turn`."""
+    begins = _first_final(turn.content, found, finals)
     valid = [call for call in found if call.valid]
     if calls == "first" and valid:
         return valid[:1] if begins < 0 or valid[0].start < begins else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
@@ -56,6 +57,7 @@ def main(root: Path, names: list[str]) -> None:
     rendering.start()
     opened("tokenizer", BASE)  # imports are paid for
     alone = forget_peak()
+    importlib.import_module("transformers.models.auto.tokenization_auto")  # and torch, which files by a class need
     for number, name in enumerate(names):
         door, change = CASES[name]
         folder = Path(shutil.copytree(BASE, root / str(number)))

@@ -18,7 +18,7 @@ from tests.models.hostile_cases import edit
 from tests.models.hostile_files import BASE, CASES
 from tests.models.hostile_tokenizers import added
 
-SECONDS, BYTES = 5.0, 2**30
+SECONDS, BYTES = 2.0, 2**30
 
 
 def bounded() -> None:

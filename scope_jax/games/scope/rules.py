@@ -15,10 +15,9 @@ from typing import Any
 
 from scope_jax.config import Config, one_of
 from scope_jax.games.scope.options import ChallengerRewardSection, MissingAnswer, SolverRewardSection
-from scope_jax.play import searching
+from scope_jax.play import searching, tool_turns
 from scope_jax.play.rewards import mean
 from scope_jax.play.rubrics import Criterion
-from scope_jax.play.tool_turns import read_turn
 from scope_jax.retrieval.rows import is_text
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
@@ -47,11 +46,11 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     """A turn of an episode that ends in `<final>`: text after its first search is dropped; the search counts if it was
     answered."""
     dialect = dialects.load(cfg.model.dialect)
-    found = searching.searches(turn.content, dialect)
-    first = read_turn(turn, (searching.reader(dialect),), dialect, calls="first", finals=(final,), malformed="end")
+    found = tool_turns.read_calls(turn.content, (searching.reader(dialect),), dialect, calls="first", malformed="end")
+    first = tool_turns.answered(turn, found, calls="first", finals=(final,), malformed="end")
     if first:
         turn = replace(turn, text=turn.text[: first[0].closed])
-    malformed = sum(one.query is None and one.start < len(turn.text) for one in found)
+    malformed = sum(not one.valid and one.start < len(turn.text) for one in found)
     return ParsedTurn(searching.whole(turn), turn.content, int(bool(first) and answered), malformed)
 
 
