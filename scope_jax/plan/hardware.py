@@ -27,6 +27,7 @@ GPU_FILES = Path("/proc/driver/nvidia/gpus")  # of NVIDIA's driver, a folder for
 # Slices, or nodes, of the same size may stand before it: 2xv6e:8x8, 4x8xH100.
 TPU = re.compile(r"(?:([1-9]\d*)x)?(v5e|v5p|v6e|v7x):([1-9]\d*(?:x[1-9]\d*){1,2})")
 GPUS = re.compile(r"(?:([1-9]\d*)x)?([1-9]\d*)x(A100|H100|H200|GB200|B200|B300)")
+PLANAR = ("v5e", "v6e")  # a torus of two dimensions; the others have three
 MOST_DEVICES = 2**17  # of a plan: more than any cluster, few enough for memory
 # The environment for compiling for devices that are not here: JAX runs on the CPU and keeps no compiled programs,
 # which only the devices could load; libtpu is told what it would ask of a TPU's surroundings, and that it is not alone.
@@ -190,8 +191,9 @@ def hardware(on: str | None, compiled: bool = True) -> Hardware:
     if on is None:
         return _this_machine() if compiled else _unstarted()
     if found := TPU.fullmatch(on):
-        slices, chip = int(found[1] or 1), CHIPS[found[2]]
-        _countable(on, slices, *map(int, found[3].split("x")))
+        slices, chip, sides = int(found[1] or 1), CHIPS[found[2]], [int(side) for side in found[3].split("x")]
+        _countable(on, slices, *sides)
+        _linked(on, chip.name, sides)
         devices = tpu_devices(f"{found[2]}:{found[3]}", slices) if compiled else []
         return Hardware(on, "tpu", chip, devices or absent_tpu_devices(chip, found[3], slices), slices)
     if found := GPUS.fullmatch(on):
@@ -211,6 +213,16 @@ def _countable(on: str, *sizes: int) -> None:
     """Raises UserError for more devices than a plan lists."""
     if math.prod(sizes) > MOST_DEVICES:
         raise UserError(f"--on {on} has {math.prod(sizes):,} devices, and a plan at most {MOST_DEVICES:,}; give fewer.")
+
+
+def _linked(on: str, chip: str, sides: Sequence[int]) -> None:
+    """Raises UserError for a topology in other dimensions than its chips are linked in."""
+    if chip in PLANAR and sides[2:] not in ([], [1]):
+        raise UserError(f"--on {on}: chips of {chip} are linked in a plane; give two sides, as {chip}:4x4.")
+    if chip not in PLANAR and len(sides) != 3:
+        raise UserError(
+            f"--on {on}: chips of {chip} are linked in three directions; give three sides, as {chip}:4x4x4."
+        )
 
 
 def _this_machine() -> Hardware:

@@ -275,3 +275,22 @@ def test_outside_of_a_protected_block_a_signal_is_an_exception() -> None:
         pass
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback():
+    code = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Pressing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "scope_jax.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Pressing())
+from scope_jax.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -62,3 +62,13 @@ def test_a_number_of_cpus_that_is_none(stated, monkeypatch):
 def test_more_devices_than_any_cluster_has_are_not_listed(name):
     with pytest.raises(UserError, match=f"--on {name} has .* devices, and a plan at most 131,072; give fewer."):
         hardware(name, compiled=False)
+
+
+@pytest.mark.parametrize("name", ["v5p:4x4", "v7x:2x2", "2xv5p:2x2", "v5e:2x2x2", "v6e:4x4x4"])
+def test_a_topology_has_the_sides_of_its_chip(name):
+    with pytest.raises(UserError, match=f"--on {name}: chips of v.. are linked in .*; give t.* sides, as v..:4x4"):
+        hardware(name, compiled=False)
+
+
+def test_a_plane_may_be_named_with_a_third_side_of_one():
+    assert len(hardware("v5e:2x2x1", compiled=False).devices) == len(hardware("v6e:2x2", compiled=False).devices) == 4
