@@ -19,6 +19,8 @@ def verdict(found: Figures) -> str:
         return f"{where} fits: it needs {needed}, of {room}."
     if found.get("setting"):
         remedy = "it fits with " + " ".join(f"--set {change}" for change in found["setting"])
+        if any(change.startswith("model.adapter.") for change in found["setting"]):
+            remedy += ", which trains an adapter and not all weights"
     else:
         remedy = "no setting that was tried fits; take more devices"
     return f"{where} does not fit: it needs {needed}, {found['shortfall_gib']} GiB more than {room}; {remedy}."

@@ -22,7 +22,7 @@ from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
-from scope_jax.plan.knobs import remat_policies, setting_that_fits
+from scope_jax.plan.knobs import freed, remat_policies, setting_that_fits
 from scope_jax.plan.memory import (
     COMPILER,
     ENTRY,
@@ -36,7 +36,7 @@ from scope_jax.plan.memory import (
     compiled_peak,
     device_bytes,
 )
-from scope_jax.plan.page import lines
+from scope_jax.plan.page import lines, verdict
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.paged import PagedEngine
@@ -353,6 +353,41 @@ def test_a_plan_says_what_each_setting_frees(tmp_path):
     assert "compiled here" in " ".join(found["notes"])
 
 
+def cpu(gib):
+    return Hardware("this machine", "cpu", Chip("cpu", gib * GIB, None, None), [Absent(0, "cpu", "cpu")])
+
+
+def test_a_cache_without_pages_has_fewer_slots():
+    """64 slots of 4,096 tokens of Qwen3-0.6B, 2 · 8 · 128 · 28 values of two bytes each, are 28 GiB."""
+    sets = ["learner.buckets=[4096]", "learner.micro_batch_rows=2", "learner.remat=full", "rollout.slots=64"]
+    sets += ["rollout.max_length=4096", "rollout.prefill_buckets=[4096]", 'model.compute_dtype="bfloat16"']
+    model = from_hf(SHAPES["Qwen3-0.6B"])
+    planner = Planner(model, cpu(24))
+    needs = planner.needs(load_card(CARD, sets))
+    assert needs.peak.total > planner.limit and "cache" in needs.held.parts(needs.peak.phase)
+    row = 4096 * 2 * 8 * 128 * 28 * 2
+    assert needs.held.cache == 64 * row
+    setting = setting_that_fits(planner, Path(CARD), sets, needs)
+    assert setting == ["rollout.slots=8"]
+    fitting = planner.needs(load_card(CARD, [*sets, *setting]))
+    assert fitting.peak.total <= planner.limit
+    sampling = max(fitting.peaks[phase].total for phase in ("generate", "save"))
+    assert sampling + 8 * row > planner.limit  # twice as many do not fit
+    rows = {one["set"]: one["frees_gib"] for one in freed(planner, Path(CARD), sets, needs)}
+    assert rows["rollout.slots=8"] == pytest.approx(56 * row / GIB, abs=0.01)
+
+
+def test_an_adapter_is_the_last_setting_that_is_tried(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL))
+    roomy, narrow = (plan(Path(CARD), SMALL, absent(1, gib), model_config=file) for gib in (0.08, 0.05))
+    assert not roomy["fits"] and "model.adapter.rank=16" not in roomy["setting"]
+    assert narrow["setting"][0] == "model.adapter.rank=16"
+    assert "--set model.adapter.rank=16" in verdict(narrow) and "trains an adapter and not all weights" in verdict(
+        narrow
+    )
+
+
 def test_the_fastest_policy_of_rematerialisation_that_fits(tmp_path):
     """By arithmetic memory falls from "none" to "full"; a limit between two of them decides."""
     model = from_hf(MODEL)
@@ -396,7 +431,7 @@ def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
     """An adapter of Qwen3-0.6B: a layer has values of 1,536 tokens × (4 · 1024 + 48 heads · 128 + 3 · 3072), each of
     four bytes; a row of the cache 1,536 tokens × 2 · 8 heads · 128 · 28 layers."""
     card = load_card("configs/ssp/adapters/qwen3-0.6b-cpu.toml")
-    on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
+    on = cpu(16)
     needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
     generate, learn = (needs.peaks[phase] for phase in ("generate", "learn"))
     assert {name_of(program.function) for program in needs.engine.programs()} <= set(needs.engine.most_programs())
@@ -413,7 +448,7 @@ def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
 def test_a_small_model_on_a_cpu_needs_most_while_its_update_is_compiled():
     """Whole weights of two equal layers, of which the learner's programs have one: the compiler's memory is more than
     what an update of so small a model has at a time."""
-    on = Hardware("this machine", "cpu", Chip("cpu", 16 * GIB, None, None), [Absent(0, "cpu", "cpu")])
+    on = cpu(16)
     card = load_card("configs/spiral/atlas.toml")
     needs = Planner(load_config(card.model.checkpoint), on).needs(card)
     learn = needs.peaks["learn"]
