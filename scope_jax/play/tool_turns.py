@@ -52,7 +52,7 @@ def read_turn(
 
 def answered(
     turn: Turn,
-    found: Sequence[Call],
+    found: list[Call],
     *,
     calls: Policy = "all",
     finals: Sequence[str] = (),

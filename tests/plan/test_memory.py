@@ -369,7 +369,7 @@ def test_a_cache_without_pages_has_fewer_slots():
     assert needs.held.cache == 64 * row
     setting = setting_that_fits(planner, Path(CARD), sets, needs)
     assert setting == ["rollout.slots=8"]
-    fitting = planner.needs(load_card(CARD, [*sets, *setting]))
+    fitting = planner.needs(load_card(CARD, [*sets, "rollout.slots=8"]))
     assert fitting.peak.total <= planner.limit
     sampling = max(fitting.peaks[phase].total for phase in ("generate", "save"))
     assert sampling + 8 * row > planner.limit  # twice as many do not fit
