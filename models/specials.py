@@ -9,16 +9,18 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerFast
 
 from scope_jax.errors import UserError
 from scope_jax.models import tokenizer_file
 from scope_jax.models.fields import MOST, cut, read_object, shown
 from scope_jax.models.tokenizer_file import check_name, shown_name
+
+if TYPE_CHECKING:  # transformers imports for a second, and only what opens a tokenizer needs it
+    from transformers import PreTrainedTokenizerFast
 
 CONFIG = "tokenizer_config.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -46,6 +48,8 @@ def wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str], *, whole: 
     their flags, and no file may add one that ordinary text could become. Raises ValueError with one sentence where the
     files contradict the vocabulary.
     """
+    from transformers import PreTrainedTokenizerFast
+
     config = _object(folder / CONFIG)
     said = sorted(_said(folder, config), key=lambda token: (token.id is None, token.id or 0))
     ids = {token.content for token in said if token.id is not None} | set(fast.get_vocab())
@@ -91,6 +95,7 @@ def class_of(folder: Path) -> str | None:
 def check_classes(folder: Path) -> None:
     """Raises ValueError if a file names a class that is no fast tokenizer of transformers: there are others that load
     further parts of the folder, with its own code."""
+    from transformers import PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     for name in _classes(folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import normalizers
-from transformers import PreTrainedTokenizerFast
 
 from scope_jax.errors import UserError
 from scope_jax.models import encoder
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.encoder import EncoderConfig, Params
 from scope_jax.models.vocabularies import of_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"  # the token whose hidden state is Qwen3-Embedding's vector
 SHORTEST = 16  # length of the shortest program

@@ -13,10 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerFast
 
 from scope_jax.errors import UserError
 from scope_jax.models import ends, rendering, vocabularies
@@ -25,6 +24,9 @@ from scope_jax.models.ends import EndToken, TemplateEnd
 from scope_jax.models.fields import read_object
 from scope_jax.models.specials import template_file
 from scope_jax.models.vocabularies import BYTE_NAMES, PROBE, SPACE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.

@@ -12,23 +12,19 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import (
-    SentencePieceExtractor,
-    SpmConverter,
-    TikTokenConverter,
-    generate_merges,
-)
 
 from scope_jax.errors import UserError
 from scope_jax.models import specials, tokenizer_file
 from scope_jax.models.fields import WeightsError, cut, read_object, within
 from scope_jax.models.tokenizer_file import parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Built = TypeVar("Built")
 
@@ -143,7 +139,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
     for model in (file for pattern in ("*.model", "*.spm") for file in sorted(folder.glob(pattern))):
         with suppress(DecodeError):  # of another kind
             _pieces(model)
-    from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # it imports torch where that is installed: seconds
 
     hf = _built(
         folder,
@@ -178,6 +174,8 @@ def _first_line(error: BaseException) -> str:
 
 def _llama3(model: Path) -> PreTrainedTokenizerFast:
     """Llama 3's tokenizer from its tiktoken ranks, with the special tokens of Llama 3.1."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
     lines = tokenizer_file.read_bytes(model).splitlines()
     tokenizer_file.check_pieces(model, (line.decode("latin-1") for line in lines))
     if len(lines) != LLAMA3_RANKS:
@@ -194,6 +192,8 @@ def _llama3(model: Path) -> PreTrainedTokenizerFast:
 
 def _pieces(model: Path) -> Any:
     """A SentencePiece model as stored. Raises DecodeError for other files, WeightsError for pieces longer than any."""
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor
+
     tokenizer_file.read_bytes(model)
     proto: Any = SentencePieceExtractor(str(model)).proto
     tokenizer_file.check_pieces(model, (piece.piece for piece in proto.pieces))
@@ -204,6 +204,8 @@ def _pieces(model: Path) -> Any:
 
 def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
     """A SentencePiece model (BPE or unigram) as a fast tokenizer with the same ids as the sentencepiece library."""
+    from transformers.convert_slow_tokenizer import SpmConverter, generate_merges
+
     try:
         proto = _pieces(model)
     except DecodeError:
