@@ -315,9 +315,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
         return str(config["model_type"])
     architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
     if architecture is None:
-        known = sorted({name.partition("For")[0] for name in (*(family.hf for family in FAMILIES.values()), *WRAPPERS)})
+        known = {name.partition("For")[0] for name in (*(family.hf for family in FAMILIES.values()), *WRAPPERS)}
         raise UserError(
-            f"config.json: field 'architectures' is {shown(names)}; supported are the language models of {', '.join(known)}."
+            f"config.json: field 'architectures' is {shown(names)}; supported are the language models of "
+            f"{', '.join(sorted(known))}."
         )
     return architecture
 
