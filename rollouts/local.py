@@ -64,6 +64,12 @@ class LocalRollouts:
         return sum(is_over() for is_over in over), len(over)
 
     @property
+    def steps(self) -> int:
+        """Decoding steps that the call under way has read; 0 between calls."""
+        loop = self._loop
+        return 0 if loop is None else loop.dispatches * self.engine.config.decode_steps
+
+    @property
     def params(self) -> Any:
         """The weights that requests are sampled with, in the engine's own form; None if there are none."""
         return self._params

@@ -26,18 +26,19 @@ class Activity:
         finally:
             self._doing.remove(work)  # not the last: a responder searches in a thread of its own
 
-    def text(self, replies: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> str:
-        """For example "step 3/8: sampling solver, 41 of 128 replies, compiling program 2 of at most 9 for sampling:
-        12 s, 60 s"; "" if nothing is done.
+    def text(self, replies: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)) -> str:
+        """For example "step 3/8: sampling solver, 41 of 128 replies in 160 decoding steps, compiling program 2 of at
+        most 9 for sampling: 12 s, 60 s"; "" if nothing is done.
 
-        replies: how many of how many are sampled in the call under way. May be called in any thread.
+        replies: how many of how many are sampled in the call under way, in how many decoding steps. May be called in
+        any thread.
         """
         doing = self._doing[-1:]  # one operation, as the other thread goes on
         if not doing:
             return ""
         what, since = doing[0]
-        done, total = replies()
+        done, total, steps = replies()
         parts = [f"{self.place}: {what}" if self.place else what]
-        parts += [f"{done} of {total} replies"] if total else []
+        parts += [f"{done} of {total} replies in {steps} decoding steps"] if total else []
         parts += [compiling] if (compiling := programs().text()) else []
         return ", ".join([*parts, f"{time.monotonic() - since:.0f} s"])

@@ -81,7 +81,7 @@ class World:
 
     def status(self) -> str:
         """What is going on, in words; "" if nothing is. May be called in any thread."""
-        return self.activity.text(lambda: self.local.counts)
+        return self.activity.text(lambda: (*self.local.counts, self.local.steps))
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""

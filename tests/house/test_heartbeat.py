@@ -74,7 +74,9 @@ def test_what_a_run_does() -> None:
     activity.place = "step 3/8"
     with activity("playing"):
         with activity("sampling solver"):
-            assert activity.text(lambda: (41, 128)) == "step 3/8: sampling solver, 41 of 128 replies, 0 s"
+            assert activity.text(lambda: (41, 128, 160)) == (
+                "step 3/8: sampling solver, 41 of 128 replies in 160 decoding steps, 0 s"
+            )
         assert activity.text() == "step 3/8: playing, 0 s"
         other = activity("searching for 2 queries")  # by another thread, which ends later
         with activity("sampling solver"):

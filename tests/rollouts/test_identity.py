@@ -155,12 +155,21 @@ def test_after_a_call_weights_and_cache_can_be_freed(make, params):
 
 def test_how_many_replies_are_over(params, monkeypatch):
     """While a call is under way; between calls there is nothing to count."""
-    rollouts, seen = make_rollouts(make_engine(), params), []
+    rollouts, seen, steps = make_rollouts(make_engine(), params), [], []
     plain = DecodeLoop.round
-    monkeypatch.setattr(DecodeLoop, "round", lambda loop: (plain(loop), seen.append(rollouts.counts))[0])
-    assert rollouts.counts == (0, 0)
-    rollouts.run(mixed(6))
-    assert rollouts.counts == (0, 0)
+
+    def watched(loop):
+        ended = plain(loop)
+        seen.append(rollouts.counts)
+        steps.append(rollouts.steps)
+        return ended
+
+    monkeypatch.setattr(DecodeLoop, "round", watched)
+    assert (rollouts.counts, rollouts.steps) == ((0, 0), 0)
+    completions = rollouts.run(mixed(6))
+    assert (rollouts.counts, rollouts.steps) == ((0, 0), 0)
+    assert steps == sorted(steps) and all(step % ENGINE.decode_steps == 0 for step in steps)
+    assert steps[-1] >= max(int(row.sampled_T.sum()) for done in completions for row in done.rows)
     assert {total for _, total in seen} == {6} and seen[-1] == (6, 6)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen) and len(set(seen)) > 2
 
