@@ -40,11 +40,11 @@ def budget(planner: Planner, needs: Needs) -> Change | None:
 def fewer_slots(planner: Planner, needs: Needs) -> Change | None:
     """The largest power of two of rollout.slots with which a cache without pages fits; None if not one slot does, or if
     the engine has pages."""
-    if needs.engine.budget is not None:
+    if needs.engine.budget is not None or not needs.held.cache:
         return None
     cached = [peak for phase, peak in needs.peaks.items() if "cache" in needs.held.parts(phase)]
     room = planner.limit - max(peak.total for peak in cached) + needs.held.cache
-    count = int(room * needs.engine.config.slots / needs.held.cache)
+    count = int(room * needs.cfg.rollout.slots / needs.held.cache)
     return f"rollout.slots={1 << count.bit_length() - 1}" if count >= 1 else None
 
 
@@ -103,7 +103,7 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
     if phase in ("publish", "generate") and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
     if phase in ("generate", "save") and (change := fewer_slots(planner, needs)):
-        add(change, held.cache * (1 - int(change.partition("=")[2]) / needs.engine.config.slots), "arithmetic")
+        add(change, held.cache * (1 - int(change.partition("=")[2]) / needs.cfg.rollout.slots), "arithmetic")
     if not held.offload and not held.adapters:
         sampling = 0.0 if held.apart else held.idle
         others = (held.policies - 1) * held.state
