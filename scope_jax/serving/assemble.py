@@ -11,6 +11,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel, load_served
+from scope_jax.config.training import TrainSection
 from scope_jax.errors import UserError
 from scope_jax.evaluation.weights import (
     StoredWeights,
@@ -36,7 +37,7 @@ from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, paged, threads_of
 from scope_jax.run.indexing import lookup_of, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
-from scope_jax.run.programs import programs
+from scope_jax.run.programs import keep_programs, programs
 from scope_jax.text import dialects
 
 Card = Config | ServedModel
@@ -99,6 +100,7 @@ def served(
     or does not fit, before weights are loaded.
     """
     cfg = all_generate(served_card(target, card, overrides))
+    keep_programs((cfg.train if isinstance(cfg, Config) else TrainSection()).compilation_cache)
     source = find_weights(target, cfg, policy)
     cfg = with_adapter(cfg, source)
     home = model_folder(cfg, source)
