@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.rollouts.online import Done
+from scope_jax.serving import assemble
 from scope_jax.serving.assemble import Served, served
 from scope_jax.serving.generating import Job, chat_job, completion_job, requests_of
 from scope_jax.serving.protocol import ChatBody, CompletionBody, parsed
@@ -171,3 +172,10 @@ def test_no_request_waits_for_a_program(cache: str, caplog: pytest.LogCaptureFix
         assert plain.completion is not None and said(model, plain.completion) == said(
             model, greedy(model, [prompt], 12)[0]
         )
+
+
+def test_a_server_keeps_its_programs(monkeypatch):
+    folders = []
+    monkeypatch.setattr(assemble, "keep_programs", folders.append)
+    with served(BASE, None, ENGINE, policy=None, search=False, name=None, grace=0.0, tell=print):
+        assert folders == [".cache/jax"]
