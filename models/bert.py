@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from scope_jax.errors import UserError
 from scope_jax.models.attention import Attend, attend_both_ways
 from scope_jax.models.defaults import completed
-from scope_jax.models.fields import count, cut, number
+from scope_jax.models.fields import MOST_LAYERS, count, cut, number
 from scope_jax.models.hf import HfTensor
 from scope_jax.sharding.spec import Param, normal, ones, zeros
 
@@ -61,7 +61,7 @@ def from_hf(config: Mapping[str, Any], model_type: str = "bert") -> BertConfig:
     first = 0 if model_type == "bert" else count(config, "pad_token_id", least=0) + 1
     return BertConfig(
         vocab_size=count(config, "vocab_size"),
-        num_layers=count(config, "num_hidden_layers", most=10_000),
+        num_layers=count(config, "num_hidden_layers", most=MOST_LAYERS),
         width=count(config, "hidden_size"),
         num_heads=count(config, "num_attention_heads"),
         ffn_width=count(config, "intermediate_size"),

@@ -27,7 +27,7 @@ from scope_jax.models.config import (
     QueryScaling,
 )
 from scope_jax.models.defaults import completed
-from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
+from scope_jax.models.fields import MOST, MOST_LAYERS, count, cut, flag, number, shown, table, texts
 from scope_jax.models.moe import LIMIT, SLOPE
 from scope_jax.models.rope import Rope
 
@@ -334,7 +334,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     family, stated = FAMILIES[architecture], config
     config = completed(architecture, stated)
     _refuse(config, family)
-    num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
+    num_layers, num_heads = count(config, "num_hidden_layers", most=MOST_LAYERS), count(config, "num_attention_heads")
     width = count(config, "hidden_size")
     mixers = _mixers(config, family, num_layers)
     turns = family.ropes != "optional" or table(config, "rope_parameters").get("rope_theta", True) is not None

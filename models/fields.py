@@ -11,6 +11,7 @@ from scope_jax.errors import UserError
 from scope_jax.sharding.files import FileNameError, inside
 
 MOST = 2**31 - 1  # largest accepted count
+MOST_LAYERS = 2_000  # published decoders have up to 126
 MOST_BYTES = 2**24  # of a JSON file; the largest of published folders, indices of 100,000 tensors, have about 10 MB
 MOST_DEEP = 64
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import Attention, Dense, Experts, Feed, ModelConfig, Parallel
-from scope_jax.models.fields import count, flag, number, shown, table
+from scope_jax.models.fields import MOST_LAYERS, count, flag, number, shown, table
 
 CAP = "final_logit_softcapping"
 _GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
@@ -30,7 +30,7 @@ def whole(config: Mapping[str, Any], width: int) -> dict[str, Any]:
 
 def _own_keys(config: Mapping[str, Any]) -> int:
     """The number of layers, the first ones, with keys and values of their own."""
-    layers = count(config, "num_hidden_layers", most=10_000)
+    layers = count(config, "num_hidden_layers", most=MOST_LAYERS)
     return layers - count(config, "num_kv_shared_layers", 0, least=0)
 
 
@@ -50,7 +50,7 @@ def unread(config: Mapping[str, Any]) -> frozenset[str]:
     """Tensors of published files that no layer reads: projections to keys and values of layers that have none."""
     if not config.get("num_kv_shared_layers"):
         return frozenset()
-    shared = range(max(_own_keys(config), 0), count(config, "num_hidden_layers", most=10_000))
+    shared = range(max(_own_keys(config), 0), count(config, "num_hidden_layers", most=MOST_LAYERS))
     names = ("k_proj", "v_proj", "k_norm")
     return frozenset(f"model.layers.{layer}.self_attn.{name}.weight" for layer in shared for name in names)
 

@@ -82,12 +82,12 @@ def serve(
     hosts = trusted(trusted_host)
     from scope_jax.serving.server import bound
 
-    sock = bound(host, port)  # a port that is taken is reported before the weights are loaded
-    from scope_jax.report.progress import Progress
-    from scope_jax.serving.assemble import served
-    from scope_jax.serving.server import run_model
-
     with ExitStack() as stack:
+        sock = stack.enter_context(bound(host, port))  # a port that is taken is reported before the weights are loaded
+        from scope_jax.report.progress import Progress
+        from scope_jax.serving.assemble import served
+        from scope_jax.serving.server import run_model
+
         with Progress(console()) as progress:
             options: dict[str, Any] = {"policy": policy, "search": search, "name": name, "grace": grace}
             model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))

@@ -52,8 +52,12 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except BaseException:
+            sock.close()
+            raise
     except (OSError, UnicodeError) as error:  # also a name that no host can have
         raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
     return sock

@@ -19,7 +19,8 @@ MOE = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "10,000 layers": {"num_hidden_layers": 10_000},
-    "10,000 layers of 10,000 experts": {"num_hidden_layers": 10_000, **MOE},
+    "2,000 layers": {"num_hidden_layers": 2_000},
+    "2,000 layers of 10,000 experts": {"num_hidden_layers": 2_000, **MOE},
     "10,000 experts": MOE,
     "2^31 words": {"vocab_size": 2**31 - 1},
     "a width of 2^31": {"hidden_size": 2**31 - 1},
@@ -206,6 +207,7 @@ def modules(*more: dict[str, Any]) -> Change:
 DENSE = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
 ENCODERS: dict[str, Change] = {
     "2^31 positions": encoder({"max_position_embeddings": 2**31 - 1}),
+    "2,000 layers": encoder({"num_hidden_layers": 2_000}),
     "10,000 layers": encoder({"num_hidden_layers": 10_000}),
     "2^31 types": encoder({"type_vocab_size": 2**31 - 1}),
     "a width of 2^31": encoder({"hidden_size": 2**31 - 2}),
