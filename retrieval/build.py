@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorstore as ts
 from jax.sharding import Mesh
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Corpus
@@ -48,14 +49,14 @@ class Manifest:
     """Contents of an index folder. `embedded`: how many passages are embedded, from the first row on; `scann`: settings
     of the finished ScaNN index, None if there is none."""
 
-    version: int
+    version: NonNegativeInt
     corpus: str  # fingerprint
     embedder: str  # identity
     lexical: bool  # the encoder's weights are in the folder
-    passages: int
-    width: int
-    chunk: int
-    embedded: int
+    passages: NonNegativeInt
+    width: NonNegativeInt
+    chunk: PositiveInt
+    embedded: NonNegativeInt
     scann: dict[str, int] | None
 
 
@@ -346,12 +347,9 @@ def _read_manifest(folder: Path) -> Manifest:
     if not (folder / MANIFEST).exists():
         raise IndexFolderError(f"The folder {folder} has no index ({MANIFEST} is missing); build the index first.")
     try:
-        manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        manifest = TypeAdapter(Manifest).validate_json((folder / MANIFEST).read_bytes(), strict=True)
+    except (OSError, ValidationError) as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read") from error
-    counts = (manifest.version, manifest.passages, manifest.width, manifest.chunk, manifest.embedded)
-    if not all(type(count) is int and count >= 0 for count in counts) or manifest.chunk == 0:
-        raise _damaged(folder, f"{MANIFEST} cannot be read")
     if manifest.version != VERSION:
         raise IndexFolderError(f"The index in {folder} has format {manifest.version}, not {VERSION}; build it again.")
     return manifest

@@ -86,7 +86,7 @@ class RemoteRetriever:
             ) from error
 
 
-def _hit(entry: dict[str, Any]) -> Hit:
+def _hit(entry: Any) -> Hit:
     document = entry["document"]
     title, text = split_contents(whole(document["contents"]))
     return Hit(Document(whole(str(document.get("id", ""))), title, text), float(entry["score"]))

@@ -32,6 +32,7 @@ from scope_jax.retrieval.clusters.folder import (
     Kept,
     State,
     Tell,
+    Written,
     input_of,
 )
 from scope_jax.retrieval.clusters.kmeans import clusters
@@ -216,7 +217,7 @@ def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: 
     return [found[place] for place in np.sort(order[: per_family * families])]
 
 
-def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> dict[str, Any]:
+def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> Written:
     digest, size = hashlib.blake2b(digest_size=16), 0
     with replaced(folder.path / CLUSTERS) as part, part.open("wb", buffering=BLOCK) as file:
         for number, (family, members) in enumerate(chosen):
@@ -228,7 +229,7 @@ def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tel
             size += len(line)
             if (number + 1) % 1000 == 0 or number + 1 == len(chosen):
                 tell("clusters written", number + 1, len(chosen))
-    return {"bytes": size, "hash": digest.hexdigest()}
+    return Written(size, digest.hexdigest())
 
 
 def _apart(documents: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from scope_jax.errors import UserError
 from scope_jax.retrieval.corpus import Document
@@ -49,35 +50,30 @@ class ClustersFolderError(UserError):
     """A folder that cannot be used for the requested clusters or does not hold them; one sentence says why."""
 
 
+@dataclass(frozen=True)
+class Written:
+    """clusters.jsonl once it is complete."""
+
+    bytes: NonNegativeInt
+    hash: str  # BLAKE2b
+
+
 @dataclass
 class State:
     """manifest.json."""
 
-    version: int
+    version: NonNegativeInt
     settings: dict[str, Any]  # everything that affects the result, as plain JSON
     inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and times too
-    read: int = 0  # rows read, over all sources
+    read: NonNegativeInt = 0  # rows read, over all sources
     counts: list[dict[str, int]] = field(default_factory=list)  # for each source: rows kept, and dropped by reason
     examples: dict[str, list[str]] = field(default_factory=dict)  # by reason
-    kept: int = 0  # documents kept
-    document_bytes: int = 0
+    kept: NonNegativeInt = 0  # documents kept
+    document_bytes: NonNegativeInt = 0
     selected: bool = False
-    width: int = 0  # of the vectors
-    embedded: int = 0
-    result: dict[str, Any] | None = None  # clusters.jsonl: bytes, hash, clusters, documents
-
-
-def _is_whole(state: State) -> bool:
-    """True if the values of a manifest that was read have their types."""
-    counts = (state.version, state.read, state.kept, state.document_bytes, state.width, state.embedded)
-    tables = (state.settings, state.inputs, state.examples, *([] if state.result is None else [state.result]))
-    return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(table, dict) for table in tables)
-        and all(isinstance(entry, dict) for entry in state.inputs.values())
-        and isinstance(state.counts, list)
-        and (state.result is None or isinstance(state.result.get("bytes"), int))
-    )
+    width: NonNegativeInt = 0  # of the vectors
+    embedded: NonNegativeInt = 0
+    result: Written | None = None
 
 
 class Folder:
@@ -119,17 +115,15 @@ class Folder:
         if not file.exists():
             return None
         try:
-            state = State(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
+            state = TypeAdapter(State).validate_json(file.read_bytes(), strict=True)
+        except (OSError, ValidationError):
             raise self.damaged(f"{MANIFEST} cannot be read") from None
-        if not _is_whole(state):
-            raise self.damaged(f"{MANIFEST} cannot be read")
         if state.version != VERSION:
             raise ClustersFolderError(
                 f"The clusters in {self.path} have format {state.version}, not {VERSION}; rebuild them (--rebuild)."
             )
         result = self.path / CLUSTERS
-        if state.result and not (result.is_file() and result.stat().st_size == state.result["bytes"]):
+        if state.result and not (result.is_file() and result.stat().st_size == state.result.bytes):
             raise self.damaged(f"{CLUSTERS} is missing or was changed")
         return state
 

@@ -152,7 +152,7 @@ def test_neutralise_keeps_text_readable_and_is_idempotent(text: str, safe: str):
 # What counts as a tag, as in the earlier implementation of neutralise by repeated substitution.
 LOOKS_LIKE_A_TAG = re.compile(
     rf"<\s*/?\s*({'|'.join(parsing.FOREIGN)})(\s+[\w:-]+\s*=[^<>]*)?\s*/?\s*>"
-    r"|<[|｜][^<>|｜\n]{1,64}[|｜]>|</?(s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>",
+    r"|<[|｜][^|｜\n]{1,64}[|｜]>|<[|]\w{1,64}>|<\w{1,64}[|]>|</?(s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>",
     re.IGNORECASE,
 )
 PIECES = ["<", ">", "/", " ", "\n", "|", "｜", "=", "a", "s", "search", "tool_call", "Rubric", " x='", "pad", "[", "é"]
