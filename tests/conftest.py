@@ -39,7 +39,7 @@ def _checked(function: Any = None, *, typechecker: Any) -> Any:
         return _jaxtyped(function, typechecker=typechecker)
     try:
         hints = get_type_hints(function, include_extras=True)
-    except NameError:  # of a name that is imported for static type checkers alone; jaxtyping takes it for Any
+    except (NameError, AttributeError):  # a name of static type checkers alone, which jaxtyping takes for Any
         return _jaxtyped(function, typechecker=typechecker)
     if any(map(_has_shape, hints.values())):
         return _jaxtyped(function, typechecker=typechecker)
