@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import uvicorn
@@ -51,13 +51,11 @@ def bound(host: str, port: int) -> socket.socket:
     refused. Raises UserError if the port cannot be had."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind)
-        try:
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, kind))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-        except BaseException:
-            sock.close()
-            raise
+            stack.pop_all()  # the caller closes it
     except (OSError, UnicodeError) as error:  # also a name that no host can have
         raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
     return sock
