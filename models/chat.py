@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from scope_jax.errors import UserError
 from scope_jax.models import rendering
 from scope_jax.models.fields import cut
+from scope_jax.models.message_forms import MessageForm, form_of, thought_and_answer
 
 if TYPE_CHECKING:  # games need the error of this module, and transformers imports for a second
     from tokenizers import AddedToken
@@ -80,6 +81,7 @@ class ChatTemplate:
             for name, token in sorted(special.items(), key=lambda item: len(item[0]), reverse=True)
         )
         self._marker = re.compile("|".join(names) or r"(?!)")
+        self._forms: dict[str, MessageForm] = {}
 
     def conversation(
         self,
@@ -91,8 +93,8 @@ class ChatTemplate:
         options: Mapping[str, Any],
     ) -> list[Stretch]:
         """The whole conversation; arguments as in Tokenizer.encode_chat."""
-        masked = _MaskedChat(self, messages, tools, forbid, trusted, options)
-        return self._split(masked.render(masked.messages, add_generation_prompt), masked)
+        masked = MaskedChat(self, messages, tools, forbid, trusted, options)
+        return self.split(masked.render(masked.messages, add_generation_prompt), masked)
 
     def continuation(
         self,
@@ -107,7 +109,7 @@ class ChatTemplate:
         last = before[-1] if before else {}
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
             raise ValueError("A continuation must follow an assistant message with text content.")
-        masked = _MaskedChat(self, [*before, *observations], tools, forbid, trusted, options)
+        masked = MaskedChat(self, [*before, *observations], tools, forbid, trusted, options)
         here = len(before) - 1
         earlier, answer, later = masked.messages[:here], masked.messages[here], masked.messages[here + 1 :]
         blank = masked.masker.spare
@@ -129,9 +131,9 @@ class ChatTemplate:
                 "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."
             )
-        return self._split(tail, masked)
+        return self.split(tail, masked)
 
-    def _after_call(self, masked: _MaskedChat, here: int, blank: str) -> list[Stretch]:
+    def _after_call(self, masked: MaskedChat, here: int, blank: str) -> list[Stretch]:
         """What follows the assistant's message number `here`, whose last call ends it: from the next token of the
         template on."""
         *before, call = masked.messages[here]["tool_calls"]
@@ -139,7 +141,7 @@ class ChatTemplate:
         said = {**masked.messages[here], "tool_calls": [*before, marked]}
         text = masked.render([*masked.messages[:here], said, *masked.messages[here + 1 :]], True)
         _, found, tail = text.partition(blank)
-        stretches = self._split(tail, masked)
+        stretches = self.split(tail, masked)
         first = next((place for place, stretch in enumerate(stretches) if stretch.marker), None)
         if not found or blank in tail or first is None:
             raise HistoryRewritten("The chat template does not show the arguments of a call, or no end of it.")
@@ -152,7 +154,7 @@ class ChatTemplate:
         """
         ask = {"role": "user", "content": "?"}
         try:
-            masked = _MaskedChat(self, [ask], None, (), (), {})
+            masked = MaskedChat(self, [ask], None, (), (), {})
         except ValueError:  # no template, or several and none of them for plain conversations
             return None, None
         blank = masked.masker.spare
@@ -165,7 +167,7 @@ class ChatTemplate:
             except ValueError:
                 return None
             _, found, tail = text.rpartition(blank)
-            return self._split(tail, masked) if found else None
+            return self.split(tail, masked) if found else None
 
         return after([]), after([ask])
 
@@ -173,7 +175,8 @@ class ChatTemplate:
         """A text as a template may have rendered it: every name of a special token is the token."""
         return self._stretches(text, lambda piece: Stretch(piece, False))
 
-    def _split(self, rendered: str, masked: _MaskedChat) -> list[Stretch]:
+    def split(self, rendered: str, masked: MaskedChat) -> list[Stretch]:
+        """The stretches of a text that `masked` rendered."""
         return self._stretches(rendered, masked.plain)
 
     def _stretches(self, text: str, plain: Callable[[str], Stretch]) -> list[Stretch]:
@@ -187,8 +190,11 @@ class ChatTemplate:
         return [stretch for stretch in stretches if stretch.text]
 
 
-class _MaskedChat:
-    """Masked messages and tools, and how they are rendered."""
+class MaskedChat:
+    """Masked messages and tools, in the form that the template takes, and how they are rendered.
+
+    messages, tools: as they are rendered.
+    """
 
     def __init__(
         self,
@@ -212,6 +218,15 @@ class _MaskedChat:
             )
         special = chat._special
         self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])
+        self._options: dict[str, Any] = dict(options)
+        # A prompt must not depend on the current date.
+        if "date_string" in self._template:
+            self._options = {"date_string": DATE_STRING} | self._options
+        if "strftime_now" in self._template:
+            self._template = _STILL_CLOCK + self._template
+        if any(message.get("role") == "assistant" and _has_forms(message) for message in messages):
+            form = self._form(chat._forms)
+            messages = [form.adapted(message) for message in messages]
         everything = [self._template, dict(options), [dict(message) for message in messages], list(tools or ())]
         payload = json.dumps(everything, ensure_ascii=False, default=str)
         self.masker = masker = _Masker([*special, *forbid], payload)
@@ -226,17 +241,26 @@ class _MaskedChat:
             }
             for message in messages
         ]
-        self._tools = None if tools is None else [masker.mask(tool, untrusted_names) for tool in tools]
-        self._options: dict[str, Any] = dict(options)
-        # A prompt must not depend on the current date.
-        if "date_string" in self._template:
-            self._options = {"date_string": DATE_STRING} | self._options
-        if "strftime_now" in self._template:
-            self._template = _STILL_CLOCK + self._template
+        self.tools = None if tools is None else [masker.mask(tool, untrusted_names) for tool in tools]
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """tools: instead of the conversation's."""
         variables = {**self._hf.special_tokens_map, **self._options}  # as apply_chat_template
-        return rendering.render(self._template, messages, self._tools, add_generation_prompt, variables)
+        declared = self.tools if tools is None else tools
+        return rendering.render(self._template, messages, declared, add_generation_prompt, variables)
+
+    def _form(self, known: dict[str, MessageForm]) -> MessageForm:
+        """The form of the template with these options. known: the forms found so far."""
+        key = json.dumps([self._template, self._options], default=str)
+        if key not in known:
+            variables = {**self._hf.special_tokens_map, **self._options}
+            known[key] = form_of(lambda messages: rendering.render(self._template, messages, None, False, variables))
+        return known[key]
 
     def plain(self, text: str) -> Stretch:
         """Rendered text, unmasked; a forbidden name of which any character was masked is cut in two."""
@@ -247,6 +271,11 @@ class _MaskedChat:
             if any(at in masked_at for at in range(match.start(), match.end(1)))
         )
         return Stretch(text, False, cuts)
+
+
+def _has_forms(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds what templates take in several forms."""
+    return bool(message.get("tool_calls")) or thought_and_answer(message)[0] is not None
 
 
 class _Names:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from scope_jax.errors import UserError
-from scope_jax.models import ends, rendering, vocabularies
+from scope_jax.models import ends, rendering, replies, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from scope_jax.models.ends import EndToken, TemplateEnd
 from scope_jax.models.fields import read_object
@@ -241,6 +241,43 @@ class Tokenizer:
         self._ban(forbid)
         stretches = self._chat.conversation(messages, tools, add_generation_prompt, forbid, trusted, template_options)
         return self._join(stretches, start=True)
+
+    def reply(
+        self,
+        before: Sequence[Mapping[str, Any]],
+        message: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        forbid: Collection[str] = (),
+        trusted: Collection[str] = TRUSTED,
+        **template_options: Any,
+    ) -> tuple[list[int], list[int]]:
+        """(prompt, reply): the ids of the prompt after `before`, encode_chat's, and what the policy writes after it if
+        it says the assistant's `message`, up to the token that ends the turn.
+
+        The reply is encoded by itself, as it is sampled. Arguments as in encode_chat. Raises replies.NotShown, a
+        ValueError, unless the reply has the whole message, and the prompt all tools and messages of other roles;
+        ValueError if the template rejects the conversation.
+        """
+        self._ban(forbid)
+        given = replies.given_reply(self._chat, before, message, tools, forbid, trusted, template_options)
+        ids, said = self._join(given.reply, start=False), self._join(given.said, start=False)
+        ends = [place for place, id in enumerate(ids) if id in self.eos_ids]
+        inside = sum(id in self.eos_ids for id in said)
+        if len(ends) > inside:
+            reply = ids[: ends[inside] + 1]
+        else:
+            reply = [*ids, self._end_before(given.following())]
+        return self._join(given.prompt, start=True), reply
+
+    def _end_before(self, following: Sequence[Stretch]) -> int:
+        """The id of the token that ends a turn behind which the template writes none itself: the one with which it goes
+        on, if that is an end token (GLM), or else the template's."""
+        first = self._join(following[:1], start=False)[:1]
+        if first and first[0] in self.eos_ids:
+            return first[0]
+        usual = None if self.template_end is None else self.template_end.id
+        return self.eos_id if usual is None else usual
 
     def continuation(
         self,

@@ -261,7 +261,7 @@ def _of_batch(batch: pa.RecordBatch, path: Path, first: int) -> Iterator[tuple[s
     for place in range(batch.num_rows):
         where = f"{path}, row {first + place}"
         try:
-            yield where, rows[place] if rows is not None else batch.slice(place, 1).to_pylist()[0]
+            yield where, without_gaps(rows[place] if rows is not None else batch.slice(place, 1).to_pylist()[0])
         except UnicodeDecodeError:
             raise DataError(f"{where}: holds text that is not UTF-8; fix or remove the row.") from None
 
@@ -273,7 +273,18 @@ def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str
         assert isinstance(columns, dict)  # lists of values by name
         for values in zip(*columns.values(), strict=True):
             number += 1
-            yield f"{name} ({split}), row {number}", dict(zip(columns, values, strict=True))
+            yield f"{name} ({split}), row {number}", without_gaps(dict(zip(columns, values, strict=True)))
+
+
+def without_gaps(row: Row) -> Row:
+    """A row of a table without the nulls inside its objects, where tables have every field that some object has."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:

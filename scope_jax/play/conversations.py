@@ -1,26 +1,47 @@
 """Given conversations as rows to be trained on, with the tokens of the assistant's messages marked as sampled.
 
-A message of the assistant is what the policy would write after the prompt before it: from the end of the generation
-prompt to the token that ends the message. It is found by rendering the conversation up to the message, with the
-generation prompt, and including the message; templates with `{% generation %}` are rendered alike.
+A message of the assistant is what the policy would write after the prompt that a rollout has with the same history:
+from the end of the generation prompt to the token that ends the message (`models.replies`).
 
 * What the template writes around a message (headers, line breaks) is never trained; its end token is.
-* A conversation is one row as long as the template only appends. Where it rewrites earlier turns (Qwen3 leaves out
-  their thinking), the next message of the assistant is in a row of its own, with the prompt that the policy would get.
-* If a template leaves out a part of the message itself (DeepSeek-R1: the thinking), the message is encoded as it is,
-  and ends with the end token.
+* A conversation is one row as long as each prompt continues the row before it. Where a template rewrites earlier turns
+  (Qwen3 leaves out their thinking), the next message of the assistant is in a row of its own, with its prompt.
+* A message that the template does not show as a whole is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizer import TRUSTED, Tokenizer
+from scope_jax.play.turns import PROMPT_TRUSTED, Joiner
+from scope_jax.text import conversations
+
+REMEDY = "change the row, or set model.chat_template to a template that shows it"
+
+
+def given_rows(
+    joiner: Joiner,
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    first: int = 0,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[Datum, ...]:
+    """`trained_rows` behind prompts as rollouts have them. Tools are declared by the chat template, as are calls; where
+    it knows none, and calls are text, they are described in a system message as the dialect has it."""
+    declared = conversations.tools(tools, "tools")
+    shown = conversations.messages([*messages], "messages", declared)
+    called = any(message.get("tool_calls") for message in shown)
+    if declared is not None and not called and not joiner.template_declares(declared):
+        described, declared = joiner.declared(shown, declared)
+        first += len(described) - len(shown)
+        shown = described
+    return trained_rows(tokenizer, shown, first, declared, joiner.options, joiner.forbidden, PROMPT_TRUSTED)
 
 
 def trained_rows(
@@ -29,57 +50,37 @@ def trained_rows(
     first: int = 0,
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
+    forbid: Collection[str] = (),
+    trusted: Collection[str] = TRUSTED,
 ) -> tuple[Datum, ...]:
-    """The rows of a conversation; behaviour log-probs are 0. first: the assistant's messages before this number are
-    part of the prompt. options: variables of the template. Raises ValueError if the template rejects it."""
+    """The rows of a conversation in any form of `text.conversations`; behaviour log-probs are 0.
+
+    first: the assistant's messages before this number are part of the prompt, as are those of weight 0. tools: JSON
+    schemas that the template declares. options: variables of the template. forbid, trusted: of Tokenizer.encode_chat.
+    Raises UserError if the conversation is not understood, or the template rejects it or leaves out a part.
+    """
+    declared = conversations.tools(tools, "tools")
+    known = conversations.messages([*messages], "messages", declared)
+    shown = [{key: value for key, value in message.items() if key != "weight"} for message in known]
     rows: list[tuple[list[int], list[bool]]] = []
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant" or place < first:
+    for place, message in enumerate(known):
+        if message["role"] != "assistant" or place < first or message.get("weight") == 0:
             continue
-        prompt, turn = _turn(tokenizer, messages[:place], message, tools, options or {})
+        if place == 0:
+            raise UserError("A conversation begins with the assistant; begin with a message that it answers.")
+        try:
+            prompt, reply = tokenizer.reply(
+                shown[:place], shown[place], tools=declared, forbid=forbid, trusted=trusted, **(options or {})
+            )
+        except UserError as error:
+            sentence = str(error).rstrip(".")
+            raise UserError(f"messages[{place}]: {sentence[:1].lower()}{sentence[1:]}; {REMEDY}.") from None
         ids, sampled = rows[-1] if rows else ([], [])
-        if rows and prompt[: len(ids)] == ids:
-            sampled += [False] * (len(prompt) - len(ids))
-            ids += prompt[len(ids) :]
-        else:
-            ids, sampled = list(prompt), [False] * len(prompt)
+        if not rows or prompt[: len(ids)] != ids:
+            ids, sampled = [], []
             rows.append((ids, sampled))
-        ids += turn
-        sampled += [True] * len(turn)
+        sampled += [False] * (len(prompt) - len(ids)) + [True] * len(reply)
+        ids += prompt[len(ids) :] + reply
     return tuple(
         Datum(np.array(ids, np.int32), np.array(sampled, bool), np.zeros(len(ids), np.float32)) for ids, sampled in rows
     )
-
-
-def _turn(
-    tokenizer: Tokenizer,
-    before: Sequence[Mapping[str, Any]],
-    message: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]] | None,
-    options: Mapping[str, Any],
-) -> tuple[list[int], list[int]]:
-    """(prompt, what the policy writes after it)."""
-    if not before:
-        raise UserError("a conversation begins with the assistant; begin with a message that it answers.")
-    prompt = tokenizer.encode_chat(before, True, tools=tools, **options)
-    whole = tokenizer.encode_chat([*before, message], False, tools=tools, **options)
-    start, content = _common(prompt, whole), message["content"]
-    shown = whole[_common(tokenizer.encode_chat(before, False, tools=tools, **options), whole) :]
-    if _squeezed(content) not in _squeezed(tokenizer.decode(shown)):
-        if message.get("tool_calls"):
-            raise UserError("the chat template leaves out a part of a message with tool calls; choose another one.")
-        whole = [*whole[:start], *tokenizer.encode(content), tokenizer.eos_id]
-        start = max(start, _common(prompt, whole))
-    ends = [place for place, id in enumerate(whole) if id in tokenizer.eos_ids and place >= start]
-    return whole[:start], whole[start : ends[-1] + 1 if ends else len(whole)]
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of ids with which both begin."""
-    places = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(places) if a != b), min(len(one), len(other)))
-
-
-def _squeezed(text: str) -> str:
-    """Without white space, which templates trim and add."""
-    return "".join(text.split())

@@ -33,6 +33,7 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import dialects, parsing
+from scope_jax.text.conversations import call_id
 from scope_jax.text.dialects import Call, Dialect, gemma, harmony
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, arguments_of, function_of, only_text, parameters_of
@@ -42,6 +43,8 @@ SHORT = Messages("?")
 ANSWER = {"role": "assistant", "content": "!"}
 THINKING_ANSWER = {"role": "assistant", "content": f".\n{parsing.THOUGHT[1]}\n\n!"}  # after a prompt that opened it
 UNKNOWN = "unknown"  # the function of a call that does not say it
+# Roles that may use forbidden names: a prompt shows what a search looks like.
+PROMPT_TRUSTED = ("assistant", "system", "user")
 LOOK_BACK = 16  # tokens of a prompt's end that show how a turn begins
 _SAMPLE = "a <b> 'c' \"d\"\n"  # an argument of the calls that are written and read as a check
 
@@ -102,11 +105,6 @@ def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str,
         for place, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": content, "tool_calls": shown}
-
-
-def call_id(place: int) -> str:
-    """The identifier of a message's call; Mistral's templates want nine letters and digits."""
-    return f"call{place:05d}"
 
 
 def raw(text: str) -> str:
@@ -265,6 +263,15 @@ class Joiner:
         system = self._described(Messages("", conversation[0]["content"] if own else None, tuple(tools))).system
         return [{"role": "system", "content": system}, *conversation[own:]], None
 
+    def template_declares(self, tools: Sequence[Schema]) -> bool:
+        """Whether the chat template shows tools, whatever the dialect."""
+        marked, _ = marked_tools(tools)
+        try:
+            text = self.tokenizer.decode(self.tokenizer.encode_chat(SHORT.conversation(), tools=marked, **self.options))
+        except ValueError:
+            return False
+        return all(function_of(tool)["name"] in text for tool in marked)
+
     def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
         """Converts what responds to turns to the responder of a `Request` whose prompt is `messages`."""
 
@@ -281,7 +288,7 @@ class Joiner:
             if kept is not None:
                 turns = (*turns[:-1], turns[-1].first(kept, self.tokenizer.decode))
             if self.mode == "raw":
-                return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
+                return Continuation(self.tokenizer.encode(raw(text), self.forbidden), raw(text), kept)
             if self.mode == "chat":
                 return Continuation(self._after(messages, turns[-1], self._answering(turns[-1], text)), text, kept)
             return Restart(self._rerendered(messages, turns, text), text, kept)
@@ -379,7 +386,7 @@ class Joiner:
             [*replace(messages, user=SHORT.user).conversation(), self._answer(between)],
             between,
             tools=messages.declared(),
-            forbid=self._forbidden,
+            forbid=self.forbidden,
             trusted=("assistant", "system"),
             **self.options,
         )
@@ -414,13 +421,13 @@ class Joiner:
         return self.tokenizer.encode_chat(
             [*messages.conversation(), *later],
             tools=messages.declared(),
-            forbid=self._forbidden,
-            trusted=("assistant", "system", "user"),  # a prompt may show what a search looks like
+            forbid=self.forbidden,
+            trusted=PROMPT_TRUSTED,
             **self.options,
         )
 
     @property
-    def _forbidden(self) -> list[str]:
+    def forbidden(self) -> list[str]:
         """Tags that must not be encoded as tokens in an observation's text."""
         named = parameters_of(self.tools) if self.dialect.format == "xml" else ()
         names = sorted({*parsing.FOREIGN, *self.dialect.tags, *named} - {self.dialect.results.tag})

@@ -17,7 +17,7 @@ from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.conversations import trained_rows
+from scope_jax.play.conversations import given_rows
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
@@ -353,10 +353,7 @@ class StepTools:
     def encode(
         self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[Datum, ...]:
-        options = self.world.cfg.model.chat_template_kwargs
-        shown, declared = self.world.joiner.declared(messages, tools)
-        first += len(shown) - len(messages)
-        return trained_rows(self.world.tokenizer, shown, first, declared, options)
+        return given_rows(self.world.joiner, self.world.tokenizer, messages, first, tools)
 
     def score(
         self,

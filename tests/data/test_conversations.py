@@ -45,9 +45,11 @@ def test_forms_of_preferences():
 
 def test_a_file_of_parquet_gives_the_rows_of_one_of_jsonl(tmp_path):
     """Parquet writes null for what a message of another role has."""
-    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    other = {"id": "call00000", "type": "function", "function": {"name": "g", "arguments": {"y": {"z": [1]}}}}
     rows = [
         {"messages": [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+        {"messages": [ASK, {"role": "assistant", "content": "", "tool_calls": [other]}]},
         {"messages": [ASK, SAY]},
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -92,23 +92,28 @@ def r1(tmp_path):
     return Tokenizer.load(tmp_path, DATA / "chat_templates" / f"{TEMPLATES['r1'][1]}.jinja")
 
 
-@pytest.mark.parametrize("thinks", [False, True])
-def test_thinking_that_a_template_leaves_out_is_trained_as_it_is(r1, thinks):
-    """R1's template drops the thinking of all messages; its generation prompt opens a thought, or closes it, too."""
+THINKS = {"enable_thinking": True}  # these templates' prompts close the thought unless it is set
+
+
+def test_thinking_that_a_template_leaves_out_is_written_behind_the_prompt_that_opens_it(r1):
+    """R1's template drops the thinking of all messages."""
     messages = [say("user", "a?"), say("assistant", "<think>\nhm\n</think>\n\none.")]
-    options = {"enable_thinking": thinks}
     end = "<｜end▁of▁sentence｜>"
-    assert trained(r1, messages, options=options) == [[f"hm\n</think>\n\none.{end}"]]
-    (row,) = trained_rows(r1, messages, options=options)
+    assert trained(r1, messages, options=THINKS) == [[f"hm\n</think>\n\none.{end}"]]
+    (row,) = trained_rows(r1, messages, options=THINKS)
     assert r1.decode(row.ids_T.tolist()) == f"<｜User｜>a?<｜Assistant｜><think>\nhm\n</think>\n\none.{end}"
-    assert trained(r1, [messages[0], say("assistant", "one.")], options=options) == [[f"one.{end}"]]
+    plain = [messages[0], say("assistant", "one.")]
+    assert trained(r1, plain, options=THINKS) == [[f"\n</think>\n\none.{end}"]]
+    assert trained(r1, plain) == [[f"one.{end}"]]
+    with pytest.raises(UserError, match=r"messages\[1\]: the message has a thought, which the prompt has closed"):
+        trained_rows(r1, messages)
 
 
 def test_thinking_that_the_prompt_opens_is_not_opened_again():
     tokenizer = tokenizer_of("qwq")
     messages = [say("user", "a?"), say("assistant", "<think>\nhm\n</think>\n\none.")]
-    assert trained(tokenizer, messages) == [["hm\n</think>\n\none.<|im_end|>"]]
-    (row,) = trained_rows(tokenizer, messages)
+    assert trained(tokenizer, messages, options=THINKS) == [["hm\n</think>\n\none.<|im_end|>"]]
+    (row,) = trained_rows(tokenizer, messages, options=THINKS)
     assert tokenizer.decode(row.ids_T.tolist()).count("<think>") == 1
 
 
