@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.models.chat import ChatTemplate, Stretch
@@ -51,6 +52,12 @@ def declared(folders: Iterable[Path], added: Collection[int]) -> list[tuple[str,
         named = [tuple(id for id in _named(folder / CONFIG) if id in added) for folder in once]
         found = [(CONFIG, ids) for ids in named if ids]
     return found
+
+
+def generation_config(folders: Iterable[Path]) -> dict[str, Any]:
+    """The generation_config.json of the last of these folders that has one; empty without one."""
+    files = [path for folder in folders if (path := folder / GENERATION).is_file()]
+    return dict(read_object(files[-1])) if files else {}
 
 
 def _named(path: Path) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,9 @@ class Tokenizer:
         unknown: list[Any] = [hf.unk_token_id, vocabularies.unknown_id(self._plain)] if self._bytes is None else []
         self.special_ids: frozenset[int] = frozenset(self._special.values()).difference(unknown)
         self._chat = ChatTemplate(hf, special)
-        self.ends, self.template_end = self._ends(eos_ids, [Path(folder) for folder in folders])
+        folders = [Path(folder) for folder in folders]
+        self._generation = ends.generation_config(folders)
+        self.ends, self.template_end = self._ends(eos_ids, folders)
         if not self.ends:
             raise UserError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self.eos_ids: tuple[int, ...] = tuple(end.id for end in self.ends)
@@ -134,25 +137,40 @@ class Tokenizer:
         """False for a tokenizer without a chat template."""
         return self._hf.chat_template is not None
 
+    @cached_property
+    def marks(self) -> Mapping[str, int]:
+        """The added tokens that prompts and replies have: those that the chat template names, and the ends."""
+        template = str(self._hf.chat_template or "")
+        added = self._plain.get_added_tokens_decoder()
+        marks = {token.content: id for id, token in added.items() if token.content in template}
+        return marks | {added[id].content: id for id in (*self.eos_ids, self.bos_id) if id in added}
+
     def difference(self, other: Tokenizer) -> str | None:
         """Some token that the other vocabulary has under another id, or not at all; None if every one is the same.
-        Special tokens at the end may be more in one of the two."""
+        Special tokens that neither the chat template nor the ends use may differ."""
         ours, theirs = self._plain.get_vocab(), other._plain.get_vocab()
-        differing = [name for name, id in ours.items() if theirs.get(name, -1) != id and name not in self._special]
+        unused = self._special.keys() - self.marks.keys()
+        differing = [name for name, id in ours.items() if theirs.get(name, -1) != id and name not in unused]
         if not differing:
             return None
         name = min(differing, key=lambda name: ours[name])
-        return f"{name[:40]!r} is {ours[name]} here and {theirs.get(name, 'no token')} there"
+        taken = next((word for word, id in theirs.items() if id == ours[name]), None)
+        there = f"{theirs.get(name, 'no token')} there"
+        return f"{name[:40]!r} is {ours[name]} here and {there}" + (
+            f", where {ours[name]} is {taken[:40]!r}" if taken else ""
+        )
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer's files, its chat template and generation_config.json (end and padding tokens)."""
+        """Writes the tokenizer's files, its chat template and generation_config.json: end and padding tokens, and what
+        the base's file says of sampling."""
         self._hf.save_pretrained(folder)
         path = Path(folder) / "tokenizer_config.json"
         config = {**read_object(path), "tokenizer_class": SAVED_CLASS}
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
         known = {name: value for name, value in ids.items() if value is not None}
-        (Path(folder) / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(self._generation | known, indent=2, ensure_ascii=False)
+        (Path(folder) / "generation_config.json").write_text(text + "\n", encoding="utf-8")
 
     def encode(self, text: str, forbid: Collection[str] = (), *, start: bool = False) -> list[int]:
         """Ids of plain text: nothing is added, and no id is one of special_ids, whatever the text contains.

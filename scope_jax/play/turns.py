@@ -36,7 +36,7 @@ from scope_jax.text import dialects, parsing
 from scope_jax.text.conversations import call_id
 from scope_jax.text.dialects import Call, Dialect, gemma, harmony
 from scope_jax.text.messages import Messages
-from scope_jax.text.schemas import Schema, arguments_of, function_of, only_text, parameters_of
+from scope_jax.text.schemas import Schema, accepts, arguments_of, function_of, only_text, parameters_of
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 SHORT = Messages("?")
@@ -107,6 +107,14 @@ def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str,
     return {"role": "assistant", "content": content, "tool_calls": shown}
 
 
+def _sample(argument: Schema, parameters: Schema) -> Any:
+    """A value for an argument of `parameters`, text where it may be text: the first of these that its schema takes."""
+    named = [*argument.get("enum", ()), *([argument["const"]] if "const" in argument else ())]
+    samples = [_SAMPLE, [_SAMPLE], {"key": _SAMPLE}, 1, True, None, *named]
+    usual = _SAMPLE if only_text(argument) else [_SAMPLE]
+    return next((one for one in samples if accepts(one, argument, parameters)), usual)
+
+
 def raw(text: str) -> str:
     """An observation as encoded in raw mode."""
     return f"\n{text}\n\n"
@@ -143,13 +151,14 @@ class Joiner:
     def _check_call(self, tool: Schema) -> None:
         """Raises UserError unless the dialect recovers a call of a tool from what it writes."""
         name = function_of(tool)["name"]
-        known = arguments_of(parameters_of([tool])[name])
+        parameters = parameters_of([tool])[name]
         reserved = {*parsing.FOREIGN, *self.dialect.tags} - {SEARCH_NAME}
         if self.dialect.tag(name) == name and name in reserved:
             raise UserError(
                 f"The dialect writes a call of {name} as <{name}>, a tag with another meaning; rename the tool."
             )
-        call = Call(name, {argument: _SAMPLE if only_text(one) else [_SAMPLE] for argument, one in known.items()})
+        arguments = {key: _sample(schema, parameters) for key, schema in arguments_of(parameters).items()}
+        call = Call(name, arguments)
         written = self.dialect.write(call, [tool])
         if self.dialect.read(written, [tool]) != [call]:
             raise UserError(

@@ -42,12 +42,15 @@ class TeacherClient:
         return [np.array(values, np.float32)[row.sampled_T] for row, (_, values) in zip(rows, rated, strict=True)]
 
     def probe(self) -> None:
-        """Raises UserError unless the endpoint answers, and shows the same text for ids from the whole vocabulary."""
+        """Raises UserError unless the endpoint answers, and shows the same text for the tokens of the chat template,
+        and for ids from the whole vocabulary. Special tokens may have no text there."""
         ids = [id for id in range(self._tokenizer.vocab_size) if self._readable(id)]
         chosen = [ids[place] for place in np.unique(np.linspace(0, len(ids) - 1, PROBED).astype(int))]
-        ((texts, _),) = self._ask([chosen])
-        for id, text in zip(chosen, texts, strict=False):
-            if not isinstance(text, str) or text.strip() != self._tokenizer.decode([id]).strip():
+        marks = sorted(set(self._tokenizer.marks.values()) - {*chosen})
+        ((texts, _),) = self._ask([chosen + marks])
+        for id, text in zip(chosen + marks, texts, strict=False):
+            hidden = text == "" and id in self._tokenizer.special_ids
+            if not hidden and (not isinstance(text, str) or text.strip() != self._tokenizer.decode([id]).strip()):
                 raise UserError(
                     f"{self._who} has another vocabulary than the policies: token {id} is {str(text)[:40]!r} there and "
                     f"{self._tokenizer.decode([id])[:40]!r} here; choose a model with the same."

@@ -11,19 +11,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import Tool, refusal
-from scope_jax.play.turns import SHORT, Joiner, call_id
+from scope_jax.play.turns import SHORT, Joiner
 from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
-from scope_jax.text import dialects, parsing
+from scope_jax.text import conversations, dialects, parsing
+from scope_jax.text.conversations import ConversationError, call_id
 from scope_jax.text.dialects import Call, Dialect, harmony
-from scope_jax.text.dialects.values import Malformed, from_json
 from scope_jax.text.schemas import Schema
 
 PROBE = {
@@ -34,7 +34,6 @@ PROBE = {
         "parameters": {"type": "object", "properties": {"text": {"type": "string", "description": "Any."}}},
     },
 }
-ANSWERS = "a result answers one of the calls of the assistant's message before it"
 LOOK_BACK = 16  # tokens of a prompt's end that may open the thinking
 
 
@@ -100,14 +99,18 @@ def _readable(schema: Any, top: bool = True) -> Any:
 
 # -------------------------------------------------------------------------------------------------------------- prompts
 def prompt(
-    model: Served, messages: Sequence[Message], known: Functions | None, offered: bool, options: Mapping[str, Any]
+    model: Served,
+    messages: Sequence[Mapping[str, Any]],
+    known: Functions | None,
+    offered: bool,
+    options: Mapping[str, Any],
 ) -> list[int]:
-    """Ids of a conversation with functions, or with earlier calls. known: the functions of the request. offered: they
-    may be called. options: variables of the template.
+    """Ids of a canonical conversation with functions, or with earlier calls. known: the functions of the request.
+    offered: they may be called. options: variables of the template.
 
     The names of special tokens in what the client sends are characters, and so are tags of dialects in schemas and
-    results. Raises ApiError for calls and results that do not belong together, and if the template does not show the
-    functions in full; UserError if it rejects the conversation.
+    results. Raises ApiError if the template does not show the functions in full; UserError if it rejects the
+    conversation.
     """
     schemas = known.schemas if known and offered else ()
     readable = [tool.schema for tool in known.tools] if known else []
@@ -117,7 +120,7 @@ def prompt(
     except UserError as error:
         raise ApiError(f"`tools`: {error!s}", param="tools") from None
     dialect = form.joiner.dialect
-    rendered = _conversation(messages, form, readable)
+    rendered = _rendered(messages, form, readable)
     if schemas and not dialect.declares:
         system = rendered.pop(0)["content"] if rendered[0]["role"] == "system" else ""
         described = "\n\n".join(filter(None, [system, dialect.described(schemas)]))
@@ -164,72 +167,58 @@ def _form(tokenizer: Tokenizer, dialect: str, options: str, tools: str) -> _Form
     return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known), tokenizer)
 
 
-def _conversation(messages: Sequence[Message], form: _Form, schemas: Sequence[Schema]) -> list[Mapping[str, Any]]:
-    """The messages for the chat template, earlier calls and their results in the dialect's form. schemas: of the calls,
-    as far as they are known."""
-    rendered: list[Mapping[str, Any]] = []
-    place = 0
-    while place < len(messages):
-        message, where = messages[place], f"messages.{place}"
-        place += 1
-        if not message.tool_calls:
-            if message.tool_call_id is not None:
-                raise ApiError(f"`{where}.tool_call_id`: {ANSWERS}.", param="messages")
-            rendered.append(message.plain())
-            continue
-        ids = [call.id for call in message.tool_calls]
-        if message.role != "assistant" or len(set(ids)) != len(ids):
+def conversation(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The canonical messages of a request (`text.conversations`). Raises ApiError for calls and results that do not
+    belong together."""
+    for place, message in enumerate(messages):
+        following = takewhile(lambda later: later.role == "tool", messages[place + 1 :])
+        answered = [later.tool_call_id for later in following]
+        left = [call.id for call in message.tool_calls if None not in answered and call.id not in answered]
+        if message.role == "assistant" and left:
             raise ApiError(
-                f"`{where}.tool_calls`: calls are the assistant's, each with an id of its own.", param="messages"
-            )
-        calls = [
-            Call(call.function.name, _arguments(call.function.arguments, f"{where}.tool_calls.{number}"))
-            for number, call in enumerate(message.tool_calls)
-        ]
-        structured = form.joiner.dialect.structured
-        shown = [call_id(number) for number in range(len(ids))] if structured else ids
-        rendered.append(_said(message.plain()["content"], calls, shown, form, schemas))
-        results: dict[str, str] = {}
-        while place < len(messages) and messages[place].role == "tool":
-            id = messages[place].tool_call_id
-            if id not in ids or id in results:
-                raise ApiError(f"`messages.{place}.tool_call_id`: {ANSWERS}.", param="messages")
-            results[id] = messages[place].plain()["content"]
-            place += 1
-        if left := [id for id in ids if id not in results]:
-            raise ApiError(
-                f"`{where}.tool_calls`: the call {left[0][:40]!r} has no result; a message of the role "
+                f"`messages.{place}.tool_calls`: the call {left[0][:40]!r} has no result; a message of the role "
                 "tool with its id must follow.",
                 param="messages",
             )
-        answers = _results([results[id] for id in ids], form.joiner)
-        if structured:
-            named = zip(answers, calls, shown, strict=False)
-            answers = [{**one, "name": call.name, "tool_call_id": id} for one, call, id in named]
-        rendered += answers
+    try:
+        given = [message.model_dump(exclude_unset=True) for message in messages]
+        return [*conversations.messages(given, "messages")]
+    except ConversationError as error:
+        raise ApiError(str(error), param="messages") from None
+
+
+def _rendered(messages: Sequence[Mapping[str, Any]], form: _Form, schemas: Sequence[Schema]) -> list[Mapping[str, Any]]:
+    """Canonical messages for the chat template, earlier calls and their results in the dialect's form. schemas: of the
+    calls, as far as they are known."""
+    rendered: list[Mapping[str, Any]] = []
+    called: Sequence[Mapping[str, Any]] = ()
+    for _, alike in groupby(messages, lambda message: message["role"] == "tool"):
+        group = list(alike)
+        if called and group[0]["role"] == "tool":
+            rendered += _answers(group, form.joiner)
+        else:
+            rendered += [_said(message, form, schemas) for message in group]
+        called = group[-1].get("tool_calls", ())
     return rendered
 
 
-def _arguments(text: str, where: str) -> Mapping[str, Any]:
-    """The arguments of an earlier call."""
-    try:
-        value = from_json(text) if text.strip() else {}
-    except Malformed:
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError(f"`{where}.function.arguments`: the arguments are no JSON object.", param="messages")
-    return value
+def _answers(results: Sequence[Mapping[str, Any]], joiner: Joiner) -> list[Mapping[str, Any]]:
+    """The messages with the results of a turn."""
+    answers = _results([result["content"] for result in results], joiner)
+    if not joiner.dialect.structured:
+        return answers
+    pairs = zip(answers, results, strict=False)
+    return [{**one, "name": result["name"], "tool_call_id": result["tool_call_id"]} for one, result in pairs]
 
 
-def _said(
-    content: str, calls: Sequence[Call], ids: Sequence[str], form: _Form, schemas: Sequence[Schema]
-) -> Mapping[str, Any]:
-    """A message of the assistant with its calls: as such if the template writes them like the dialect, or as text."""
-    if form.writes_calls:
-        shown = [_called(id, call) for id, call in zip(ids, calls, strict=True)]
-        return {"role": "assistant", "content": content, "tool_calls": shown}
-    written = [form.joiner.dialect.write(call, schemas) for call in calls]
-    return {"role": "assistant", "content": "\n".join(filter(None, [content, *written]))}
+def _said(message: Mapping[str, Any], form: _Form, schemas: Sequence[Schema]) -> Mapping[str, Any]:
+    """A message, its calls as such if the template writes them like the dialect, or as text."""
+    if not message.get("tool_calls") or form.writes_calls:
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    written = [form.joiner.dialect.write(Call(one["name"], one["arguments"]), schemas) for one in functions]
+    bare = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**bare, "content": "\n".join(filter(None, [message["content"], *written]))}
 
 
 def _called(id: str, call: Call) -> Mapping[str, Any]:

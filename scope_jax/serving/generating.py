@@ -58,11 +58,12 @@ def chat_job(model: Served, body: ChatBody) -> Job:
         raise ApiError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
     max_tokens = body.max_completion_tokens or body.max_tokens
     _check_wish(model, body, max_tokens)
-    messages = [message.plain() for message in body.messages]
     called = [call.function.arguments for message in body.messages for call in message.tool_calls]
     answered = any(message.tool_call_id is not None for message in body.messages)
     described = json.dumps([tool.given for tool in body.tools], ensure_ascii=False) if body.tools else ""
-    _check_length(model, [*(message["content"] for message in messages), *called, described])
+    thoughts = [message.reasoning_content or message.reasoning or "" for message in body.messages]
+    _check_length(model, [*(message.text() for message in body.messages), *thoughts, *called, described])
+    messages = calling.conversation(body.messages)
     known = calling.functions_of(model, body)
     functions = None if body.tool_choice == "none" else known
     searches = None
@@ -82,7 +83,7 @@ def chat_job(model: Served, body: ChatBody) -> Job:
             joiner = replace(model.joiner, options=options) if own else model.joiner
             prompt = tuple(joiner.prompt(searches))
         elif functions is not None or called or answered:
-            prompt = tuple(calling.prompt(model, body.messages, known, functions is not None, options))
+            prompt = tuple(calling.prompt(model, messages, known, functions is not None, options))
         else:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
@@ -103,7 +104,7 @@ def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
     return given
 
 
-def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Messages:
+def _conversation(messages: Sequence[Mapping[str, Any]], model: Served) -> Messages:
     assert model.joiner is not None
     if messages[-1]["role"] != "user":
         raise ApiError("With web_search_options the last message must be the user's.", param="messages")

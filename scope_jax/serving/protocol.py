@@ -90,12 +90,13 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFast()] = []
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
 
-    def plain(self) -> dict[str, str]:
-        """The message for a chat template, without calls."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    def text(self) -> str:
+        """The content."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class Function(BaseModel):

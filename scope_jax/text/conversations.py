@@ -38,6 +38,7 @@ CALLS = ("function_call", "tool_call")  # roles whose content is a call
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
 WEIGHTS = ("weight", "loss_weight", "loss_mask", "train", "training", "trainable", "loss")
 UNCLEAR = ("mask", "masked", "train_detail", "reasoning_details")  # read in several ways, or finer than messages
+ANSWERS = "a result answers one of the calls of the assistant's message before it"
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what Mistral's templates want
 _INLINE_THOUGHT = re.compile(r"\s*<think>")
@@ -123,7 +124,7 @@ def _message(given: Any, name: str) -> Message:
     if calls:
         message["tool_calls"] = calls
     if ("reasoning_content" in message or calls) and role != "assistant":
-        raise ConversationError(f"`{name}` is of the {role}; only the assistant thinks and calls functions.")
+        raise ConversationError(f"`{name}` is the {role}'s; thoughts and calls are the assistant's.")
     if "reasoning_content" in message and _INLINE_THOUGHT.match(message["content"]):
         raise ConversationError(f"`{name}` has a thought in its content and another beside it; keep one.")
     if _untrained(given, role, name):
@@ -225,10 +226,14 @@ def _call(given: Any, name: str, place: int) -> dict[str, Any]:
     if given.get("type") not in (None, "function"):
         raise ConversationError(f"`{name}` is of type {str(given['type'])[:40]!r}; only functions can be called.")
     arguments = function.get("arguments", function.get("parameters"))
+    why = ""
     if isinstance(arguments, str):
-        arguments = _parsed(arguments, f"{name}.arguments") if arguments.strip() else {}
+        try:
+            arguments = from_json(arguments) if arguments.strip() else {}
+        except Malformed as error:
+            why = f" ({error})"
     if not isinstance(arguments, Mapping | None):
-        raise ConversationError(f"`{name}.arguments` holds {kind_of(arguments)}, not an object of arguments.")
+        raise ConversationError(f"`{name}`: the arguments are no JSON object{why}; correct them.")
     known = given.get("id")
     return {
         "id": known if isinstance(known, str) and known else call_id(place),
@@ -270,7 +275,7 @@ def _answers(asked: Message, results: Mapping[str, Message]) -> list[Message]:
     ids = [call["id"] for call in calls]
     if not calls:  # its calls are in its text
         if named := next((where for where, result in results.items() if "tool_call_id" in result), None):
-            raise ConversationError(f"`{named}.tool_call_id` names a call, but the message before it has none.")
+            raise ConversationError(f"`{named}.tool_call_id`: {ANSWERS}.")
         return [*results.values()]
     if not all(map(_CALL_ID.fullmatch, ids)):
         for place, call in enumerate(calls):
@@ -279,12 +284,12 @@ def _answers(asked: Message, results: Mapping[str, Message]) -> list[Message]:
     for order, (where, result) in enumerate(results.items()):
         id = result.get("tool_call_id")
         if order >= len(calls):
-            raise ConversationError(f"`{where}` is one more result than there are calls before it; remove it.")
+            raise ConversationError(f"`{where}` is one more result than there are calls; {ANSWERS}.")
         if id is not None and id not in ids:
-            raise ConversationError(f"`{where}.tool_call_id` is {id[:40]!r}, which no call before it has; correct it.")
+            raise ConversationError(f"`{where}.tool_call_id` is {id[:40]!r}, which no call has; {ANSWERS}.")
         number = order if id is None else ids.index(id)
         if number in answers:
-            raise ConversationError(f"`{where}` answers a call that has a result already; correct its tool_call_id.")
+            raise ConversationError(f"`{where}` answers a call that has a result already; {ANSWERS}.")
         function = calls[number]["function"]
         answers[number] = {**result, "name": function["name"], "tool_call_id": calls[number]["id"]}
     return [answers[number] for number in sorted(answers)]
@@ -301,7 +306,7 @@ def _parsed(text: str, name: str) -> Any:
     try:
         return from_json(text, around=8)
     except Malformed as error:
-        raise ConversationError(f"`{name}` holds text that is not read: {error}; correct it.") from None
+        raise ConversationError(f"`{name}` holds text that is no JSON object or list: {error}.") from None
 
 
 def _check_text(value: Any, name: str) -> None:

@@ -201,7 +201,8 @@ def written_function(call: Call) -> str:
 def coder_call(text: str, functions: Mapping[str, Schema]) -> Call:
     """The call of <function=name> with a <parameter=key> for each argument. Raises Malformed.
 
-    The format has no types: text that is JSON of the argument's schema is this value, and any other text is itself.
+    The format has no types: JSON of another type that the argument's schema takes is this value, and any other text is
+    itself, as is text in quotes where the argument may be text.
     """
     function = _FUNCTION.match(text)
     if function is None:
@@ -232,9 +233,9 @@ def _typed(content: str, argument: Schema | None, parameters: Schema) -> Any:
         value = values.from_json(content)
     except Malformed:
         return content
-    if accepts(value, argument, parameters) or not accepts(content, argument, parameters):
+    if not accepts(content, argument, parameters):
         return value
-    return content
+    return value if not isinstance(value, str) and accepts(value, argument, parameters) else content
 
 
 def written_coder(call: Call, parameters: Schema) -> str:
@@ -245,10 +246,12 @@ def written_coder(call: Call, parameters: Schema) -> str:
     known = arguments_of(parameters)
     lines = [f"<function={_bare(call.name)}>"]
     for name, value in call.arguments.items():
-        if name not in known or only_text(known[name]):
-            if not isinstance(value, str):
-                raise UserError(f"{call.name}: the argument {name!r} is text in this format, not {value!r}.")
+        argument = known.get(name)
+        text = argument is None or only_text(argument)
+        if isinstance(value, str) and (text or accepts(value, known[name], parameters)):
             content = escaped(value, _CODER)
+        elif text:
+            raise UserError(f"{call.name}: the argument {name!r} is text in this format, not {value!r}.")
         else:
             content = json_of(value)
         lines += [f"<parameter={_bare(name)}>", content, "</parameter>"]
