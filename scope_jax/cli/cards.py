@@ -223,10 +223,12 @@ def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) ->
     here = fetched(cfg, tell, left, missing)
     for one in chain(unavailable.values(), opened(here, (*left, *unavailable))):
         wrong += one.wrong
-        findings[one.name] = one.text
+        findings[one.name] = f"{one.text}\n{one.example}" if one.example else one.text
         if not as_json:
             found = "WRONG" if one.wrong else "doubt" if one.doubtful else "ok"
             typer.echo(f"{found:<6} {one.name}: {one.text}")
+            if one.example:
+                typer.echo(textwrap.indent(one.example, "       | "))
     if as_json:
         show({"wrong": wrong, **findings}, as_json)
     if wrong:

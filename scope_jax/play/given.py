@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scope_jax.config import Config
+from scope_jax.config import Config, LossCard
+from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACTOR
@@ -16,6 +18,7 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 METRICS = ("episodes", "too_long")
+LOOK_AHEAD = 64  # rows that are looked at if none of the first step fits
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,19 @@ class Encoded:
     """Its rows."""
 
 
+def check_loss(cfg: Config, table: str, card: LossCard, read: Sequence[str]) -> None:
+    """Raises ValueError for a key of `table`'s loss that its objective does not read, or for more mini-batches than a
+    step has rows. read: the keys that it reads."""
+    unread = [name for name in type(card).model_fields if name not in ("objective", "mini_batches", *read)]
+    if changed := card.changed(*unread):
+        raise ValueError(f'{table}.loss.{changed[0]} has no effect with objective = "{card.objective}"; remove it')
+    if card.mini_batches > cfg.train.batch_size:
+        raise ValueError(
+            f"{table}.loss.mini_batches is {card.mini_batches}, but a step has train.batch_size = "
+            f"{cfg.train.batch_size} rows; lower it"
+        )
+
+
 def encoded(tools: Tools, row: Row) -> Encoded:
     """A row of kind `conversations` through the chat template."""
     return Encoded(row["messages"], row["first"], tools.encode(row["messages"], row["first"], row["tools"]))
@@ -40,17 +56,38 @@ def fits(cfg: Config, one: Encoded) -> bool:
     return all(len(datum.ids_T) <= max(cfg.learner.buckets) for datum in one.datums)
 
 
+def check_some_fit(cfg: Config, tools: Tools, drawn: int, fitting: Sequence[bool], parts: Sequence[str] = ()) -> None:
+    """Raises UserError if no row of the first step, nor of the LOOK_AHEAD behind it, fits: nothing would be trained.
+
+    drawn: rows before this step. fitting: whether each of its rows fits. parts: the conversations of a row, by name.
+    """
+    if drawn or any(fitting):
+        return
+    later = tools.rows(cfg.train.batch_size, LOOK_AHEAD)
+    conversations = [[row[part] for part in parts] or [row] for row in later]
+    if not any(all(fits(cfg, encoded(tools, one)) for one in row) for row in conversations):
+        raise UserError(
+            f"none of {len(fitting) + LOOK_AHEAD} rows fits into the largest of learner.buckets, "
+            f"{max(cfg.learner.buckets)} tokens, so that nothing would be trained; add a larger bucket."
+        )
+
+
 def episode(one: Encoded, *, role: str, group: str, reward: float) -> Episode:
     """The episode of a given answer; its text is that of the messages."""
     start = next(i for i, message in enumerate(one.messages) if i >= one.first and message["role"] == "assistant")
     kinds = {"assistant": "sampled"}
     turns = [
-        {"kind": kinds.get(message["role"], "observation"), "text": message["content"]}
+        {"kind": kinds.get(message["role"], "observation"), "text": readable(message)}
         for message in one.messages[start:]
     ]
-    prompt = "\n\n".join(message["content"] for message in one.messages[:start])
-    text = {"prompt": prompt, "turns": turns}
+    text = {"prompt": "\n\n".join(map(readable, one.messages[:start])), "turns": turns}
     return Episode(role=role, policy=ACTOR, group=group, datums=one.datums, reward=reward, text=text)
+
+
+def readable(message: Mapping[str, Any]) -> str:
+    """What a message says, for people: its thought, content and calls."""
+    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    return "\n".join(filter(None, [message.get("reasoning_content", ""), message["content"], *calls]))
 
 
 def metrics(tools: Tools, role: str, fitting: Sequence[bool], episodes: Sequence[Episode]) -> Metrics:

@@ -49,6 +49,7 @@ from scope_jax.run.assemble import (
     joiner_of,
 )
 from scope_jax.run.engines import replays
+from scope_jax.run.given_answers import KINDS, given_answers
 from scope_jax.run.indexing import described, probe
 from scope_jax.text import dialects, templates
 from scope_jax.text.messages import Messages
@@ -71,6 +72,14 @@ class Finding:
     text: str
     wrong: bool
     doubtful: bool = False
+    example: str = ""
+    """Lines that are shown below it."""
+
+
+class WithExample(str):
+    """What was found, with an example."""
+
+    example = ""
 
 
 def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
@@ -105,7 +114,10 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
             wrong[finding.name] = finding.text
     if not there or not wrong.keys().isdisjoint(("game", TOKENIZER, "prompts", "data")):
         return
-    sampled: list[tuple[str, Callable[[], str]]] = [("first prompts", lambda: _first_prompts(cfg, loaded()[1]))]
+    sampled: list[tuple[str, Callable[[], str]]] = [
+        ("first prompts", lambda: _first_prompts(cfg, loaded()[1])),
+        ("given answers", lambda: _given_answers(cfg, *loaded())),
+    ]
     for one in cfg.evaluate.sets:
         if f"exam {one.name}" not in wrong:
             sampled.append((f"prompts of exam {one.name}", lambda one=one: _exam_prompts(cfg, one, loaded()[1])))
@@ -120,7 +132,8 @@ def _found(name: str, open_it: Callable[[], str]) -> Finding | None:
         if not is_users(error):
             raise
         return Finding(name, sentence(error), True)
-    return Finding(name, found, False, isinstance(found, Doubt)) if found else None
+    example = found.example if isinstance(found, WithExample) else ""
+    return Finding(name, found, False, isinstance(found, Doubt), example) if found else None
 
 
 def _game(cfg: Config) -> str:
@@ -232,6 +245,17 @@ def _first_prompts(cfg: Config, joiner: Joiner) -> str:
     tools = RenderingTools(cfg, joiner, () if source is None else sources.load(source))
     rendered = first_prompts(tools, lambda tools: game.play(cfg, tools, game.start(cfg), 0))
     return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
+
+
+def _given_answers(cfg: Config, tokenizer: Tokenizer, joiner: Joiner) -> str:
+    """Of conversations and preferences: what is trained of them, and one as the model sees it."""
+    source = game_of(cfg).rows(cfg)
+    if source is None or source.kind not in KINDS:
+        return ""
+    text, example = given_answers(cfg, source, tokenizer, joiner)
+    found = WithExample(text)
+    found.example = example
+    return found
 
 
 def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:

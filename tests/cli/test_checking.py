@@ -121,3 +121,37 @@ def test_new_and_check_show_a_doubt(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         (line,) = [line for line in result.output.splitlines() if "ends of replies" in line]
         assert line.startswith("doubt  ends of replies: the chat template ends a reply with the text")
+
+
+def test_a_row_is_shown_as_the_model_sees_it(tmp_path: Path) -> None:
+    card = str(ROOT / "configs" / "sft" / "atlas.toml")
+    rows = [{"prompt": f"{n}?", "completion": "Bern"} for n in range(3)] + [{"prompt": "a?", "completion": "x " * 300}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["--set", f"data.conversations={tmp_path / 'rows.jsonl'}", "--set", "learner.buckets=[256]"]
+    result = CliRunner().invoke(app, ["check", card, *given])
+    assert result.exit_code == 0
+    assert (
+        "ok     given answers: 4 rows," in result.output and "1 of 4 rows are longer than the largest" in result.output
+    )
+    assert (
+        "| <|im_start|>user\n       | 0?<|im_end|>\n       | <|im_start|>assistant\n       | ⟦Bern<|im_end|>⟧"
+        in result.output
+    )
+    shown = CliRunner().invoke(app, ["check", card, *given, "--json"])
+    assert "⟦Bern<|im_end|>⟧" in json.loads(shown.stdout)["given answers"]
+    call = {"function": {"name": "f", "arguments": {}}}
+    messages = [{"role": "user", "content": "a?"}, {"role": "assistant", "tool_calls": [call]}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": messages}]))
+    wrong = CliRunner().invoke(app, ["check", card, *given])
+    assert wrong.exit_code == 2
+    assert (
+        "given answers: row 5 of" in wrong.output
+        and "messages[1]: the chat template leaves out a call of f" in wrong.output
+    )
+
+
+def test_terminals_are_not_written_to_by_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a\x1b[31m?", "completion": "b"}) + "\n")
+    given = ["--set", f"data.conversations={tmp_path / 'rows.jsonl'}"]
+    result = CliRunner().invoke(app, ["check", str(ROOT / "configs" / "sft" / "atlas.toml"), *given])
+    assert "\x1b" not in result.output and "a\ufffd[31m?" in result.output

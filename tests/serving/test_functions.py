@@ -347,6 +347,22 @@ def test_what_cannot_be_done_is_said(make: Make, change: Any, param: str, senten
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_of_earlier_replies_are_the_templates(make: Make, name: str) -> None:
+    """Qwen3's template shows those after the last question; with the thought of a call, the model goes on from it."""
+    earlier = said(CALLS[1], content="")
+    earlier[0][name] = "add them"
+    model = make("qwen3")
+    (ids,) = chat_job(model, ask(messages=[user("2 + 2?"), *earlier], tools=TOOLS)).prompts
+    assert "<think>\nadd them\n</think>\n\n<tool_call>" in model.tokenizer.decode(ids)
+    (ids,) = chat_job(
+        model, ask(messages=[user("a"), {"role": "assistant", "content": "b", name: "c"}, user("d")])
+    ).prompts
+    assert "<think>" not in model.tokenizer.decode(ids)
+    with pytest.raises(ApiError, match="thoughts and calls are the assistant's"):
+        chat_job(model, ask(messages=[{**user("a"), name: "c"}]))
+
+
 @pytest.mark.parametrize("arguments", ["[1]", "{", "1", '{"a": NaN}', "[" * 5000])
 def test_earlier_arguments_are_a_json_object(make: Make, arguments: str) -> None:
     earlier = said(CALLS[1])

@@ -85,6 +85,40 @@ def test_rows_that_are_too_long_are_left_out_and_told(tmp_path):
     assert told[-1].startswith("1 of 2 rows of this step are longer than the largest of learner.buckets")
 
 
+@pytest.mark.parametrize("system", ["sft", "dpo"])
+def test_a_run_whose_rows_are_all_too_long_is_refused(tmp_path, system):
+    long = {"prompt": "a?", "completion": "Vienna " * 80, "chosen": "Vienna " * 80, "rejected": "Rome " * 80}
+    kind = {"sft": "conversations", "dpo": "preferences"}[system]
+    cfg = load_card(ROOT / "configs" / system / "atlas.toml", [*SHORT, "train.batch_size=2"])
+    trainer = assemble(cfg, tmp_path)
+    object.__setattr__(trainer.world, "rows", [SCHEMAS[kind](long, "f:1", {})])
+    with pytest.raises(UserError, match=r"none of 66 rows fits into the largest of learner\.buckets, 64 tokens"):
+        GAMES[system].play(cfg, trainer.world.tools(0), {"drawn": 0}, 0)
+    fits = SCHEMAS[kind]({**long, "completion": "Rome", "chosen": "Rome", "rejected": "Oslo"}, "f:1", {})
+    object.__setattr__(trainer.world, "rows", [SCHEMAS[kind](long, "f:1", {})] * 5 + [fits])
+    for drawn in (0, 2):  # a step without any row is no end, if others fit
+        assert len(GAMES[system].play(cfg, trainer.world.tools(0), {"drawn": drawn}, 0)[0]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("system", "key", "sentence"),
+    [
+        ("sft", "advantage='ema'", 'advantage has no effect with objective = "supervised"; remove it'),
+        ("sft", "kl='k1'", "kl has no effect"),
+        ("sft", "entropy_coef=0.1", "entropy_coef has no effect"),
+        ("sft", "clip_high=0.4", "clip_high has no effect"),
+        ("sft", "rollout_cap=2.0", "rollout_cap has no effect"),
+        ("sft", "mini_batches=999999", r"mini_batches is 999999, but a step has train\.batch_size = 6 rows; lower it"),
+        ("dpo", "kl='none'", 'kl has no effect with objective = "dpo"; remove it'),
+        ("dpo", "aggregation='token-mean'", "aggregation has no effect"),
+        ("dpo", "mini_batches=7", "mini_batches is 7"),
+    ],
+)
+def test_keys_that_a_loss_does_not_read_are_refused(system, key, sentence):
+    with pytest.raises(UserError, match=rf"{system}\.loss\.{sentence}"):
+        load_card(ROOT / "configs" / system / "atlas.toml", [*SHORT, f"{system}.loss.{key}"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["sft", "dpo"])
 def test_a_killed_run_ends_with_the_same_bits(tmp_path, system):

@@ -28,9 +28,10 @@ def options(cfg: Config) -> DpoSection:
 
 
 def check(cfg: Config) -> None:
-    """Raises ValueError for a loss of another kind."""
+    """Raises ValueError for a loss of another kind, or with keys that this one does not read."""
     if options(cfg).loss.objective != "dpo":
         raise ValueError('dpo.loss.objective must be "dpo"; for conversations there is system = "sft"')
+    given.check_loss(cfg, ROLE, options(cfg).loss, ("dpo_beta", "label_smoothing", "tempered"))
 
 
 def source(cfg: Config) -> Source:
@@ -49,6 +50,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         for row in tools.rows(first, size)
     ]
     fitting = [all(given.fits(cfg, each) for each, _ in pair) for pair in pairs]
+    given.check_some_fit(cfg, tools, first, fitting, ("chosen", "rejected"))
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=reward)
         for place, (pair, fits) in enumerate(zip(pairs, fitting, strict=True))

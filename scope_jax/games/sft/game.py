@@ -26,9 +26,10 @@ def options(cfg: Config) -> SftSection:
 
 
 def check(cfg: Config) -> None:
-    """Raises ValueError for a loss of another kind."""
+    """Raises ValueError for a loss of another kind, or with keys that this one does not read."""
     if options(cfg).loss.objective != "supervised":
         raise ValueError('sft.loss.objective must be "supervised"; for pairs of answers there is system = "dpo"')
+    given.check_loss(cfg, ROLE, options(cfg).loss, ("aggregation", "constant_length", "tempered"))
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
@@ -36,6 +37,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     first, size = memory["drawn"], cfg.train.batch_size
     encoded = [given.encoded(tools, row) for row in tools.rows(first, size)]
     fitting = [given.fits(cfg, each) for each in encoded]
+    given.check_some_fit(cfg, tools, first, fitting)
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=0.0)
         for place, (each, fits) in enumerate(zip(encoded, fitting, strict=True))
