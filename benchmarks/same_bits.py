@@ -1,33 +1,92 @@
-"""Whether two checkouts train the same bits: each game of Atlas for two steps, killed between them and resumed.
+"""Whether two checkouts train the same bits: short runs of every game, each killed and resumed.
 
-    python -m benchmarks.same_bits BEFORE AFTER --out runs/same-bits
+    python -m benchmarks.same_bits BEFORE AFTER --out runs/same-bits [--cases ssp poker-adapters]
 
-Compares metrics (times aside), episodes and exported weights, and prints one line per game; exit code 1 if any differ.
+The cases are the nine games of Atlas, so long that each phase has trained once, supervised training, preferences and
+distillation, poker of two policies with whole weights and with adapters, steps that are played ahead, and an exam.
+Compared are metrics (times aside), episodes, answers of exams and exported weights; one line a case, exit code 1 if any
+differ. Runs that are already in `--out` are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GAMES = {  # what makes a step of a game's Atlas card short
-    "ssp": ["train.batch_size=4"],
-    "scope": ["scope.challenger_batch=4", "scope.solver_batch=4", "scope.steps_per_iteration=1"],
-    "spice": ["train.batch_size=4"],
-    "spell": ["spell.groups=4"],
-    "score": ["train.batch_size=3"],
-    "spiral": ["spiral.turns=64"],
-    "r_zero": ["r_zero.challenger_steps=1", "r_zero.challenger_batch=4", "r_zero.pool=16"],
-}
-SHORT = ["train.save_every=1", "evaluate.sets=[]", "train.stall_timeout=3600"]
 TIMED = ("time/", "perf/")
+SHORT = ("train.save_every=1", "train.stall_timeout=3600")
+NO_EXAM = ("evaluate.sets=[]",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A card, and what makes its run short."""
+
+    card: str
+    """Relative to the checkout."""
+    sets: Sequence[str]
+    """Keys of the card with other values."""
+    steps: int = 2
+    """Steps in all; the process is killed after the first half of them."""
+    devices: int = 1
+    """CPU devices."""
+    exam: bool = False
+    """Whether the card's exams are taken."""
+
+    def arguments(self, run: Path) -> list[str]:
+        """The command that trains, and resumes."""
+        values = (*self.sets, *SHORT, *(() if self.exam else NO_EXAM), f"train.steps={self.steps}")
+        overrides = [word for value in values for word in ("--set", value)]
+        return command("train", self.card, "--run", str(run), *overrides)
+
+
+EXAM = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=24}]'
+TEACHER = 'teachers.teacher.checkpoint="assets/atlas/spice/base"'
+CASES = {
+    "ssp": Case("configs/ssp/atlas.toml", ["train.batch_size=4"]),
+    "ssp-exam": Case("configs/ssp/atlas.toml", ["train.batch_size=4", EXAM, "evaluate.every=1"], exam=True),
+    "scope": Case(  # a step of the challenger, then the solver's on its tasks
+        "configs/scope/atlas.toml",
+        ["scope.challenger_batch=4", "scope.solver_batch=4", "scope.steps_per_iteration=1", "scope.target_tasks=8"],
+        steps=3,
+    ),
+    "spice": Case("configs/spice/atlas.toml", ["train.batch_size=4"]),
+    "spell": Case("configs/spell/atlas.toml", ["spell.groups=4"]),
+    "score": Case("configs/score/atlas.toml", ["train.batch_size=3"]),
+    "r_zero": Case(  # the challenger, the pool, the solver
+        "configs/r_zero/atlas.toml",
+        ["r_zero.challenger_steps=1", "r_zero.challenger_batch=4", "r_zero.pool=32", "r_zero.solver_batch=4"],
+        steps=4,
+    ),
+    "dr_zero": Case(  # the proposer, then the solver
+        "configs/dr_zero/atlas.toml", ["train.batch_size=8", "dr_zero.steps=1", "dr_zero.partition=16"], steps=3
+    ),
+    "absolute_zero": Case(
+        "configs/absolute_zero/atlas.toml", ["train.batch_size=4", "absolute_zero.seeds=4", "sandbox.workers=1"]
+    ),
+    "spiral": Case("configs/spiral/atlas.toml", ["spiral.turns=64"]),
+    "poker-two-policies": Case("examples/kuhn_two_policies.toml", ["train.batch_size=16"]),
+    "poker-adapters": Case("examples/kuhn_adapters.toml", ["train.batch_size=16"]),
+    "ahead": Case(
+        "configs/spice/atlas.toml",
+        ["train.batch_size=4", "train.one_step_off_policy=true", "rollout.devices=1"],
+        steps=4,
+        devices=2,
+    ),
+    "sft": Case("configs/sft/atlas.toml", ["train.batch_size=8"], steps=4),
+    "dpo": Case("configs/dpo/atlas.toml", ["train.batch_size=8"], steps=4),
+    "distillation": Case("examples/distillation.toml", ["train.batch_size=4", TEACHER]),
+}
 
 
 def command(*arguments: str) -> list[str]:
@@ -35,34 +94,45 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "scope_jax", *arguments]
 
 
-def train(checkout: Path, game: str, run: Path) -> None:
-    """Two steps; the process is killed once the first is in metrics.jsonl, and the run is resumed."""
-    sets = [word for value in (*GAMES[game], *SHORT, "train.steps=2") for word in ("--set", value)]
-    arguments = command("train", f"configs/{game}/atlas.toml", "--run", str(run), *sets)
+def train(checkout: Path, case: Case, run: Path) -> None:
+    """Trains a case; the process is killed once half of its steps are in metrics.jsonl, and the run is resumed."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
-    log = run.with_suffix(".log").open("w")
-    process = subprocess.Popen(arguments, cwd=checkout, env=environment, stdout=log, stderr=log)
-    while process.poll() is None and len(lines(run / "metrics.jsonl")) < 2:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    subprocess.run(arguments, cwd=checkout, env=environment, stdout=log, stderr=log, check=True)
-    export = command("export", str(run), str(run / "out"))
-    subprocess.run(export, cwd=checkout, env=environment, stdout=log, stderr=log, check=True)
+    if case.devices > 1:
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
+    arguments = case.arguments(run)
+    with run.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(arguments, cwd=checkout, env=environment, stdout=log, stderr=log)
+        while process.poll() is None and trained(run) < max(case.steps // 2, 1):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for repeated in (arguments, command("export", str(run), str(run / "out"))):
+            subprocess.run(repeated, cwd=checkout, env=environment, stdout=log, stderr=log, check=True)
+
+
+def trained(run: Path) -> int:
+    """The last step in metrics.jsonl, 0 without one."""
+    return max((line.get("step", 0) for line in lines(run / "metrics.jsonl")), default=0)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a file of JSON Lines; [] if it does not exist."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def contents(run: Path) -> dict[str, Any]:
     """What two runs are compared by."""
     metrics = [{k: v for k, v in line.items() if not k.startswith(TIMED)} for line in lines(run / "metrics.jsonl")]
     weights = {str(path.relative_to(run)): path.read_bytes() for path in sorted((run / "out").rglob("*.safetensors"))}
-    return {"metrics": metrics, "episodes": lines(run / "episodes.jsonl"), "weights": weights}
+    return {
+        "metrics": metrics,
+        "episodes": lines(run / "episodes.jsonl"),
+        "exams": lines(run / "exams.jsonl.gz"),
+        "weights": weights,
+    }
 
 
 def main() -> int:
@@ -70,21 +140,22 @@ def main() -> int:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     given = parser.parse_args()
     wrong = 0
-    for game in given.games:
+    for name in given.cases:
         found = []
-        for name, checkout in (("before", given.before), ("after", given.after)):
-            run = given.out.absolute() / name / game
+        for side, checkout in (("before", given.before), ("after", given.after)):
+            run = given.out.absolute() / side / name
             run.parent.mkdir(parents=True, exist_ok=True)
             if not (run / "out").exists():
-                train(checkout.absolute(), game, run)
+                train(checkout.absolute(), CASES[name], run)
             found.append(contents(run))
-        parts = {part: found[0][part] == found[1][part] for part in found[0]}
-        steps, episodes = len(found[0]["metrics"]), len(found[0]["episodes"])
-        differing = ", ".join(part for part, same in parts.items() if not same)
-        print(f"{game}: {f'differ: {differing}' if differing else 'the same'} ({steps} lines, {episodes} episodes)")
+        differing = [part for part in found[0] if found[0][part] != found[1][part]]
+        counts = ", ".join(f"{len(found[0][part])} {part}" for part in found[0])
+        roles = sorted({episode["role"] for episode in found[0]["episodes"]})
+        verdict = f"differ: {', '.join(differing)}" if differing else "the same"
+        print(f"{name}: {verdict} ({counts}; roles {', '.join(roles)})", flush=True)
         wrong += bool(differing)
     return int(wrong > 0)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # games need the error of this module, and transformers impor
 
 # Replace characters of special tokens' names while a template is rendered.
 PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+HANGUL = range(0xAC00, 0xD7A4)
 # The date given to templates that use one: the default of Llama 3.1's own template.
 DATE_STRING = "26 Jul 2024"
 _DATE = datetime(2024, 7, 26)
@@ -294,7 +295,7 @@ _names = lru_cache(maxsize=64)(_Names)  # Llama 3 has 256 names
 class _Masker:
     """Replaces single characters of names by private-use characters that `payload` lacks, and back.
 
-    spare: one more such character.
+    spare: one more such character. visible: one that Python shows as it is, also inside of lists, and `payload` lacks.
     """
 
     def __init__(self, names: Iterable[str], payload: str) -> None:
@@ -304,6 +305,7 @@ class _Masker:
         if len(free) <= len(edges):
             raise UserError("The messages use up all private-use characters; remove them from the text.")
         self.spare = free[len(edges)]
+        self.visible = next((chr(code) for code in HANGUL if chr(code) not in used), self.spare)
         self._mask = dict(zip(edges, free, strict=False))
         self._unmask = {mask: char for char, mask in self._mask.items()}
         self._masks = re.compile(f"[{''.join(self._unmask)}]" if edges else r"(?!)")

@@ -154,7 +154,7 @@ def _behind_header(count: int, views: _Views) -> str | None:
 def _found(plain: _Views, ways: Sequence[Way]) -> tuple[str, str]:
     """(`said`, `reply`) of an answer by the first way that shows all of the answer and nothing else."""
     masked = plain.masked
-    marks = _Marks(masked.masker.spare)
+    marks = _Marks(masked.masker.visible)
     tools = None if masked.tools is None else [marks.tool(tool) for tool in masked.tools]
     earlier = [marks.message(message) for message in plain.history]
     marked = _Views(masked, earlier, marks.message(plain.answer), tools)

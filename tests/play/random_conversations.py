@@ -57,7 +57,7 @@ def _called(rng: np.random.Generator, marks: Iterator[str], calls: int, thoughts
             "type": "function",
             "function": {
                 "name": str(rng.choice(["weather", "trains"])),
-                "arguments": {"city": next(marks), "days": int(rng.integers(9))},
+                "arguments": {"city": next(marks), "days": int(rng.integers(9)), **_nested(rng, marks)},
             },
         }
         for number in range(calls)
@@ -65,6 +65,10 @@ def _called(rng: np.random.Generator, marks: Iterator[str], calls: int, thoughts
     yield message
     for call in message["tool_calls"]:
         yield {"role": "tool", "content": next(marks), "name": call["function"]["name"], "tool_call_id": call["id"]}
+
+
+def _nested(rng: np.random.Generator, marks: Iterator[str]) -> dict[str, Any]:
+    return {"via": [next(marks), 3], "by": {"train": next(marks), "now": True}} if rng.random() < 0.5 else {}
 
 
 # --------------------------------------------------------------------------------------------------------------- forms

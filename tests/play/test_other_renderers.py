@@ -69,7 +69,9 @@ def test_what_is_trained_of_gpt_oss_is_what_its_own_parser_reads(encoding: harmo
             text = tokenizer.decode(row.ids_T[start:end].tolist())
             ids = encoding.encode(text, allowed_special="all")
             read = encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT)
-            found = [(one.channel, one.recipient, "".join(part.to_dict()["text"] for part in one.content)) for one in read]
+            found = [
+                (one.channel, one.recipient, "".join(part.to_dict()["text"] for part in one.content)) for one in read
+            ]
             assert found == wanted(said.pop(0))
     assert not said
 
