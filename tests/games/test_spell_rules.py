@@ -158,6 +158,10 @@ def test_conclusions(text: str, found: str | None):
         ("choice", "B is tempting. The correct answer is (C).", "C", True),
         ("choice", "The correct answer is B or C", "C", False),
         ("choice", "The correct answer is (C), (B)", "C", False),
+        ("choice", "The correct answer is A. foo B. bar C. baz D. qux", "A", False),
+        ("choice", "The correct answer is\nA. foo\nB. bar\nC. baz", "A", False),
+        ("choice", "The correct answer is A\nB", "A", False),
+        ("choice", "The correct answer is B. bar\nA. foo is smaller.", "B", True),
         ("choice", "C", "C", False),
     ],
 )

@@ -15,6 +15,7 @@ from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Re
 from scope_jax.play import measures, words
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.text.objects import has_control, last_object
+from scope_jax.text.parsing import with_options_below
 
 LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options
 # Why a question is malformed (−1 in Eq. (7)): the requirement that the questioner's reply fails.
@@ -88,7 +89,8 @@ def _choice(question: str, answer: str, given: Any) -> tuple[Question | None, st
 
 
 def conclusion_of(text: str) -> str | None:
-    """A responder's conclusion: the rest of the line after its last "answer is"; None if it has none.
+    """A responder's conclusion: the rest of the line after its last "answer is", or the list of options that begins
+    there (`with_options_below`); None if it has none.
 
     Surrounding asterisks and a final full stop are removed. Brackets are kept: (1,234) may be a negative number. The
     dots that stand for the answer in our prompts are none.
@@ -96,7 +98,7 @@ def conclusion_of(text: str) -> str | None:
     marks = deque(_CONCLUSION.finditer(text), maxlen=1)
     if not marks:
         return None
-    line = text[marks[0].end() :].lstrip(" \t\n*").partition("\n")[0].strip().strip("*").strip()
+    line = with_options_below(text[marks[0].end() :].lstrip(" \t\n*")).strip().strip("*").strip()
     if _DOTS.fullmatch(line):
         return None
     return line.removesuffix(".").rstrip().rstrip("*").rstrip() or None
