@@ -204,20 +204,25 @@ def with_options_below(text: str) -> str:
 
     Options below one another are one answer, as they are in one line: it chooses none of them.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    end = 1
-    while end < len(lines) and _goes_on(lines[end - 1], lines[end]):
-        end += 1
-    return "\n".join(lines[:end])
+    lines = text.splitlines(keepends=True)
+    end, last = 1, "".join(lines[:1])
+    for place, line in enumerate(lines[1:], start=2):
+        if line.strip() and not _goes_on(last, line):
+            break
+        end, last = (place, line) if line.strip() else (end, last)
+    return "".join(lines[:end])
 
 
 def with_options_above(text: str) -> str:
     """The last line of `text` that is not blank; if it ends a list of options, also the lines of that list."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    start = len(lines) - 1
-    while start > 0 and _goes_on(lines[start - 1], lines[start]):
-        start -= 1
-    return "\n".join(lines[max(start, 0) :])
+    lines = text.rstrip().splitlines(keepends=True)
+    start, first = len(lines) - 1, "".join(lines[-1:])
+    for place in range(len(lines) - 2, -1, -1):
+        line = lines[place]
+        if line.strip() and not _goes_on(line, first):
+            break
+        start, first = (place, line) if line.strip() else (start, first)
+    return "".join(lines[max(start, 0) :])
 
 
 def _goes_on(line: str, following: str) -> bool:
