@@ -152,8 +152,8 @@ class SpellSection(GameSection):
             raise ValueError(f"verify = false leaves no judgments, to which {useless[0]} applies: remove it")
         if self.containment == "careful" and self.rule_reads == "response":
             raise ValueError(
-                'containment = "careful" reads a conclusion, but rule_reads = "response" reads the whole reply; set one '
-                "of them back to its default"
+                'containment = "careful" reads a conclusion, but rule_reads = "response" reads the whole reply; set '
+                "one of them back to its default"
             )
         if self.questioner_reward != "gaussian" and changed("target", "width"):
             raise ValueError(
