@@ -72,7 +72,7 @@ def test_every_benchmark_of_the_papers_has_its_exam() -> None:
 
 
 def test_answers_in_words_are_not_compared_as_formulas() -> None:
-    """To Math-Verify "silent" and "listen" are the same product, and "3, 1, 2" and "1, 2, 3" the same set."""
+    """BBEH's answers are words and lists in an order: read as formulas, "silent" and "listen" are the same product."""
     measured = {name: load_suite(name, "spice").measures for name in (*MATH, *CHOICE, "bbeh")}
     assert measured.pop("bbeh") == ("same-text",)
     assert set(measured.values()) == {("accuracy",), ("choice",)}
