@@ -33,7 +33,8 @@ _NEGATIONS = re.compile(
 _OTHERS = re.compile(
     r"[/|&+•→]|\b(?:or|vs|versus|either|both|between|but|could|may\sbe|might|maybe|perhaps|possibly|unclear|unknown"
     r"|uncertain|unsure|also(?!\s(?:known|called))|alternatively|else|otherwise|too|plus|then|followed|respectively"
-    r"|as\swell|(?:along|together)\swith)\b"
+    r"|as\swell|(?:along|together)\swith"
+    r"|with\s(?:his|her|its|their))\b"
 )
 _NUMBERED = re.compile(
     rf"\b(?:step|point|part|item|option|example|question|document|doc|passage|source|section|table|figure|page|line|no)"
@@ -49,11 +50,12 @@ _REMARK = re.compile(
 _SUFFIX = re.compile(rf"(?:{_TITLES}|jr|sr|ii|iii|iv|ph\.?d|m\.?d|esq|inc|corp|co|ltd|llc|plc|gmbh|ag)\.?")
 _INITIAL = re.compile(r"[A-Z](?:\.?\s?[A-Z])?\.?")
 _SHORT = re.compile(r"[A-Z][A-Z0-9]{1,5}")  # in brackets: a party, a currency, a formula
+_SYMBOL = re.compile(r"[A-Z][a-z]?")  # of a chemical element
 _REGION = re.compile(r"[\w' -]+\s(?:prefecture|province|county|district|region|oblast|canton|state|territory)")
 # the beginning of a list that goes on in the same way: "the Nile, the Amazon", "in Berlin, in Vienna"
 _ARTICLE_AND_NAME = re.compile(r"(?i:the|an?)(?:\s[A-Z][\w'-]*)+")
 _OPENED = re.compile(r"(?P<word>the|an?|in|at|of|on|from|by|with|for)\s(?P<rest>.*)", re.IGNORECASE)
-_FROM_TO = re.compile(r"\bfrom\b.*\bto\b")
+_BETWEEN_NAMES = re.compile(rf"\b[Ff]rom\b.*\bto\b|{_HERE}\swith\s[A-Z]")
 _ROLE = re.compile(
     r"(?:(?:vice|prime|former|deputy|chief)\s)?(?:president|king|queen|prince|princess|emperor|empress|pope|minister|chancellor"
     r"|governor|senator|mayor|ceo|cfo|cto|chair(?:man|woman)?|director|founder|professor|captain|capital|author|bishop|duke|duchess"
@@ -90,7 +92,7 @@ def _names(said: str, gold: str) -> bool:
     for begin, end in sorted(spans, reverse=True):
         rest = rest[:begin] + _HERE * (end - begin) + rest[end:]
     rest = re.sub(f"{_HERE}+", _HERE, rest)
-    rest = _THAT_IS.sub("", _DATED.sub("", rest))
+    rest = _THAT_IS.sub("that is ", _DATED.sub("", rest))
     if _YEAR.fullmatch(words.plain(gold).strip()):
         rest = _DAY.sub("", rest)
     rest = _INITIALS.sub("", _ABBREVIATED.sub(r"\1", _PER.sub("", _SOURCE.sub(" ", rest))))
@@ -111,7 +113,7 @@ def _holds(part: str, answer: str) -> bool:
     lower = part.lower()
     if answer in (*_YES, *_NO):
         return not any(map(str.isalnum, part))
-    return not re.search(r"\band\b", lower) and not _FROM_TO.search(lower)
+    return not re.search(r"\band\b", lower) and not _BETWEEN_NAMES.search(part)
 
 
 def _remarks(part: str, gold: str, bracketed: bool) -> bool:
@@ -146,7 +148,7 @@ def _is_apposition(part: str, gold: str, bracketed: bool) -> bool:
     if part[0].isdigit():
         return not words.numbers(gold)
     if not proper:
-        return False
+        return bracketed and _SYMBOL.fullmatch(part) is not None
     if part.split()[0].islower():
         single = len(part.split()) == 1 and len(gold.split()) == 1 and not bracketed  # as in a list: Gold, silver
         return not single and not _THEN_A_NAME.fullmatch(part)

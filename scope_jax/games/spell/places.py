@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Names that are as often those of a city (New York, Washington, Singapore) are left out: they may be another answer.
 _CONTINENTS = "Africa, Antarctica, Asia, Central America, Europe, North America, Oceania, South America"
 _COUNTRIES = """
@@ -34,6 +36,7 @@ Newfoundland, Nova Scotia, Ontario, Quebec, Québec, Saskatchewan, New South Wal
 Tasmania, Victoria, Western Australia, England, Scotland, Wales, Northern Ireland, Bavaria, Saxony, Catalonia,
 Andalusia, Tuscany, Lombardy, Sicily, Normandy, Brittany, Flanders
 """
+_COMPASS = re.compile(r"(?:(?:north|south|east|west|central)(?:ern)?\s?)+", re.IGNORECASE)  # southern France
 _LEVELS = {
     name.strip().casefold(): level
     for level, names in enumerate((_STATES, _COUNTRIES, _CONTINENTS), start=1)
@@ -44,7 +47,7 @@ _LEVELS = {
 def lies_in(place: str, region: str) -> bool:
     """True if `region` is a state, country or continent and `place` is not one of its own or a higher kind: Austin lies
     in Texas and Texas in the USA, but Texas not in Ohio. Not looked up: whether it does."""
-    return _level(region) > _level(place)
+    return max(_level(region), _level(_COMPASS.sub("", region))) > _level(place)
 
 
 def _level(name: str) -> int:
