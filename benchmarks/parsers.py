@@ -300,8 +300,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     **{
         f"SPELL conclusion, rule, {task}": (
             lambda text, task=task: [
-                spell_rules.matches(task, text, spell_rules.conclusion_of(text), "5", reads)
-                for reads in ("answer", "response")
+                spell_rules.matches(task, text, spell_rules.conclusion_of(text), ["5"], *rule)
+                for rule in (("answer", "plain"), ("answer", "careful"), ("response", "plain"))
             ],
             LABEL,
         )

@@ -7,6 +7,8 @@ A result lists its passages in the format of Search-R1 and its derivatives (verl
 
     Doc 2 (Title: "Analytical Engine")
     …
+
+A passage without a title, such as one of a single line, begins with "Doc 3" alone.
 """
 
 from __future__ import annotations
@@ -84,11 +86,17 @@ class LocalRetriever:
 
 
 def format_documents(documents: Sequence[Document]) -> str:
-    """The passages as one text, numbered from 1 and separated by blank lines; titles are put on one line."""
+    """The passages as one text, numbered from 1 and separated by blank lines; titles are put on one line, and left out
+    where there are none."""
     return "\n\n".join(
-        f'Doc {number} (Title: "{" ".join(d.title.split())}")\n{d.text.strip()}'
-        for number, d in enumerate(documents, start=1)
+        f"Doc {number}{_titled(document.title)}\n{document.text.strip()}"
+        for number, document in enumerate(documents, start=1)
     )
+
+
+def _titled(title: str) -> str:
+    line = " ".join(title.split())
+    return f' (Title: "{line}")' if line else ""
 
 
 class SearchTool:

@@ -46,8 +46,7 @@ def _last_answer(text: str) -> str | None:
 def _chosen(text: str) -> str | None:
     """The last box, else the text after the last "Answer:", else the last line, where many models write "the answer is
     (B)"."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return parsing.boxed(text) or parsing.labelled_answer(text) or (lines[-1].strip() if lines else None)
+    return parsing.boxed(text) or parsing.labelled_answer(text) or parsing.with_options_above(text).strip() or None
 
 
 def _labelled(text: str) -> str | None:

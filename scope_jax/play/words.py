@@ -36,6 +36,8 @@ _ATOM = re.compile(
 # Where two parts of a word meet: AC/DC is ACDC, U.S. is US.
 _JOINTS = frozenset(".-‐'&/_^(·")
 _PREFIXES = frozenset(("non", "anti", "un", "ex", "pre", "post", "neo", "pseudo", "quasi"))  # they make other words
+# They date a number: post-1945 contains 1945, while COVID-19 is a name without a number.
+DATING = frozenset(("pre", "post", "mid", "early", "late", "circa", "ca", "since", "until", "before", "after", "inter"))
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,16 @@ def spans(text: str, answer: str) -> Iterator[tuple[int, int]]:
             yield span
 
 
-def plain(text: str) -> str:
-    """`text` as it is compared: NFKC, without letter case and characters that are not seen; one kind of apostrophe."""
+def plain(text: str, fold: bool = True) -> str:
+    """`text` as it is compared: NFKC, without letter case and characters that are not seen; one kind of apostrophe.
+
+    fold: False keeps the letter case.
+    """
     seen = "".join(c for c in text if unicodedata.category(c) != "Cf")
     for pattern, by in ((_SIGNS, " "), (_THIN, ""), (_RAISED, "^"), (_MIXED, " ")):
         seen = pattern.sub(by, seen)
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", seen.translate(_APOSTROPHES)).casefold())
+    shown = unicodedata.normalize("NFKC", seen.translate(_APOSTROPHES))
+    return unicodedata.normalize("NFKC", shown.casefold() if fold else shown)
 
 
 def numbers(text: str) -> int:
@@ -143,6 +149,7 @@ def _joined(atoms: list[_Atom]) -> _Words:
         bound = atom.suffix or (
             before is not None
             and atom.gap in ("-", "‐", "^")
+            and not (before.text in DATING and atom.text[0].isdigit())
             and (before.text in _PREFIXES or (before.text[-1].isalpha() and atom.text[0].isdigit()))
         )
         if not bound:  # COVID-19 has no number 19, non-fiction is no fiction

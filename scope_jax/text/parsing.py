@@ -55,6 +55,8 @@ _MARK = re.compile(
 _BRACKETED = re.compile(r"\[(/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS))\]")
 _REPLY = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+# a line of a list of options: "A. foo", "(b) bar", "**C**: baz", or a letter alone
+_OPTION_LINE = re.compile(r"\W*+([A-Za-z])[*_]*+(?:([.)\]:]|\s++[-–—]\s)|\W*+$)")
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
 # A box, also one of which only the command was written; an escaped brace is no brace.
 _BOX = re.compile(r"(\\(?:boxed|fbox)\s*+(?:\{|\Z))|\\.|([{}])", re.DOTALL)
@@ -188,12 +190,47 @@ def finished_lines(text: str) -> str:
 
 
 def labelled_answer(text: str) -> str | None:
-    """The text after the last `Answer:` of a reply, up to the end of its line; None without the label or the text."""
+    """The text after the last `Answer:` of a reply, up to the end of its line (`with_options_below`); None without the
+    label or the text."""
     labels = deque(_ANSWER_LABEL.finditer(text), maxlen=1)
     if not labels:
         return None
     rest = text[labels[-1].end() :].strip().strip("*").strip()
-    return rest.splitlines()[0].strip().strip("*").strip() or None if rest else None
+    return with_options_below(rest).strip().strip("*").strip() or None if rest else None
+
+
+def with_options_below(text: str) -> str:
+    """The first line of `text`; if it begins a list of options (A, B, …), also the lines that go on with it.
+
+    Options below one another are one answer, as they are in one line: it chooses none of them.
+    """
+    lines = text.splitlines(keepends=True)
+    end, last = 1, "".join(lines[:1])
+    for place, line in enumerate(lines[1:], start=2):
+        if line.strip() and not _goes_on(last, line):
+            break
+        end, last = (place, line) if line.strip() else (end, last)
+    return "".join(lines[:end])
+
+
+def with_options_above(text: str) -> str:
+    """The last line of `text` that is not blank; if it ends a list of options, also the lines of that list."""
+    lines = text.rstrip().splitlines(keepends=True)
+    start, first = len(lines) - 1, "".join(lines[-1:])
+    for place in range(len(lines) - 2, -1, -1):
+        line = lines[place]
+        if line.strip() and not _goes_on(line, first):
+            break
+        start, first = (place, line) if line.strip() else (start, first)
+    return "".join(lines[max(start, 0) :])
+
+
+def _goes_on(line: str, following: str) -> bool:
+    """True if two lines are neighbours in a list: their letters follow each other, with or without text behind them."""
+    one, other = _OPTION_LINE.match(line), _OPTION_LINE.match(following)
+    if one is None or other is None or (one[2] is None) != (other[2] is None):
+        return False
+    return ord(other[1]) == ord(one[1]) + 1
 
 
 def boxed(text: str) -> str | None:

@@ -110,7 +110,8 @@ def _marked(script: Script, task: Task) -> bool:
     documents, question = script.message.rsplit("\n\nQuestion: ", 1)
     said = _said(script)
     card = options(spell_scripts.card())
-    return rules.matches(task, said, rules.conclusion_of(said), [_solved(question, documents)], card.rule_reads)
+    right = [_solved(question, documents)]
+    return rules.matches(task, said, rules.conclusion_of(said), right, card.rule_reads, card.containment)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -27,6 +27,7 @@ from scope_jax.config.suites import (
 from scope_jax.evaluation import suites
 from scope_jax.evaluation.suites import plain_card
 from scope_jax.games import load_card
+from scope_jax.play.measures import choice
 from scope_jax.report import papers
 from tests.judge.endpoint import chat, endpoint
 
@@ -71,7 +72,7 @@ def test_every_benchmark_of_the_papers_has_its_exam() -> None:
 
 
 def test_answers_in_words_are_not_compared_as_formulas() -> None:
-    """To Math-Verify "silent" and "listen" are the same product, and "3, 1, 2" and "1, 2, 3" the same set."""
+    """BBEH's answers are words and lists in an order: read as formulas, "silent" and "listen" are the same product."""
     measured = {name: load_suite(name, "spice").measures for name in (*MATH, *CHOICE, "bbeh")}
     assert measured.pop("bbeh") == ("same-text",)
     assert set(measured.values()) == {("accuracy",), ("choice",)}
@@ -192,6 +193,32 @@ def test_a_reading_is_cut_in_its_middle_and_quoted_text_cannot_answer() -> None:
 )
 def test_where_the_answer_is(form: Form, reply: str, answer: str | None) -> None:
     assert suites.READ[form](reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "chosen"),
+    [
+        ("A. foo\nB. bar\nC. baz\nD. qux", None),  # the last line alone would choose D
+        ("Let us see.\n\n(A) foo\n\n(B) bar\n", None),
+        ("A\nB\nC\nD", None),
+        ("A: foo\nB: bar", None),
+        ("- **A.** foo\n- **B.** bar", None),
+        ("a) foo\nb) bar", None),
+        ("Answer: A. foo\nB. bar\nC. baz", None),  # the first line alone would choose A
+        ("Answer:\nA - foo\nB - bar", None),
+        ("Answer: A\nB", None),
+        (r"\boxed{A. foo B. bar}", None),
+        ("A. foo: no\nB. bar: yes\nC. baz: no\n\nB. bar", "B"),  # no list goes from C to B
+        ("A. foo\nB. bar\nThe answer is (B)", "B"),
+        ("Answer: B\nA. foo is wrong.\nC. baz is wrong.", "B"),
+        ("Answer: B. bar\nIt is the only even one.", "B"),
+        ("Answer: B\nC: too large", "B"),  # a reason stands behind the letter, not another option
+        ("foo, then\nB. bar", "B"),
+    ],
+)
+def test_options_on_lines_below_one_another_choose_none(reply: str, chosen: str | None) -> None:
+    said = suites.READ["choice"](reply) or ""
+    assert [option for option in "ABCD" if choice(said, [option])] == ([chosen] if chosen else [])
 
 
 def test_options_have_letters() -> None:

@@ -454,6 +454,7 @@ def spell(card: str) -> Facts:
         "section 4.2": {
             "spell.rule": "match",
             "spell.rule_reads": "response",  # our cards: the released code's
+            "spell.containment": "plain",
             "spell.target": 0.5,
             "spell.width": 0.5 / 3,
         },
@@ -519,6 +520,7 @@ def spell(card: str) -> Facts:
             "spell.history_accepts": "solved",
             "spell.max_answer_tokens": 40,
             "spell.rule_reads": "answer",
+            "spell.containment": "plain",
             "spell.verifier_batch": "judgments",
             "spell.malformed_judgment": -1.0,
             "spell.loss.advantage_ddof": 1,

@@ -8,7 +8,9 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import load_card, spell
+from scope_jax.games.spell import roles
 from scope_jax.games.spell.options import SpellSection
+from scope_jax.games.spell.state import Question, ReadingTask
 from scope_jax.learner.types import Episode
 from tests.games.harness import ScriptedTools, episodes_of
 from tests.games.spell_world import Plan, asked, card, world
@@ -25,6 +27,15 @@ def play(**options: Any) -> tuple[list[Episode], dict[str, float], Any]:
 
 def rewards(episodes: list[Episode], place: int) -> list[float]:
     return [e.reward for e in episodes_of(episodes, "responder") if e.group == f"responder/{place}"]
+
+
+def test_the_cards_containment_decides_whether_a_list_of_candidates_is_paid():
+    replies = [f"The correct answer is {said}" for said in ("Ada Berg", "Ada Berg, engineer", "Ada Berg or Olaf")]
+    reading = ReadingTask(0, "qa", Question("Who?", "Ada Berg"), "A text.")
+    for containment, paid in (("plain", [True, True, True]), ("careful", [True, True, False])):
+        assert roles.check(card(containment=containment), world(), [(reading, r) for r in replies]).correct == paid
+    with pytest.raises(CardError, match=r'containment = "careful" reads a conclusion, but rule_reads = "response"'):
+        card(containment="careful", rule_reads="response")
 
 
 def test_without_history_memory():

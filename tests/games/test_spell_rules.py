@@ -18,6 +18,7 @@ from scope_jax.games.spell import rules
 from scope_jax.games.spell.options import SpellSection
 from scope_jax.games.spell.state import Question
 from scope_jax.learner.advantages import compute
+from tests.games.spell_cases import CASES, UNDECIDED
 from tests.games.spell_world import OPTIONS, asked
 
 NAN = float("nan")
@@ -158,71 +159,63 @@ def test_conclusions(text: str, found: str | None):
         ("choice", "B is tempting. The correct answer is (C).", "C", True),
         ("choice", "The correct answer is B or C", "C", False),
         ("choice", "The correct answer is (C), (B)", "C", False),
+        ("choice", "The correct answer is A. foo B. bar C. baz D. qux", "A", False),
+        ("choice", "The correct answer is\nA. foo\nB. bar\nC. baz", "A", False),
+        ("choice", "The correct answer is A\nB", "A", False),
+        ("choice", "The correct answer is B. bar\nA. foo is smaller.", "B", True),
         ("choice", "C", "C", False),
     ],
 )
 def test_the_rule(task: str, response: str, reference: str, right: bool):
-    assert rules.matches(task, response, rules.conclusion_of(response), [reference], "response") is right
+    conclusion = rules.conclusion_of(response)
+    assert rules.matches(task, response, conclusion, [reference], "response", "plain") is right
     if "A. Berg" not in response:  # contained in the reasoning only
-        assert rules.matches(task, response, rules.conclusion_of(response), [reference], "answer") is right
+        for containment in ("plain", "careful"):
+            assert rules.matches(task, response, conclusion, [reference], "answer", containment) is right
 
 
-@pytest.mark.parametrize(
-    ("concluded", "reference", "right"),
-    [
-        ("Paris", "Paris", True),
-        ("**“Paris”**", "Paris", True),
-        ("Paris, the capital of France", "Paris", True),
-        ("Paris (the capital)", "Paris", True),
-        ("Mount Everest", "Everest", True),
-        ("42 people", "42", True),
-        ("May 1914", "May 1914", True),
-        ("Trinidad and Tobago", "Trinidad and Tobago", True),  # one answer of several words
-        ("AC/DC", "AC/DC", True),
-        ("1914–1918", "1914-1918", True),
-        ("No, it is the first", "No", True),
-        ("Paris or London", "Paris", False),
-        ("either Paris, or London", "London", False),
-        ("Paris, London", "Paris", False),
-        ("Paris, London and Rome", "Rome", False),
-        ("Paris; London", "London", False),
-        ("Paris/London", "Paris", False),
-        ("Paris and London", "Paris", False),
-        ("Paris (London)", "Paris", False),
-        ("Paris — London", "London", False),
-        ("Paris. It could be London", "Paris", False),
-        ("1. Paris 2. London", "Paris", False),
-        ("A) Paris B) London C) Rome D) Berlin", "Rome", False),
-        ("not Paris", "Paris", False),
-        ("Step 2: London", "2", False),
-        ("found in step 2", "2", False),
-        ("2, 3 and 4", "2", False),
-        ("2 3 4", "3", False),
-        ("There is no text", "No", False),
-        ("No text was given", "No", False),
-        ("Yes and no", "Yes", False),
-    ],
-)
-def test_a_conclusion_that_names_several_candidates_is_not_paid(concluded: str, reference: str, right: bool):
+def judged(concluded: str, reference: str, containment: str) -> bool:
+    """The rule's verdict on a reply with this conclusion."""
     said = f"Let us see. The correct answer is {concluded}."
-    assert rules.matches("qa", said, rules.conclusion_of(said), [reference], SpellSection().rule_reads) is right
+    return rules.matches("qa", said, rules.conclusion_of(said), [reference], SpellSection().rule_reads, containment)
+
+
+@pytest.mark.parametrize("kind", {kind: None for kind, *_ in CASES})
+def test_the_careful_rule_pays_the_answer_and_no_other_candidate(kind: str):
+    cases = [case for case in CASES if case[0] == kind]
+    wrong = {case for case in cases if judged(*case[1:3], "careful") != case[3]} - UNDECIDED
+    assert wrong == set()
+
+
+def test_precision_and_recall_of_both_rules():
+    """The figures of docs/spell.md: (paid and right, paid, right)."""
+    figures = {}
+    for containment in ("plain", "careful"):
+        paid = [right for _, concluded, reference, right in CASES if judged(concluded, reference, containment)]
+        figures[containment] = (sum(paid), len(paid))
+    assert (sum(right for *_, right in CASES), len(CASES)) == (299, 604)
+    assert figures == {"plain": (299, 588), "careful": (294, 294)}
+    assert SpellSection().containment == "plain"
 
 
 def test_what_stands_for_the_text_that_is_withheld_answers_no_question():
     folder = Path(SpellSection().prompts)
     said = f"The correct answer is {(folder / 'nothing.txt').read_text()}"
     for gold in ("No", "Yes", "none", "this", "time", "nothing"):
-        assert not rules.matches("qa", said, rules.conclusion_of(said), [gold], "answer")
-    assert not rules.matches("qa", said, None, ["No"], "response")
+        assert not rules.matches("qa", said, rules.conclusion_of(said), [gold], "answer", "careful")
+    assert not rules.matches("qa", said, None, ["No"], "response", "plain")
 
 
 def test_cover_exact_match_may_look_in_the_conclusion_alone():
     said = "It may be Ada Berg. The correct answer is Olaf."
-    assert rules.matches("qa", said, "Olaf", ["Ada Berg"], "response")
-    assert not rules.matches("qa", said, "Olaf", ["Ada Berg"], "answer")
-    assert not rules.matches("qa", said, None, ["Ada Berg"], "answer")
+    assert rules.matches("qa", said, "Olaf", ["Ada Berg"], "response", "plain")
+    for containment in ("plain", "careful"):
+        assert not rules.matches("qa", said, "Olaf", ["Ada Berg"], "answer", containment)
+        assert not rules.matches("qa", said, None, ["Ada Berg"], "answer", containment)
     with pytest.raises(ValueError, match="reads is 'all'"):
-        rules.matches("qa", said, None, ["Ada Berg"], "all")
+        rules.matches("qa", said, None, ["Ada Berg"], "all", "plain")
+    with pytest.raises(ValueError, match="containment is 'strict'"):
+        rules.matches("qa", said, None, ["Ada Berg"], "answer", "strict")
 
 
 # ------------------------------------------------------------------------------------------------------- the verifier
@@ -336,7 +329,7 @@ def test_everything_parsed_is_in_the_text(pieces: list[str]):
             assert question.options == (tuple(OPTIONS.values()) if task == "choice" else ())
         found = rules.conclusion_of(text)
         assert found is None or "answer is" in text
-        assert not rules.matches(task, text, found, ["Ada" if task == "qa" else "B"], "response") or (
+        assert not rules.matches(task, text, found, ["Ada" if task == "qa" else "B"], "response", "plain") or (
             "Ada" in text if task == "qa" else found is not None
         )
     if rules.verdict_of(text) is not None:

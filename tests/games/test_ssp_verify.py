@@ -145,6 +145,13 @@ def test_results_in_every_format_are_split_into_documents():
     assert rules.render(["(Title: A)\na", "(Title: B)\nb"], "document") == "Doc 1 (Title: A)\na\n\nDoc 2 (Title: B)\nb"
 
 
+def test_passages_without_a_title_are_split_and_shown_without_one():
+    result = 'Doc 1\nThe Seine is a river.\n\nDoc 2 (Title: "Paris")\nA city.\n\nDoc 3\nDoc 12 lists rivers.'
+    texts = ["The Seine is a river.", '(Title: "Paris")\nA city.', "Doc 12 lists rivers."]
+    assert rules.units([result], "document") == texts
+    assert rules.render(texts, "document") == result
+
+
 def test_noise_documents_are_sampled_uniformly():
     counts = dict.fromkeys("abcdef", 0)
     for seed in range(600):

@@ -172,8 +172,8 @@ def check_tasks(text: str) -> None:
     assert concluded is None or (concluded in text and re.search(r"answer\s+is", text, re.IGNORECASE))
     if concluded is None:  # without a conclusion an answer earns nothing, except by words that it contains
         for name, reference in (("math", "7"), ("choice", "A")):
-            assert not spell_rules.matches(name, text, concluded, [reference], "response")
-        assert not spell_rules.matches("qa", text, concluded, ["7"], "answer")
+            assert not spell_rules.matches(name, text, concluded, [reference], "response", "plain")
+        assert not spell_rules.matches("qa", text, concluded, ["7"], "answer", "careful")
     integer = Task("integer", "Which number?", "7")
     assert boxed is not None or not spice_rules.right(integer, boxed, "equal")
 

@@ -3,11 +3,9 @@
 import pytest
 
 from scope_jax.play.measures import (
-    choice,
     cover_exact_match,
     f1,
     facts_stated,
-    letter,
     numeric,
     readings,
     same_text,
@@ -172,89 +170,3 @@ def test_the_scale_is_part_of_a_parsed_number():
     assert readings("50%") == ((0.5, 50.0), True)
     assert readings("7") == ((7.0,), False)
     assert readings("7 and 8") is None
-
-
-@pytest.mark.parametrize(
-    ("said", "wanted"),
-    [
-        ("B", "B"),
-        ("(B)", "B"),
-        ("**B**", "B"),
-        ("**B**.", "B"),
-        ("**B**: Paris", "B"),
-        ("b", "B"),  # alone, as after "the answer is"
-        ("(b).", "B"),
-        ("b and c", None),
-        ("B. Paris", "B"),
-        ("B) Paris or A) Rome", None),
-        ("The answer is (C).", "C"),
-        ("the correct answer is C", "C"),
-        ("Option: d", "D"),
-        ("option (d).", "D"),
-        (r"\text{B}", "B"),
-        (r"$\mathrm{(C)}$", "C"),
-        (r"\textbf{B) 3,475 km}", "B"),
-        (r"\boxed{B}", "B"),
-        (r"$\boxed{\text{(B)}}$", "B"),
-        ('"B"', "B"),
-        ("'B'", "B"),
-        ("`B`", "B"),
-        ("[B]", "B"),
-        (r"\(B\)", "B"),
-        ("B - in June", "B"),
-        ("I'm not sure", None),
-        ("A-levels", None),
-        ("the answer is a river", None),
-        ("A cat", None),
-        ("A, B", None),
-        ("(A) and (C)", None),
-        ("B/C", None),
-        ("A, and B", None),
-        ("B. A city", "B"),
-        ("the answer is A or the answer is B", None),
-        ("", None),
-        ("B is correct.", "B"),
-        ("A is the right choice", "A"),
-        ("<answer>B</answer>", "B"),
-        (r"\fbox{B}", "B"),
-        ("Antwort: C", "C"),
-        ("Die richtige Antwort ist C.", "C"),
-        ("Respuesta: C", "C"),
-        ("答案是B", "B"),
-        ("（Ｂ）", "B"),
-        ("__B__", "B"),
-        ("(b) Paris", "B"),
-        ("I'd go with (B).", "B"),
-        ("The answer is B, because it is larger", "B"),
-        ("The correct answer is (C) Vitamin D.", "C"),  # the option's text
-        ("B. Vitamin C", "B"),
-        ("D. Both A and B", "D"),
-        ("B. It is not known", "B"),
-        ("(A) x and (C) y", None),
-        ("A) x, C) y", None),
-        ("A. one\nB. two\nC. three\nD. four", None),
-        ("(A) one (B) two (C) three (D) four", None),
-        ("The answer is A or B", None),
-        ("the answer is A/B", None),
-        ("Answer: A\nAnswer: B", None),
-        ("B. Paris or C. Rome", None),
-        ("B. Paris or C", None),
-        ("not A but B", None),
-        ("A, not B", None),
-        ("B (not A)", None),
-        ("neither A nor B", None),
-        ("Option B because A is wrong", None),
-        ("B is not correct", None),
-        ("Option B is wrong", None),
-        ("The answer isn’t B", None),
-        ("A–C", None),
-        ("U.S. is right", None),
-        ("Vitamin C", None),
-        ("The answer is AB", None),
-    ],
-)
-def test_letters(said, wanted):
-    assert letter(said) == wanted
-    assert choice(said, ["Z"]) is False
-    if wanted:
-        assert choice(said, [wanted]) and choice(said, [f"({wanted})"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND, Hit, LocalRetriever, SearchTool, format_documents
@@ -72,6 +72,16 @@ def test_the_text_a_policy_reads(local: LocalRetriever):
 def test_a_title_stays_on_its_line():
     assert format_documents([Document("0", "a\nDoc 2 (Title: b)", " x ")]) == 'Doc 1 (Title: "a Doc 2 (Title: b)")\nx'
     assert format_documents([]) == ""
+
+
+def test_a_passage_without_a_title_shows_none():
+    one_line = Document("0", *split_contents("The Danube is a river of Europe."))
+    blank = Document("1", " \n", "It ends in the Black Sea.")
+    titled = Document("2", "Peru", "Its capital is Lima.")
+    assert format_documents([one_line, blank, titled]) == (
+        "Doc 1\nThe Danube is a river of Europe.\n\nDoc 2\nIt ends in the Black Sea.\n\n"
+        'Doc 3 (Title: "Peru")\nIts capital is Lima.'
+    )
 
 
 def test_structured_results(local: LocalRetriever):

@@ -27,7 +27,7 @@ def question_of(text, task, tokens, limit):
     return (Question(text[:20] or "?", "x"), "") if share(text) < 80 else (None, "no_object")
 
 rules.question_of = question_of
-rules.matches = lambda task, response, conclusion, reference, reads: share(response) < 40
+rules.matches = lambda task, response, conclusion, reference, reads, containment: share(response) < 40
 rules.conclusion_of = lambda text: text[:20] or None
 rules.verdict_of = lambda text: share(text) < 50
 

@@ -14,6 +14,7 @@ from scope_jax.config.tables import SamplingSection, differing
 SpellTask = Literal["qa", "math", "choice"]  # document QA, financial math QA, multiple choice: section 5.1
 SpellRole = Literal["questioner", "responder", "verifier"]
 RuleText = Literal["response", "answer"]
+Containment = Literal["plain", "careful"]
 QuestionerReward = Literal["gaussian", "absolute-zero", "r-zero"]
 Vote = Literal["majority", "single"]
 Reward = Annotated[float, Field(ge=-100, le=1)]
@@ -92,6 +93,9 @@ class SpellSection(GameSection):
     rule_reads: RuleText = "answer"
     """What the rule reads for `qa`: the conclusion (`answer`; released code), or the whole `response` (section 4.2 as
     printed)."""
+    containment: Containment = "plain"
+    """When a `qa` conclusion contains the answer: `plain`, whenever its words are in it (section 4.2, released code),
+    or `careful`, if it also names no other candidate."""
     # the verifier
     verify: bool = True
     """False: no verifier, only the rule; an ablation of Table 2."""
@@ -146,6 +150,11 @@ class SpellSection(GameSection):
             useless := changed("vote", "consistency_check", "verifier_batch", "malformed_judgment")
         ):
             raise ValueError(f"verify = false leaves no judgments, to which {useless[0]} applies: remove it")
+        if self.containment == "careful" and self.rule_reads == "response":
+            raise ValueError(
+                'containment = "careful" reads a conclusion, but rule_reads = "response" reads the whole reply; set '
+                "one of them back to its default"
+            )
         if self.questioner_reward != "gaussian" and changed("target", "width"):
             raise ValueError(
                 f'target and width shape the gaussian reward; questioner_reward = "{self.questioner_reward}"'

@@ -207,8 +207,11 @@ def check(cfg: Config, tools: Tools, replies: Sequence[tuple[ReadingTask, str]])
     """
     concluded = [(reading, reply, rules.conclusion_of(reply)) for reading, reply in replies]
     if options(cfg).rule == "match":
-        reads = options(cfg).rule_reads
-        right = [rules.matches(r.task, reply, said, r.question.answers, reads) for r, reply, said in concluded]
+        reads, containment = options(cfg).rule_reads, options(cfg).containment
+        right = [
+            rules.matches(reading.task, reply, conclusion, reading.question.answers, reads, containment)
+            for reading, reply, conclusion in concluded
+        ]
         return grading.Grades(right, [()] * len(replies))
     cases = [
         grading.Case(reading.question.whole, conclusion or reply.strip() or None, reading.question.answers)

@@ -10,11 +10,13 @@ from typing import Any
 
 from scope_jax.config import Config, one_of
 from scope_jax.data.keys import drawn, rng
-from scope_jax.games.spell.options import QuestionerReward, RuleText, SpellTask, Vote, options
+from scope_jax.games.spell import candidates
+from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellTask, Vote, options
 from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Response, Selection
-from scope_jax.play import measures, words
+from scope_jax.play import measures
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.text.objects import has_control, last_object
+from scope_jax.text.parsing import with_options_below
 
 LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options
 # Why a question is malformed (−1 in Eq. (7)): the requirement that the questioner's reply fails.
@@ -88,7 +90,8 @@ def _choice(question: str, answer: str, given: Any) -> tuple[Question | None, st
 
 
 def conclusion_of(text: str) -> str | None:
-    """A responder's conclusion: the rest of the line after its last "answer is"; None if it has none.
+    """A responder's conclusion: the rest of the line after its last "answer is", or the list of options that begins
+    there (`with_options_below`); None if it has none.
 
     Surrounding asterisks and a final full stop are removed. Brackets are kept: (1,234) may be a negative number. The
     dots that stand for the answer in our prompts are none.
@@ -96,7 +99,7 @@ def conclusion_of(text: str) -> str | None:
     marks = deque(_CONCLUSION.finditer(text), maxlen=1)
     if not marks:
         return None
-    line = text[marks[0].end() :].lstrip(" \t\n*").partition("\n")[0].strip().strip("*").strip()
+    line = with_options_below(text[marks[0].end() :].lstrip(" \t\n*")).strip().strip("*").strip()
     if _DOTS.fullmatch(line):
         return None
     return line.removesuffix(".").rstrip().rstrip("*").rstrip() or None
@@ -109,71 +112,26 @@ def verdict_of(text: str) -> bool | None:
 
 
 # ----------------------------------------------------------------------------------------------- the rule-based reward
-def matches(task: str, response: str, conclusion: str | None, references: Sequence[str], reads: str) -> bool:
+def matches(
+    task: str, response: str, conclusion: str | None, references: Sequence[str], reads: str, containment: str
+) -> bool:
     """R_rule(y, a), by task: cover exact match (qa), a number within 0.15 % (math), or an option's letter (choice).
     True if the response matches one of the references.
 
-    Numbers and letters are read from the conclusion. reads: "answer" for a conclusion that contains the answer to a
-    document question and no other (`concludes`), or "response" for cover exact match of the whole response, which
-    naming every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
+    Numbers and letters are read from the conclusion. For qa, reads: "answer" for the conclusion, or "response" for the
+    whole response, which naming every candidate also passes (section 4.2 as printed). containment: "plain" for cover
+    exact match, or "careful" if the conclusion must also name no other candidate (`candidates.names_only`). Raises
+    ValueError for unknown values.
     """
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
+    one_of("containment", containment, Containment)
     if task == "qa" and reads == "response":
         return measures.cover_exact_match(response, references)
     if conclusion is None:
         return False
-    return {"qa": concludes, "math": measures.numeric, "choice": measures.choice}[task](conclusion, references)
-
-
-_HERE = "\0"  # stands for the answer
-_YES_NO = ("yes", "no", "true", "false", "none")
-_PART = re.compile(rf"[,;:()\[\]\n–—]|(?<={_HERE})-|-(?={_HERE})|\s-+\s|[.!?](?=\s)")
-# alternatives, negations and doubts, wherever they are
-_OTHERS = re.compile(
-    r"[/|&+•→]|n't\b|\b(?:or|nor|vs|versus|either|neither|not|never|except|unlike|could|may\sbe|might|maybe|perhaps"
-    r"|possibly|also|alternatively|else|instead|otherwise)\b"
-)
-_AND = re.compile(r"\band\b")
-# how a remark about the answer begins, rather than another answer
-_REMARK = re.compile(
-    r"\W*(?:the|a|an|which|who|whose|where|when|because|since|as|in|at|of|on|from|by|with|for|during|according|based"
-    r"|it|this|that|he|she|they)\s"
-)
-_LABEL = re.compile(rf"\b(?:step|point|part|item|option|example|question|no)\W+{_HERE}")
-
-
-def concludes(conclusion: str, golds: Sequence[str]) -> bool:
-    """True if the conclusion contains an accepted answer (`measures.cover_exact_match`) and no other candidate.
-
-    Other candidates: an alternative ("Paris or London", "Paris/London"), a negation, a list ("Paris, London", "1. Paris
-    2. London"), for a number any other number, for yes and no any other word, the number of a step ("Step 2: London").
-    A remark about the answer may stand beside it: "Paris, the capital of France". What is not clear is not accepted:
-    the verifier also reads it.
-    """
-    said = measures.as_printed(conclusion)
-    return any(_names(said, measures.as_printed(gold)) for gold in golds)
-
-
-def _names(said: str, gold: str) -> bool:
-    spans = list(words.spans(said, gold))
-    if not spans:
-        return False
-    rest = words.plain(said)
-    for begin, end in sorted(spans, reverse=True):
-        rest = rest[:begin] + _HERE * (end - begin) + rest[end:]
-    rest = re.sub(f"{_HERE}+", _HERE, rest)
-    if _OTHERS.search(rest) or _LABEL.search(rest) or (words.numbers(gold) and words.numbers(rest)):
-        return False
-    return all(_fits(part, gold) for part in _PART.split(rest))
-
-
-def _fits(part: str, gold: str) -> bool:
-    """True if a part of the conclusion, cut at punctuation, holds the answer alone, a remark, or nothing."""
-    if _HERE not in part:
-        return not any(map(str.isalnum, part)) or _REMARK.match(part) is not None
-    alone = words.plain(gold).strip() in _YES_NO
-    return not _AND.search(part) and not (alone and any(map(str.isalnum, part)))
+    qa = candidates.names_only if containment == "careful" else measures.cover_exact_match
+    return {"qa": qa, "math": measures.numeric, "choice": measures.choice}[task](conclusion, references)
 
 
 # ------------------------------------------------------------------------------------------------------------- rewards

@@ -84,7 +84,7 @@ def intermediate(solver_rewards: Sequence[float], left: float, right: float) -> 
     return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0
 
 
-_HEAD = re.compile(r"^Doc \d+ ?(?=\(Title: )", re.MULTILINE)
+_HEAD = re.compile(r"^Doc \d+(?: ?(?=\(Title: )|[^\S\n]*\n)", re.MULTILINE)  # a passage may have no title
 _LOOSE = string.whitespace + ".…"  # possible characters at the end of a truncated text
 
 
@@ -147,4 +147,7 @@ def render(texts: Sequence[str], unit: str) -> str:
     one_of("unit", unit, NoiseUnit)
     if unit == "trajectory":
         return "\n\n".join(texts)
-    return "\n\n".join(f"Doc {number} {text}" for number, text in enumerate(texts, 1))
+    gaps = (" " if text.startswith("(Title: ") else "\n" for text in texts)
+    return "\n\n".join(
+        f"Doc {number}{gap}{text}" for number, (gap, text) in enumerate(zip(gaps, texts, strict=True), 1)
+    )
