@@ -103,7 +103,7 @@ def solve(cfg: Config, tools: Tools, memory: Memory) -> tuple[list[Episode], Met
     said = [(items[place], place, each) for place, group in enumerate(groups) for each in group]
     agree = equal(tools, [(answer_of(each), one["label"]) for one, _, each in said])
     for (one, place, each), agrees in zip(said, agree, strict=True):
-        reward = rules.solver_reward(agrees, searching.written(each), card.format_weight)
+        reward = rules.solver_reward(agrees, each.written, card.format_weight)
         fields = {"role": SOLVER, "policy": policy(cfg, SOLVER), "group": f"{SOLVER}/{place}", "reward": reward}
         fields |= {"parts": {"agrees": float(agrees)}, "temperature": card.solver.sampling.temperature}
         text = {"question": one["question"], "label": one["label"], "prediction": answer_of(each)}
@@ -129,7 +129,7 @@ def question_of(cfg: Config, tools: Tools, said: Completion) -> str:
 
 def answer_of(said: Completion) -> str | None:
     """The content of the last box of an answer; None if there is none."""
-    return parsing.boxed(searching.reply_text(said))
+    return parsing.boxed(said.content)
 
 
 def prompt(cfg: Config, role: str, question: str | None = None) -> Messages:
