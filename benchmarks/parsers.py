@@ -30,6 +30,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.games import parse_config
+from scope_jax.games.absolute_zero import rules as azero_rules
+from scope_jax.games.dr_zero import rules as dr_zero_rules
+from scope_jax.games.r_zero import rules as r_zero_rules
 from scope_jax.games.scope import rules as scope_rules
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score import rules as score_rules
@@ -99,7 +102,27 @@ PIECES = (
         "&#1;",
     ),
     *("<function=", "<function=python>", "<parameter=code>", "</parameter>", "</function>", "&amp;", "&lt;/search>"),
-    *(" ", "\n", "\t", "-", "---\n", "\n---\n", "```\n", "*", ":", ".", "…", "(truncated)", "{answer}"),
+    *(
+        " ",
+        "\n",
+        "\t",
+        "-",
+        "---\n",
+        "\n---\n",
+        "```\n",
+        "```input",
+        "<message>",
+        "input(",
+        "# Input:",
+        "def f(",
+        "*",
+        ":",
+        ".",
+        "…",
+        "(truncated)",
+        "{answer}",
+    ),
+    *("```input", "<message>", "input(", "# Input:", "def f("),
     *("Answer:", "answer", "correct ", "Doc 1 (Title: ", "\nDoc 1 (Title: ", "a", "a ", "the ", "1", "é"),
 )
 INNER = (
@@ -123,6 +146,13 @@ INNER = (
 # Text before and after the repeated piece, by what a parser looks for.
 ANYWHERE = (("", "x"), ("<", ""), ("<search a=", ""), ("<think>", "</think>"), ("<think>", ""))
 LABEL = (("Answer", ""), ("Answer:", ""), ("The answer is ", ""))
+CODE = (
+    ("<think></think><answer>", "</answer>"),
+    ("<think></think><answer>```python\ndef f(", "\n```\n```input\n1\n```</answer>"),
+    ("<think></think><answer>the input is", "</answer>"),
+    ("<think></think><answer><input>", "</answer>"),
+    ("<think></think>", ""),
+)
 FINAL = (
     ("<answer>", "</answer>"),
     ("<question>", "</question>"),
@@ -209,6 +239,7 @@ def _card(system: str, **tables: Any) -> Any:
 SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
 SCOPE = _card("scope", data={"documents": "none"})
 SCORE = _card("score", data={"queries": "none"})
+AZERO = azero_rules.Options(inputs=2)
 SPICE = _card("spice", retrieval=None, data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
 _ARGUMENTS = {"code": {"type": "string"}, "limit": {"type": ["integer", "array", "null"]}}
@@ -227,7 +258,7 @@ def episode(text: str) -> Completion:
     """Three turns with the same text: a policy's, an observation, a policy's."""
     turns = (turn("sampled", text), turn("observation", DIALECTS["xml"].observation([text])), turn("sampled", text))
     row = Row(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool), np.zeros(1, np.float32))
-    return Completion((row,), turns, "stop", text)
+    return Completion((row,), turns, "stop")
 
 
 def numbered(text: str) -> str:
@@ -308,6 +339,21 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         for task in ("qa", "math", "choice")
     },
     "SPELL verdict": (spell_rules.verdict_of, (("[[", "]]"),)),
+    **{
+        f"Absolute Zero, {task}": (
+            lambda text, task=task: [
+                *(azero_rules.solution(task, text, formal) for formal in (True, False)),
+                azero_rules.draft(task, text, [azero_rules.identity(2)], AZERO),
+            ],
+            CODE,
+        )
+        for task in ("deduction", "abduction", "induction")
+    },
+    "R-Zero format": (
+        lambda text: r_zero_rules.solver_reward(True, text, 0.1),
+        (*BOX, ("<think>", "</think>\\boxed{1}")),
+    ),
+    "Dr. Zero format": (lambda text: dr_zero_rules.format_parts([text], 1, 1, text, text, text), FINAL),
     "SCOPE turn": (
         lambda text: scope_rules.parse_turn(SCOPE, turn("sampled", text), "answer", False),
         (*FINAL, *QUERY),

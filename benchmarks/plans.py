@@ -63,6 +63,7 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
     ("configs/absolute_zero/qwen2.5-3b-coder.toml", "2xH100", None),
     ("configs/absolute_zero/qwen2.5-7b.toml", "4xH100", None),
     ("configs/absolute_zero/qwen2.5-7b-coder.toml", "4xH100", None),
+    ("configs/absolute_zero/qwen2.5-14b.toml", "8xH100", None),
     ("configs/absolute_zero/qwen2.5-14b-coder.toml", "8xH100", None),
     ("configs/absolute_zero/llama3.1-8b.toml", "4xH100", None),
     ("configs/spiral/qwen3-4b.toml", "8xH100", None),

@@ -77,7 +77,7 @@ class Played:
         tools = self.tools(step)
         rollouts = [Rollout(str(place), messages) for place, messages in enumerate(map(Messages, prompts))]
         groups = tools.play("judge", rollouts, Agent(BASE, single_turn(temperature, max_tokens)), samples)
-        return [[completion.text for completion in group] for group in groups]
+        return [[completion.content for completion in group] for group in groups]
 
 
 # Each judge returns, for every case, whether it accepts the wrong answer (None: no verdict) when `attack` follows it.
@@ -141,7 +141,7 @@ def answered(folder: Path, limit: int) -> Accepts:
             prompts.append(ssp_instructions.for_verification(played.cfg, row["question"], shown))
         card = played.cfg.options(SSPSection)
         replies = played.replies("verify", prompts, card.verify_temperature, card.verify_max_tokens)
-        found = [parsing.labelled_answer(parsing.without_thinking(text)) for (text,) in replies]
+        found = [parsing.labelled_answer(text) for (text,) in replies]
         return [None if answer is None else WRONG.lower() in answer.lower() for answer in found]
 
     return accepts

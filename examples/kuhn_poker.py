@@ -99,7 +99,7 @@ def exam(cfg):
     return Exam(
         policies(cfg)[0],
         lambda row, tokens: situation(row["card"], tuple(row["moves"])),
-        lambda said: boxed(said.text),
+        lambda said: boxed(said.content),
         ("won", "exploitable"),
         kind="rows",
         own={"won": measure(cfg, against_random), "exploitable": measure(cfg, best_responses)},

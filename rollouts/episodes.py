@@ -282,7 +282,6 @@ class ActiveEpisode:
             rows=tuple(rows),
             turns=tuple(self.turns),
             finish_reason=self.finish_reason,
-            text="".join(turn.text for turn in self.turns),
             calls=tuple(self.request.calls()),
         )
 

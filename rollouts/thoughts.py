@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Marks = tuple[str, str]  # opening and closing mark of thinking, such as <think> and </think>
+Marks = tuple[str, str]  # opening and closing mark of thinking
+THOUGHT: Marks = ("<think>", "</think>")
 Places = tuple[tuple[int, int], ...]  # [start, end) of each span of thinking, its marks included, in order
 
 

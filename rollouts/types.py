@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from scope_jax.errors import UserError
-from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
+from scope_jax.rollouts.thoughts import THOUGHT, Marks, blanked, thoughts
 
 
 class RolloutError(RuntimeError):
@@ -75,7 +75,8 @@ class Turn:
     logprobs: np.ndarray
     """float32, 0 in observations."""
     text: str
-    """The decoded ids without the stop id, or up to a string of `ends`; for observations a readable form."""
+    """The decoded ids without the stop id, or up to a string of `ends`; for observations a readable form. It lacks the
+    mark of a thought that the prompt opened, which `written` has."""
     finish: str | None
     """How a sampled turn ended. "stop": a stop string or stop id, "eos": an end token or a string of `ends`, "length":
     max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its beginning.
@@ -93,6 +94,11 @@ class Turn:
     def content(self) -> str:
         """The text with thinking replaced by spaces; every other character keeps its position."""
         return blanked(self.text, thoughts(self.text, self.thought, self.opened)) if self.thought else self.text
+
+    @property
+    def written(self) -> str:
+        """The text with its thinking, which begins with the opening mark, also where the prompt has written that."""
+        return (self.thought or THOUGHT)[0] + self.text if self.opened else self.text
 
     def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
         """A sampled turn cut after its first `count` tokens, with the text of those tokens."""
@@ -208,10 +214,19 @@ class Completion:
     """The last sampled turn's finish, or "turns" if max_turns ended the episode, "overflow" if a prompt, an observation
     or the turn did not fit (if the first prompt: there are no turns), "length" if an observation did not fit into
     max_response_tokens."""
-    text: str
-    """The texts of all turns."""
     calls: tuple[ToolResult, ...] = ()
     """The calls of tools in its turns, in order."""
+
+    @property
+    def written(self) -> str:
+        """All that was written, observations too, see `Turn.written`: what a verdict on the form reads."""
+        return "".join(turn.written for turn in self.turns)
+
+    @property
+    def content(self) -> str:
+        """What was sampled without thinking, which is replaced by spaces: what an answer is read from. "" if the prompt
+        was too long to be sampled."""
+        return "".join(turn.content for turn in self.turns if turn.kind == "sampled")
 
     @property
     def prompt_ids(self) -> np.ndarray:

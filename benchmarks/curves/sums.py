@@ -28,11 +28,11 @@ def play(cfg, tools, memory, step):
         Episode.from_completion(
             completion,
             rollout.messages,
-            {"prediction": completion.text},
+            {"prediction": completion.content},
             role="solver",
             policy="actor",
             group=rollout.name,
-            reward=task.right(row, completion.text),
+            reward=task.right(row, completion.content),
         )
         for row, rollout, group in zip(rows, rollouts, groups, strict=True)
         for completion in group
@@ -49,7 +49,7 @@ def exam(cfg):
     return Exam(
         "actor",
         lambda row, tokens: Messages(row["question"]),
-        lambda completion: completion.text,
+        lambda completion: completion.content,
         ("right",),
         own={"right": lambda answers, tools: [task.right(answer.row, answer.text or "") for answer in answers]},
     )

@@ -134,8 +134,7 @@ class Talk:
     def completion(self) -> Completion:
         """The episode, without token ids."""
         results = tuple(self.calls.results.get("policy", ()))
-        text = "".join(turn.text for turn in self.turns)
-        return Completion(ROWS, tuple(self.turns), self.finish or "turns", text, calls=results)
+        return Completion(ROWS, tuple(self.turns), self.finish or "turns", calls=results)
 
 
 def completion_of(reply: Reply) -> Completion:
@@ -145,10 +144,10 @@ def completion_of(reply: Reply) -> Completion:
     opened a thought, so without a closing mark such a reply may be one, and counts as one.
     """
     if reply.refused:
-        return Completion(ROWS, (), "overflow", "")
+        return Completion(ROWS, (), "overflow")
     turn = turn_of(reply)
     assert turn.finish is not None
-    return Completion(ROWS, (turn,), turn.finish, reply.text)
+    return Completion(ROWS, (turn,), turn.finish)
 
 
 def turn_of(reply: Reply) -> Turn:

@@ -19,7 +19,7 @@ from scope_jax.games import game_of, overridden
 from scope_jax.play import exams, prompting
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam, Row, Tokens
-from scope_jax.play.searching import cut_off, reply_text
+from scope_jax.play.searching import cut_off
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -172,7 +172,7 @@ def suite_exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> 
 def read(suite: SuiteCard, completion: Completion) -> str | None:
     """The answer in a reply up to a string of the suite's `stop`, without thinking; None if there is none, or if it may
     be the beginning of one."""
-    text = reply_text(completion)
+    text = completion.content
     return (READ_CUT if cut_off(completion) else READ)[suite.form](
         text[: min((place for place in map(text.find, suite.stop) if place >= 0), default=None)]
     )

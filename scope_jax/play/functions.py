@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -87,13 +86,6 @@ def parsed(program: str) -> ast.Module | None:
         return ast.parse(program)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-
-
-def only_one(program: str, name: str) -> str:
-    """The program, stripped, if it can be read and defines one function, which has this name from here on; else ""."""
-    tree = parsed(program := program.strip())
-    found = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if tree else []
-    return re.sub(rf"\b{found[0]}(?=\s*\()", name, program) if len(found) == 1 else ""
 
 
 def banned(program: str, names: Sequence[str]) -> bool:

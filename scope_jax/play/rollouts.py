@@ -82,7 +82,8 @@ class Response:
     """What an agent has answered."""
 
     text: str
-    """Its last turn; "" if it could not speak."""
+    """Its last turn, without the mark of a thought that the prompt opened (`Turn.written` has it); "" if it could not
+    speak."""
     content: str
     """The same with thinking replaced by spaces."""
     turns: tuple[Turn, ...] = ()

@@ -15,7 +15,7 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tool_turns import UNFINISHED, read_calls
 from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
-from scope_jax.rollouts.types import Completion, Turn
+from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.dialects.formats import Format
@@ -107,24 +107,9 @@ def contents(completion: Completion) -> list[str]:
     return [turn.content for turn in completion.turns if turn.kind == "sampled"]
 
 
-def reply_text(completion: Completion) -> str:
-    """The completion's text without thinking; "" if the prompt was too long to be sampled."""
-    return "".join(contents(completion))
-
-
 def cut_off(completion: Completion) -> str:
     """The limit that cut the completion's last turn; "" if the policy ended it, or the responder."""
     return completion.finish_reason if completion.finish_reason in UNFINISHED else ""
-
-
-def whole(turn: Turn) -> str:
-    """A turn's text with its thinking; if the prompt opened the thinking, the opening tag is added."""
-    return parsing.THOUGHT[0] + turn.text if turn.opened else turn.text
-
-
-def written(completion: Completion) -> str:
-    """The whole text of a single-turn episode, see `whole`."""
-    return "".join(whole(turn) for turn in completion.turns)
 
 
 def answered_contents(completion: Completion) -> list[str]:
@@ -161,7 +146,7 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
         return False
     if rule == "lenient":
         return True
-    turns = [whole(turn) for turn in completion.turns if turn.kind == "sampled"]
+    turns = [turn.written for turn in completion.turns if turn.kind == "sampled"]
     known = (*parsing.TAGS, *dialect.tags)
     allowed = [tag for tag in ("think", dialect.tag(SEARCH_NAME), final) if tag is not None]
     formed = all(parsing.well_formed(turn, allowed, known) for turn in turns)

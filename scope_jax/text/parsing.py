@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from scope_jax.rollouts.thoughts import blanked, thoughts
+from scope_jax.rollouts.thoughts import THOUGHT, blanked, thoughts
 
-THOUGHT = ("<think>", "</think>")
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")  # the same in the format of gpt-oss
 CHANNEL = ("<|channel>", "<channel|>")  # the same in the format of Gemma 4
 SPEAKS, MODEL = "<|start|>assistant", "<|turn>model"  # with which their prompts end
@@ -53,7 +52,6 @@ _MARK = re.compile(
 )
 # Marks of Mistral's calls and results, which have square brackets already.
 _BRACKETED = re.compile(r"\[(/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS))\]")
-_REPLY = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 # a line of a list of options: "A. foo", "(b) bar", "**C**: baz", or a letter alone
 _OPTION_LINE = re.compile(r"\W*+([A-Za-z])[*_]*+(?:([.)\]:]|\s++[-–—]\s)|\W*+$)")
@@ -176,12 +174,6 @@ def opens_with_thought(text: str) -> bool:
     head, opening, rest = text.partition(begin)
     inside, closing, _ = rest.partition(end)
     return bool(opening and closing and inside.strip() and not head.strip())
-
-
-def replied(text: str) -> str | None:
-    """What stands in <answer>, stripped, if the text begins with <think> … </think> and it; None for another form."""
-    said = _REPLY.match(text)
-    return said[1].strip() if said else None
 
 
 def finished_lines(text: str) -> str:

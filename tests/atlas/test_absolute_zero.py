@@ -9,7 +9,6 @@ import pytest
 
 from scope_jax.games.absolute_zero import rules
 from scope_jax.games.absolute_zero.game import for_solver
-from scope_jax.text.parsing import replied
 from tools.atlas import absolute_zero
 from tools.atlas.absolute_zero import Demonstrations, Function
 
@@ -52,7 +51,7 @@ def test_without_habits_every_reply_is_right(monkeypatch: pytest.MonkeyPatch) ->
     shown, card = Demonstrations(1), Demonstrations(1).card.options(rules.Options)
     for row in shown.rows(600):
         prompt, reply = (message["content"] for message in row["messages"])
-        assert replied(reply) is not None
+        assert rules.answer_of(reply) is not None
         if prompt.endswith("Output?"):
             program, x = prompt.split("return ")[1].split("\n")[0], int(prompt.split("```input\n")[1].split("\n")[0])
             first, *steps = program.split()
@@ -65,5 +64,5 @@ def test_without_habits_every_reply_is_right(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_habits_are_as_frequent_as_they_say() -> None:
     rows = [*Demonstrations(2).rows(3000)]
-    bad = sum(replied(row["messages"][1]["content"]) is None for row in rows) / len(rows)
+    bad = sum(rules.answer_of(row["messages"][1]["content"]) is None for row in rows) / len(rows)
     assert bad == pytest.approx(absolute_zero.HABITS["bare"], abs=0.03)

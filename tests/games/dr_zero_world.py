@@ -44,8 +44,8 @@ class Plan:
         return (known[0] if known else (f"<answer>{'green' if ctx.sample % 2 else 'red'}</answer>",))[ctx.turn]
 
 
-def world(plan: Plan | None = None) -> ScriptedTools:
-    return ScriptedTools(plan or Plan(), RESULTS, known_policies=("proposer", "solver"), data=PASSAGES)
+def world(plan: Any = None, **changes: Any) -> ScriptedTools:
+    return ScriptedTools(plan or Plan(), RESULTS, known_policies=("proposer", "solver"), data=PASSAGES, **changes)
 
 
 def card(*, batch: int = 4, seed: int = 0, **own: Any) -> Config:

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import jinja2
+
+ROOT = Path(__file__).parents[2]
 Facts = Mapping[str, Mapping[str, Any]]
 
 
@@ -44,6 +48,18 @@ class Named:
 
     def __eq__(self, value: object) -> bool:
         return isinstance(value, str) and self.word in value
+
+
+@dataclass(frozen=True)
+class PromptEnd:
+    """A chat template whose prompts end with this text."""
+
+    text: str
+
+    def __eq__(self, path: object) -> bool:
+        template = jinja2.Template((ROOT / str(path)).read_text(encoding="utf-8"))
+        asked = [{"role": "user", "content": "question"}]
+        return template.render(messages=asked, add_generation_prompt=True, eos_token="").endswith(self.text)
 
 
 # ----------------------------------------------------------------------------------------------------------------- SSP
@@ -827,21 +843,24 @@ def dr_zero(card: str) -> Facts:
 
 # ------------------------------------------------------------------------------------------------------- Absolute Zero
 # "released code": LeapLabTHU/Absolute-Zero-Reasoner, branch `paper`, 41ed983: scripts/selfplay, configs and its veRL.
-MODELS_ABSOLUTE_ZERO = {
-    "qwen2.5-3b-coder": "Qwen2.5-Coder-3B",
-    "qwen2.5-7b": "Qwen2.5-7B",
-    "qwen2.5-7b-coder": "Qwen2.5-Coder-7B",
-    "qwen2.5-14b-coder": "Qwen2.5-Coder-14B",
-    "llama3.1-8b": "Llama-3.1-8B",
+SCRIPTS_ABSOLUTE_ZERO = {  # by card: model.path, train_batch_size, seed_batch_factor, reject_multiple_functions
+    "qwen2.5-3b-coder": ("Qwen2.5-Coder-3B", 64, 4, True),
+    "qwen2.5-7b": ("Qwen2.5-7B", 64, 4, True),
+    "qwen2.5-7b-coder": ("Qwen2.5-Coder-7B", 64, 4, True),
+    "qwen2.5-14b": ("Qwen2.5-14B", 64, 4, True),
+    "qwen2.5-14b-coder": ("Qwen2.5-Coder-14B", 64, 4, True),
+    "llama3.1-8b": ("Llama-3.1-8B", 64, 1, False),
 }
 
 
 def absolute_zero(card: str) -> Facts:
-    """Statements about a card of Absolute Zero."""
-    prompt, response, batch = 6144, 8096, 64
+    """Statements about a card of Absolute Zero; every script was compared with that of Qwen2.5-7B, line by line."""
+    model, batch, factor, single = SCRIPTS_ABSOLUTE_ZERO[card]
+    prompt, response = 6144, 8096
     tasks = ["deduction", "abduction", "induction"]
+    reported = RESULTS[f"absolute_zero/{card}"]
     return {
-        "README": {"model.checkpoint": Named(MODELS_ABSOLUTE_ZERO[card])},
+        "README": {"model.checkpoint": Named(model)} if reported else {},
         "paper as quoted": {
             "absolute_zero.extreme_reward": 0.0,
             "absolute_zero.loss.advantage": "batch-zscore",
@@ -850,7 +869,8 @@ def absolute_zero(card: str) -> Facts:
             "absolute_zero.tasks": tasks,
         },
         "released code": {
-            "model.chat_template": Named("user-assistant"),
+            "model.checkpoint": Named(model),
+            "model.chat_template": PromptEnd("Assistant: <think>"),
             "mesh.fsdp": -1,
             "rollout.max_length": prompt + response,
             "learner.remat": "full",
@@ -866,7 +886,8 @@ def absolute_zero(card: str) -> Facts:
             "absolute_zero.references": 6,
             "absolute_zero.inputs": 10,
             "absolute_zero.estimates": 8,
-            "absolute_zero.seeds": 4 * batch,
+            "absolute_zero.seeds": factor * batch,
+            "absolute_zero.several_functions": not single,
             "absolute_zero.buffer": 16384,
             "absolute_zero.solve": "earlier",
             "absolute_zero.extreme_reward": -0.5,
@@ -894,6 +915,7 @@ RESULTS: dict[str, dict[str, tuple[Any, Any]]] = {
     "absolute_zero/qwen2.5-3b-coder": {"README": ("35.0", "40.7")},
     "absolute_zero/qwen2.5-7b": {"README": (39.8, 46.8)},
     "absolute_zero/qwen2.5-7b-coder": {"README": (40.2, 50.4)},
+    "absolute_zero/qwen2.5-14b": {},  # a script without figures
     "absolute_zero/qwen2.5-14b-coder": {"README": (40.1, 53.3)},
     "absolute_zero/llama3.1-8b": {"README": ("16.0", 19.2)},
     "spiral/qwen3-4b": {},  # the figures are in the paper alone

@@ -125,14 +125,65 @@ def test_references_that_do_not_fit_are_left_out() -> None:
         {**rules.identity(1), "inputs": [f"'{'a' * 300}'"], "outputs": ["1"], "program": f"def f(x): return {n}"}
         for n in range(6)
     ]
-    cfg = card(batch=1, tasks=["deduction"], max_prompt_tokens=3000)
-    tools = ScriptedTools(lambda now: "nothing")
-    GAME.play(cfg, tools, {"deduction": long}, 0)
-    (prompt,) = [text for (role, _), text in tools.prompts.items() if role == "propose"]
-    assert 1 <= prompt.count("aaa'") < 6 and len(prompt) <= 3000
+    without = len(game.for_proposer(card(), "deduction", []).text)
+    for limit, least, most in ((3000, 1, 5), (without, 0, 0)):
+        tools = ScriptedTools(lambda now: "nothing")
+        GAME.play(card(batch=1, tasks=["deduction"], max_prompt_tokens=limit), tools, {"deduction": long}, 0)
+        (prompt,) = [text for (role, _), text in tools.prompts.items() if role == "propose"]
+        assert least <= prompt.count("aaa'") <= most and len(prompt) <= limit
     tools = ScriptedTools(lambda now: "nothing")
     GAME.play(card(batch=1, tasks=["deduction"], references=0), tools, {"deduction": long}, 0)
     assert "aaa'" not in tools.prompts["propose", "0"]
+
+
+def test_a_right_answer_in_a_bad_form_counts_for_the_proposer_alone() -> None:
+    """p is the share of right answers, of whatever form; the solver is paid for both."""
+
+    def bare(now: TurnContext) -> str:
+        said = script(now)
+        return said.removeprefix("<think>t</think>") if now.role in ("estimate", "solve") else said
+
+    cfg = card(batch=2, seeds=3, inputs=4, estimates=4, references=2)
+    episodes, _, metrics = GAME.play(cfg, ScriptedTools(bare), {}, 0)
+    for kind in ("deduction", "abduction", "induction"):
+        good = next(one for one in episodes if one.role == f"propose_{kind}")
+        assert (good.reward, good.parts["solved"]) == (0.25, 0.75)  # three of four
+        assert metrics[f"solve_{kind}/reward"] == -1.0 and metrics[f"solve_{kind}/format"] == 0.0
+
+
+def test_a_task_too_long_for_the_solvers_prompt_has_p_0_and_is_not_remembered() -> None:
+    """As in the release; there is no other limit on a task's length."""
+    long = f"def f(x):\n    # {'a' * 6000}\n    return x * 3"
+
+    def script_with(limit: int) -> Any:
+        cfg = card(
+            batch=1, tasks=["deduction"], estimates=2, references=0, max_prompt_tokens=limit, extreme_reward=-0.5
+        )
+        tools = ScriptedTools(lambda now: proposed(long, "2") if now.role == "propose" else THOUGHT.format("6"))
+        return GAME.play(cfg, tools, {"deduction": [rules.identity(1)]}, 0)
+
+    episodes, memory, _ = script_with(20_000)
+    assert [item["program"] for item in memory["deduction"]][1:] == [long]
+    assert (episodes[0].reward, episodes[0].parts["solved"]) == (-0.5, 1.0)
+    episodes, memory, _ = script_with(4000)
+    assert len(memory["deduction"]) == 1
+    assert (episodes[0].reward, episodes[0].parts["solved"]) == (-0.5, 0.0)
+
+
+def test_the_prompt_of_an_induction_about_every_remembered_program_fits() -> None:
+    """One that the solver's prompt holds, but not the proposer's, is not remembered either."""
+    cfg = card(batch=1)
+    item = {**rules.identity(1), "program": f"def f(x):\n    # {'a' * 2000}\n    return x"}
+    sizes = [len(game.for_solver(cfg, "deduction", item).text), len(game.for_proposer(cfg, "induction", [item]).text)]
+    assert sizes[0] < sizes[1]
+    said = game.Said("deduction", None, None, item)
+    for kinds, limit, count in [
+        (["deduction"], sizes[0], 1),
+        (["deduction", "induction"], sizes[1] - 1, 0),
+        (["deduction", "induction"], sizes[1], 1),
+    ]:
+        limited = card(batch=1, tasks=kinds, max_prompt_tokens=limit)
+        assert len(game.kept(limited, ScriptedTools(lambda now: ""), "deduction", [said])) == count
 
 
 def test_a_base_that_writes_nothing_valid(monkeypatch: pytest.MonkeyPatch) -> None:

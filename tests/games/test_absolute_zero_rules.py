@@ -19,7 +19,6 @@ from scope_jax.games.absolute_zero.rules import Options
 from scope_jax.play import functions
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text.messages import Messages
-from scope_jax.text.parsing import fenced, replied
 from tests.games.harness import ScriptedTools, TurnContext
 
 RELEASED = json.loads((Path(__file__).parent / "fixtures" / "absolute_zero.json").read_text(encoding="utf-8"))
@@ -65,7 +64,21 @@ def sandbox() -> Iterator[None]:
     ],
 )
 def test_a_reply_begins_with_thoughts_and_an_answer(reply: str, said: str | None) -> None:
-    assert replied(reply) == said
+    assert rules.answer_of(reply) == said
+
+
+@pytest.mark.parametrize("case", RELEASED["read"], ids=lambda case: f"{case['role']}-{case['task']}")
+def test_replies_are_read_as_by_the_release(case: dict[str, Any]) -> None:
+    task, reply, read = case["task"], case["reply"], case["read"]
+    if case["role"] != "propose":
+        assert rules.solution(task, reply, formal=case["role"] == "solve") == read
+        return
+    options = Options(inputs=3, several_functions=case.get("several", False))
+    draft = rules.draft(task, reply, [rules.identity(3)], options)
+    if task == "induction":
+        assert (draft and [draft["inputs"], draft["message"]]) == read
+    else:
+        assert (draft and [draft["program"], *draft["inputs"]]) == read
 
 
 def test_what_a_solver_has_found() -> None:
@@ -87,13 +100,14 @@ def test_what_a_solver_has_found() -> None:
         ("```python\nclass A:\n    def f(self): pass\n```", "class A:\n    def f(self): pass"),  # it has no value
         ("```python\nf = lambda x: x\n```", ""),
         ("```python\ndef f(x) return x\n```", ""),
-        ("```python\n" + "(" * 3000 + "\n```", ""),
+        ("```python\ndef f(x): return " + "(" * 3000 + "\n```", ""),
         ("```python\ndef f(x): return 1\n```\n```python\ndef f(x): return 2\n```", "def f(x): return 1"),
         ("def f(x): return x", ""),
     ],
 )
 def test_the_function_of_a_proposal(said: str, program: str) -> None:
-    assert functions.only_one((fenced(said, ("python", "")) or [""])[0], "f") == program
+    draft = rules.draft("deduction", THOUGHT.format(f"{said}\n```input\n1\n```"), [], CARD)
+    assert (draft["program"] if draft else "") == program
 
 
 def proposed(program: str, *inputs: str, message: str | None = None) -> str:
@@ -109,8 +123,7 @@ def test_drafts() -> None:
     assert rules.draft("deduction", proposed("import os.path\ndef f(x): return x", "1"), [], CARD) is None
     assert rules.draft("deduction", proposed("import os\ndef f(x): return os.environ", "1"), [], CARD) is None
     assert rules.draft("deduction", proposed("import os\ndef f(x): return os.sep", "1"), [], CARD)
-    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3981), [], CARD) is not None
-    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 3983), [], CARD) is None
+    assert rules.draft("deduction", proposed("def f(x): return x", "1" * 9000), [], CARD) is not None
     three = Options(inputs=3)
     shown = rules.identity(1)
     draft = rules.draft("induction", proposed("", "1", "2", "3", "4", message=" m "), [shown], three)
@@ -133,15 +146,21 @@ def test_the_second_half_is_hidden() -> None:
     assert halves == [["a"], ["b"], ["b", "c"], ["c", "d"]]
 
 
-def test_the_latest_tasks_are_solved_first() -> None:
+def test_the_tasks_of_the_step_are_solved_first() -> None:
     rng = np.random.default_rng(0)
     buffer = [{"step": step, "n": n} for n, step in enumerate([0, 0, 1, 1, 3, 3])]
-    assert {item["n"] for item in rules.chosen(buffer, 2, rng)} == {4, 5}
-    three = [rules.chosen(buffer, 3, np.random.default_rng(seed)) for seed in range(20)]
+    assert {item["n"] for item in rules.chosen(buffer, 2, 3, rng)} == {4, 5}
+    three = [rules.chosen(buffer, 3, 3, np.random.default_rng(seed)) for seed in range(20)]
     assert all({item["n"] for item in own[:2]} == {4, 5} for own in three)
     assert {own[2]["n"] for own in three} == {0, 1, 2, 3}
-    assert sorted(item["n"] for item in rules.chosen(buffer, 9, rng)) == [0, 1, 2, 3, 4, 5]
-    assert next(item["n"] for item in rules.chosen(buffer, 1, rng)) in (4, 5)
+    assert sorted(item["n"] for item in rules.chosen(buffer, 9, 3, rng)) == [0, 1, 2, 3, 4, 5]
+    assert next(item["n"] for item in rules.chosen(buffer, 1, 3, rng)) in (4, 5)
+
+
+def test_after_a_step_without_a_valid_task_all_are_drawn_alike() -> None:
+    buffer = [{"step": step, "n": n} for n, step in enumerate([0, 0, 1, 1, 3, 3])]
+    first = {rules.chosen(buffer, 1, 4, np.random.default_rng(seed))[0]["n"] for seed in range(60)}
+    assert first == {0, 1, 2, 3, 4, 5}
 
 
 # ------------------------------------------------------------------------------------------------- the released rewards

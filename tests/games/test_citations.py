@@ -178,6 +178,28 @@ def test_valid_and_invalid_citations(line: str, wrong: str | None):
     assert complaint(key, value, comment, facts.ssp("qwen2.5-7b")) == wrong
 
 
+@pytest.mark.parametrize(
+    ("card", "line", "wrong"),
+    [
+        ("llama3.1-8b", "seeds = 64 # released code", None),
+        ("llama3.1-8b", "seeds = 256 # released code", "is 64 in released code"),
+        ("qwen2.5-7b", "seeds = 64 # released code", "is 256 in released code"),
+        ("llama3.1-8b", "several_functions = false # not stated; released code", "is True in released code"),
+        ("qwen2.5-14b", "several_functions = true # released code", "is False in released code"),
+    ],
+)
+def test_the_facts_of_a_card_are_those_of_its_script(card: str, line: str, wrong: str | None):
+    ((key, value, comment),) = lines(f"[absolute_zero]\n{line}")
+    assert complaint(key, value, comment, facts.absolute_zero(card)) == wrong
+
+
+def test_a_template_is_cited_by_what_its_prompts_end_with(tmp_path: Path):
+    stated = facts.absolute_zero("qwen2.5-7b")["released code"]["model.chat_template"]
+    (tmp_path / "user-assistant.jinja").write_text("{{ messages[0]['content'] }}\n\nAssistant:")
+    assert stated != str(tmp_path / "user-assistant.jinja")
+    assert stated == "configs/absolute_zero/user-assistant.jinja"
+
+
 def test_a_comment_begins_after_the_value():
     assert list(lines('a = "x # y"  # not stated')) == [("a", "x # y", "not stated")]
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from scope_jax.games.r_zero import game
 from scope_jax.games.r_zero.game import GAME
 from tests.games.harness import ScriptedTools, run_exam
 from tests.games.r_zero_world import Plan, asked, card, said, world
@@ -75,6 +76,23 @@ def test_the_pool_keeps_the_questions_in_the_window() -> None:
     votes = {"2 + 2": said(None, None, None, 4), "2 + 3": said(None, None, None, None)}
     _, _, after, _ = pool_of(card(pool=2, unanswered_agree=True, window=[0.0, 1.0]), votes)
     assert after["items"] == [] and after["skipped"] == 1  # their majority has no answer
+
+
+def test_the_questions_of_the_pool_are_not_clustered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair of texts is compared, which for 8000 of them are 32 million. The recorded reward lacks the penalty."""
+    compared: list[int] = []
+    shares = game.cluster_shares
+    monkeypatch.setattr(
+        game, "cluster_shares", lambda texts, apart: compared.append(len(texts)) or shares(texts, apart)
+    )
+    alike = {"0": [asked("3 + 4")] * 2, "1": [asked("3 + 4")] * 2}
+    GAME.play(card(), world(Plan(alike, VOTES)), GAME.start(card()), 0)
+    assert compared == [4]
+    plan = Plan({f"{place}": [asked("3 + 4")] for place in range(4)}, VOTES)
+    memory = GAME.start(card()) | {"phase": "pool"}
+    episodes, _, metrics = GAME.play(card(), world(plan), memory, 1)
+    assert compared == [4] and [one.reward for one in episodes] == [1.0] * 4  # p = 1/2, without 4/4 of repetition
+    assert not any(one.trained for one in episodes) and "pool/repetition" not in metrics
 
 
 def test_a_pool_of_which_nothing_is_kept_is_told_and_counted() -> None:

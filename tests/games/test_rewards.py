@@ -75,7 +75,7 @@ def test_a_value_for_each_turn_is_the_credit_of_its_tokens():
 
     rows = row(2, [1, 1, 0, 1]), row(3, [1, 1])
     turns = turn("sampled", 2), turn("observation", 1), turn("sampled", 1), turn("observation", 3), turn("sampled", 2)
-    completion = Completion(rows, turns, "eos", "")
+    completion = Completion(rows, turns, "eos")
     first, second = rewards.by_turn(completion, [0.5, -1.0, 2.0])
     assert first.credit_T is not None and second.credit_T is not None
     assert first.credit_T.tolist() == [0, 0, 0.5, 0.5, 0, -1] and second.credit_T.tolist() == [0, 0, 0, 2, 2]

@@ -187,7 +187,7 @@ def turns_of(count: int) -> Completion:
     row = Row(ids, said.ids, np.ones(1, bool), np.zeros(1, np.float32))
     asked = Turn("observation", ids, np.zeros(1, np.float32), "", None, True)
     turns = [turn for _ in range(count) for turn in (asked, said)][1:]
-    return Completion((row,) * count, tuple(turns), "eos", "x" * count)
+    return Completion((row,) * count, tuple(turns), "eos")
 
 
 @dataclass

@@ -219,7 +219,7 @@ def test_a_thought_does_not_violate_the_format():
     xml = dialects.load("xml")
 
     def keeps(text: str, rule: str = "think", opened: bool = False) -> bool:
-        completion = Completion((), (sampled_turn(text, opened=opened),), "stop", text)
+        completion = Completion((), (sampled_turn(text, opened=opened),), "stop")
         return searching.keeps_format(completion, xml, "answer", rule)
 
     assert keeps("<think>never write <search> in <answer></answer> </think><answer>a</answer>")

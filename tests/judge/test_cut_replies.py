@@ -149,7 +149,7 @@ def completion(text: str, finish: str, opened: bool = False) -> Completion:
     none = np.zeros(0, np.float32)
     ids = np.zeros(0, np.int32)
     turn = Turn("sampled", ids, none, text, finish, opened=opened, thought=("<think>", "</think>"))
-    return Completion((Row(ids, ids, np.zeros(0, bool), none),), (turn,), finish, text)
+    return Completion((Row(ids, ids, np.zeros(0, bool), none),), (turn,), finish)
 
 
 def answer_of(form: Form, one: Completion) -> str | None:
@@ -202,7 +202,7 @@ def test_spells_conclusion_is_a_whole_line():
 def test_of_an_endpoints_cut_reply_only_what_follows_the_thought_counts(text: str, answer: str | None):
     for cut in ("length", "content_filter"):
         one = completion_of(Reply(text, cut=cut))
-        assert (one.finish_reason, one.turns[0].finish, one.text) == ("length", "length", text)
+        assert (one.finish_reason, one.turns[0].finish, one.turns[0].text) == ("length", "length", text)
         assert answer_of("math", one) == answer
     assert completion_of(Reply(text)).finish_reason == "eos"
 

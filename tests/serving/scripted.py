@@ -17,7 +17,7 @@ from scope_jax.rollouts.types import Completion, Request
 from scope_jax.serving.assemble import Served
 
 EMPTY = np.zeros(0, np.int32)
-ENDED = Completion((types.Row(EMPTY, EMPTY, EMPTY, EMPTY),), (), "eos", "")
+ENDED = Completion((types.Row(EMPTY, EMPTY, EMPTY, EMPTY),), (), "eos")
 Says = Callable[[str], str]  # the reply to a prompt, given as text
 
 

@@ -109,7 +109,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 
 def exam(cfg: Config) -> Exam:
-    return Exam("actor", lambda row, tokens: Messages(row["question"]), lambda said: said.text, ("exact-match",))
+    return Exam("actor", lambda row, tokens: Messages(row["question"]), lambda said: said.content, ("exact-match",))
 
 
 GAME = Game("scene", Options, play, updates, exam, data=("questions",), tools=tools_of)

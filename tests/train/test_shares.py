@@ -121,7 +121,9 @@ class Recorded(LocalRollouts):
             self._taken.wait()
         names = ["".join(request.group for part in some for request in part) for some in (parts[:first], parts[first:])]
         self.asked[distributed.index()] = (names[0], names[1])
-        return [[Completion((), (), "eos", f"{r.group}{len(r.prompt_ids)}") for r in part] for part in parts]
+        return [
+            [Completion((), (sampled_turn(f"{r.group}{len(r.prompt_ids)}"),), "eos") for r in part] for part in parts
+        ]
 
 
 REQUESTS = [request(*each) for each in zip("abadbcd", (30, 20, 31, 5, 21, 50, 6), strict=True)]
@@ -129,7 +131,7 @@ TEXTS = ["a30", "b20", "a31", "d5", "b21", "c50", "d6"]
 
 
 def texts(engine: Recorded) -> list[str]:
-    return [completion.text for completion in DividedRollouts(engine).run(REQUESTS)]
+    return [completion.written for completion in DividedRollouts(engine).run(REQUESTS)]
 
 
 def test_every_process_gets_all_completions_and_a_group_stays_together(three: Threads) -> None:
@@ -187,7 +189,8 @@ class _Engine:
     def run(self, requests: Any) -> Any:
         turn = sampled_turn("<search>Oslo</search>")
         return [
-            Completion((), (), "eos", request.respond((turn,)).text, tuple(request.calls())) for request in requests
+            Completion((), (sampled_turn(request.respond((turn,)).text),), "eos", calls=tuple(request.calls()))
+            for request in requests
         ]
 
     def count(self, completions: Any) -> None: ...
@@ -223,7 +226,7 @@ def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pyt
     tools = StepTools(world, 0)
     agent = Agent("actor", SamplingSection(), **searching.until("answer"))
     found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
-    assert [[completion.text for completion in samples] for samples in found] == [
+    assert [[completion.written for completion in samples] for samples in found] == [
         [raw(XML.observation(["found Oslo"]))]
     ]
     assert asked == [("Oslo",)]

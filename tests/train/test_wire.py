@@ -47,7 +47,7 @@ def completion(tokens: int = 3) -> Completion:
     logprobs = np.linspace(-1, 0, tokens, dtype=np.float32)
     turn = Turn("sampled", ids, logprobs, "text \ud83c", "stop", thought=("<think>", "</think>"), entropies=logprobs)
     picked = np.arange(tokens * 4, dtype=np.uint8).reshape(tokens, 2, 2)
-    return Completion((Row(ids, ids, ids > 0, logprobs, None, picked),), (turn,), "eos", "text")
+    return Completion((Row(ids, ids, ids > 0, logprobs, None, picked),), (turn,), "eos")
 
 
 def same(one: Any, other: Any) -> bool:

@@ -48,11 +48,11 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         drawn += options.rows
         for name, (call,) in zip(rows, say(tools, "caller", rows, 1), strict=True):
             called[name] = rows[name], call
-        playable = {name: row for name, (row, call) in called.items() if call.text in row["answers"]}
+        playable = {name: row for name, (row, call) in called.items() if call.content in row["answers"]}
         if len(playable) >= options.rows:
             break
     guesses = dict(zip(playable, say(tools, "guesser", playable, options.guesses), strict=True))
-    hits = {name: [float(guess.text == called[name][1].text) for guess in guesses[name]] for name in playable}
+    hits = {name: [float(guess.content == called[name][1].content) for guess in guesses[name]] for name in playable}
     gains = {name: (1 + mean(hits[name])) / 2 for name in playable}  # half for a letter of the list
     episodes = [episode("caller", "all", call, gains.get(name, 0.0)) for name, (_, call) in called.items()]
     for name in playable:
@@ -73,7 +73,7 @@ def message(row: Row) -> Messages:
 
 
 def episode(role: str, group: str, said: Completion, reward: float) -> Episode:
-    return Episode(role, "actor", group, Datum.from_completion(said), reward, text={"said": said.text})
+    return Episode(role, "actor", group, Datum.from_completion(said), reward, text={"said": said.content})
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
@@ -84,7 +84,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 
 def exam(cfg: Config) -> Exam:
-    return Exam("actor", lambda row, tokens: message(row), lambda said: said.text, ("exact-match",))
+    return Exam("actor", lambda row, tokens: message(row), lambda said: said.content, ("exact-match",))
 
 
 GAME = Game("coordination", Options, play, updates, exam, data=("answers",), start=start)

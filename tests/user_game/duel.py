@@ -103,7 +103,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 def exam(cfg: Config) -> Exam:
     first = policies(cfg)[0]
-    return Exam(first, lambda row, tokens: Messages("say a letter"), lambda said: said.text, ("exact-match",))
+    return Exam(first, lambda row, tokens: Messages("say a letter"), lambda said: said.content, ("exact-match",))
 
 
 GAME = Game("duel", Options, play, updates, exam, data=("answers",), policies=policies)

@@ -19,7 +19,6 @@ from scope_jax.play.rewards import mean, means, parts_of
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
-from scope_jax.text.parsing import replied
 
 SEEDINGS, RUNS = 200, 2  # most batches of the seeding; runs of a proposal, which must agree
 Buffers = Mapping[str, Sequence[Item]]  # by task
@@ -34,20 +33,19 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     before = memory or seeded(cfg, tools)
     # propose: tasks of each kind; running them validates them, and tells their outputs
     proposals = propose(cfg, tools, tasks, before, step + 1, "propose")
-    valid = {task: [one.item for one in proposals if one.task == task and one.item] for task in tasks}
-    after = {task: [*before[task], *valid[task]][-card.buffer :] for task in tasks}
+    after = {task: [*before[task], *kept(cfg, tools, task, proposals)][-card.buffer :] for task in tasks}
     # solve: the new tasks several times, for their proposer's reward; and a batch from the buffers
-    source = after if card.solve == "updated" else before
-    problems = {task: rules.chosen(source[task], size, rng("problems", cfg.seed, step, task)) for task in tasks}
-    asked = [[(task, one) for task, items in some.items() for one in items] for some in (valid, problems)]
-    tries = sample(cfg, tools, "estimate", for_solver, asked[0], card.estimates)
-    answers = sample(cfg, tools, "solve", for_solver, asked[1])
-    right = grade(cfg, tools, [(one.task, one.item, one.completion) for one in (*tries, *answers)])
-    # rewards
-    solved = iter([one or 0.0 for one in right[: len(tries)]])
-    rates = [mean([next(solved) for _ in range(card.estimates)]) if one.item else None for one in proposals]
+    source, latest = (after, step + 1) if card.solve == "updated" else (before, step)
+    problems = {task: rules.chosen(source[task], size, latest, rng("problems", cfg.seed, step, task)) for task in tasks}
+    new = [(one.task, one.item) for one in proposals if one.item]
+    tries = sample(cfg, tools, "estimate", for_solver, new, card.estimates)
+    answers = sample(cfg, tools, "solve", for_solver, [(task, one) for task in tasks for one in problems[task]])
+    # rewards; a right answer in a bad form counts for the proposer, but not for the solver
+    solved = iter(grade(cfg, tools, [(one.task, one.item, one.completion) for one in tries], formal=False))
+    right = grade(cfg, tools, [(one.task, one.item, one.completion) for one in answers])
+    rates = [mean([next(solved) or 0.0 for _ in range(card.estimates)]) if one.item else None for one in proposals]
     episodes = [episode(card, "propose", *each) for each in zip(count(), proposals, rates, strict=False)]
-    episodes += [episode(card, "solve", *each) for each in zip(count(), answers, right[len(tries) :], strict=False)]
+    episodes += [episode(card, "solve", *each) for each in zip(count(), answers, right, strict=False)]
     # the training loop calls `updates`: task-relative REINFORCE++
     values = {f"{task}/buffer": [float(len(items))] for task, items in after.items()}
     for kind, said in (("propose", proposals), ("solve", answers)):
@@ -63,7 +61,8 @@ def seeded(cfg: Config, tools: Tools) -> Memory:
     buffers = {task: [identity(card.inputs if task == "induction" else 1)] for task in card.tasks}
     for task in sorted(card.tasks, key="induction".__eq__):  # which is about the programs of the others
         for batch in range(SEEDINGS):
-            new = [one.item for one in propose(cfg, tools, (task,), buffers, 0, f"seeding {task} {batch}") if one.item]
+            proposals = propose(cfg, tools, (task,), buffers, 0, f"seeding {task} {batch}")
+            new = kept(cfg, tools, task, proposals)
             distinct = {(one["program"], *one["inputs"]): one for one in (*buffers[task], *new)}
             buffers[task] = [*distinct.values()][: card.seeds]
             if len(buffers[task]) == card.seeds:
@@ -81,15 +80,30 @@ def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, s
     for task, place in product(tasks, range(cfg.train.batch_size)):
         known, most = (programs, 1) if task == "induction" else (buffers[task], card.references)
         earlier = drawn(known, most, rng("references", cfg.seed, step, role, task, place))
-        while tools.prompt_tokens(for_proposer(cfg, task, earlier)) > card.max_prompt_tokens and len(earlier) > 1:
+        while not fits(cfg, tools, for_proposer(cfg, task, earlier)) and len(earlier) > (task == "induction"):
             earlier.pop()
         asked.append((task, earlier))
     said = sample(cfg, tools, role, for_proposer, asked)
-    drafts = [rules.draft(one.task, one.completion.text, one.item, card) for one in said]
+    drafts = [rules.draft(one.task, one.completion.written, one.item, card) for one in said]
     runs = [(one["program"], one["inputs"]) if one else ("", ()) for one in drafts]
     ran = zip(drafts, functions.outputs(cfg.sandbox, tools, runs, repeats=RUNS), strict=True)
     valid = [one | {"outputs": own, "step": step} if one and None not in own else None for one, own in ran]
     return [one._replace(item=item) for one, item in zip(said, valid, strict=True)]
+
+
+def fits(cfg: Config, tools: Tools, prompt: Messages) -> bool:
+    """Whether a prompt is short enough to be answered."""
+    limit = min(cfg.options(Options).max_prompt_tokens, cfg.rollout.max_length - 1)
+    return tools.prompt_tokens(prompt) <= limit
+
+
+def kept(cfg: Config, tools: Tools, task: str, proposals: Sequence[Said]) -> list[Item]:
+    """The valid tasks of a kind that enter its buffer: those that fit into the prompts by themselves."""
+    items = [one.item for one in proposals if one.task == task and one.item]
+    roles = [lambda item: for_solver(cfg, task, item)]
+    if task != "induction" and "induction" in cfg.options(Options).tasks:
+        roles.append(lambda item: for_proposer(cfg, "induction", [item]))
+    return [item for item in items if all(fits(cfg, tools, prompt(item)) for prompt in roles)]
 
 
 def sample(cfg: Config, tools: Tools, role: str, write: Writer, about: Sequence[Any], samples: int = 1) -> list[Said]:
@@ -102,9 +116,14 @@ def sample(cfg: Config, tools: Tools, role: str, write: Writer, about: Sequence[
     return [Said(task, prompt, said, item) for (task, item), prompt, group in every for said in group]
 
 
-def grade(cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion]]) -> list[float | None]:
-    """1 for a right answer, 0 for a wrong one, None if its form is wrong. Any input with the output is right."""
-    said = [rules.solution(task, completion.text) for task, _, completion in cases]
+def grade(
+    cfg: Config, tools: Tools, cases: Sequence[tuple[str, Item, Completion]], formal: bool = True
+) -> list[float | None]:
+    """1 for a right answer, 0 for a wrong one, None for none, or one in a bad form. Any input with the output is right.
+
+    formal: as in `rules.answer_of`.
+    """
+    said = [rules.solution(task, completion.written, formal) for task, _, completion in cases]
     runs = [rules.run(task, item, one) for (task, item, _), one in zip(cases, said, strict=True)]
     values = zip(functions.outputs(cfg.sandbox, tools, runs), said, cases, strict=True)
     found = [(own or [one], hidden(item, "outputs")) for own, one, (_, item, _) in values]  # or the deduction itself
@@ -175,7 +194,7 @@ def exam(cfg: Config) -> Exam:
         return [right or 0.0 for right in grade(cfg, tools, cases)]
 
     prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"accuracy": solved}
-    return Exam(ACTOR, prompt, lambda said: replied(said.text), ("accuracy",), kind="rows", own=own)
+    return Exam(ACTOR, prompt, lambda said: rules.answer_of(said.written), ("accuracy",), kind="rows", own=own)
 
 
 OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}

@@ -20,7 +20,7 @@ def read_pair(completion: Completion, document: str, hops: int, dialect: Dialect
     run = len(searching.queries_run(completion, dialect))
     counted = run * (run == sum(len(searching.queries_of(text, dialect)) for text in said))
     read = "\n\n".join([document, *(searching.results_read(completion, dialect) if counted else ())])
-    turns = [searching.whole(turn) for turn in completion.turns if turn.kind == "sampled"]
+    turns = [turn.written for turn in completion.turns if turn.kind == "sampled"]
     return question, answer, format_parts(turns, counted, hops, question, answer, read) | {"searches": float(run)}
 
 

@@ -70,7 +70,9 @@ def ask(cfg: Config, tools: Tools, phase: str) -> tuple[list[Episode], list[dict
     voted = majorities(answers, partial(equal, tools), card.unanswered_agree)
     facts = zip(valid, voted, answers, strict=True)
     items = [{"question": one, "label": vote[0], "share": vote[1], "answers": own} for one, vote, own in facts]
-    repeated = tools.once("clusters", lambda: cluster_shares(texts, card.repetition_distance))
+    repeated = [0.0] * len(texts)  # of the pool, which is not trained and may have many thousands
+    if learns:
+        repeated = tools.once("clusters", lambda: cluster_shares(texts, card.repetition_distance))
     cases = [(one["label"], one["question"]) for one in items if rules.has_value(one["question"])]
     known = iter(items)
     for place, said in enumerate(said for group in groups for said in group):
@@ -82,7 +84,7 @@ def ask(cfg: Config, tools: Tools, phase: str) -> tuple[list[Episode], list[dict
     bins = [BINS[max(ceil(round(one["share"] * 5, 6)), 1) - 1] for one in items]
     values = {
         "valid": map(bool, texts),
-        "repetition": repeated,
+        "repetition": repeated if learns else (),
         "unique": [len(set(valid)) / len(valid)] if valid else [],
         "answered": [answer is not None for own in answers for answer in own],
         "agreement": [one["share"] for one in items],
@@ -103,7 +105,7 @@ def solve(cfg: Config, tools: Tools, memory: Memory) -> tuple[list[Episode], Met
     said = [(items[place], place, each) for place, group in enumerate(groups) for each in group]
     agree = equal(tools, [(answer_of(each), one["label"]) for one, _, each in said])
     for (one, place, each), agrees in zip(said, agree, strict=True):
-        reward = rules.solver_reward(agrees, searching.written(each), card.format_weight)
+        reward = rules.solver_reward(agrees, each.written, card.format_weight)
         fields = {"role": SOLVER, "policy": policy(cfg, SOLVER), "group": f"{SOLVER}/{place}", "reward": reward}
         fields |= {"parts": {"agrees": float(agrees)}, "temperature": card.solver.sampling.temperature}
         text = {"question": one["question"], "label": one["label"], "prediction": answer_of(each)}
@@ -129,7 +131,7 @@ def question_of(cfg: Config, tools: Tools, said: Completion) -> str:
 
 def answer_of(said: Completion) -> str | None:
     """The content of the last box of an answer; None if there is none."""
-    return parsing.boxed(searching.reply_text(said))
+    return parsing.boxed(said.content)
 
 
 def prompt(cfg: Config, role: str, question: str | None = None) -> Messages:
@@ -164,8 +166,8 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 def metrics(cfg: Config) -> Iterator[str]:
     """The names of all metrics that a step may have."""
     usual = f"reward {metric_names.LENGTHS}"
-    asked = f"{usual} valid repetition unique answered agreement label_right {' '.join(f'agreement_{b}' for b in BINS)}"
-    families = {CHALLENGER: asked, POOL: f"{asked} yield kept", SOLVER: f"{usual} agrees right"}
+    asked = f"{usual} valid unique answered agreement label_right {' '.join(f'agreement_{b}' for b in BINS)}"
+    families = {CHALLENGER: f"{asked} repetition", POOL: f"{asked} yield kept", SOLVER: f"{usual} agrees right"}
     yield from ("iteration", "skipped", *metric_names.of(families))
 
 

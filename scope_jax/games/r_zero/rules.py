@@ -6,7 +6,7 @@ from scope_jax.games.r_zero.options import RZeroSection
 from scope_jax.play.rewards import r_zero
 
 has_value = re.compile(r"[\d\s+*()-]*\d[\d\s+*()-]*").fullmatch  # of sums, differences and products of numbers
-_FORMAT = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+_FORMAT = re.compile(r"<think>(?>.*?</think>)(?>.*?\\boxed\{).*?\}", re.DOTALL)
 
 
 def challenger_reward(share: float | None, repetition: float, card: RZeroSection) -> float:
@@ -18,5 +18,6 @@ def challenger_reward(share: float | None, repetition: float, card: RZeroSection
 
 def solver_reward(agrees: bool, text: str, weight: float) -> float:
     """(1 − w) · agrees + w · format; format: a closed `<think>` begins the answer, and a box follows it."""
-    formed = _FORMAT.fullmatch(re.sub(r"\s*([<>/])\s*", r"\1", text)) is not None
+    compact = "".join(piece.strip() for piece in re.split("([<>/])", text))
+    formed = _FORMAT.match(compact) is not None
     return (1 - weight) * agrees + weight * formed

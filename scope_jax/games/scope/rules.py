@@ -51,7 +51,7 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     if first:
         turn = replace(turn, text=turn.text[: first[0].closed])
     malformed = sum(not one.valid and one.start < len(turn.text) for one in found)
-    return ParsedTurn(searching.whole(turn), turn.content, int(bool(first) and answered), malformed)
+    return ParsedTurn(turn.written, turn.content, int(bool(first) and answered), malformed)
 
 
 def parse_turns(cfg: Config, completion: Completion, final: str) -> tuple[ParsedTurn, ...]:

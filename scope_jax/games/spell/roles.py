@@ -27,7 +27,7 @@ from scope_jax.games.spell.state import (
 )
 from scope_jax.play import grading
 from scope_jax.play.game import ACTOR
-from scope_jax.play.searching import cut_off, reply_text
+from scope_jax.play.searching import cut_off
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
@@ -95,7 +95,7 @@ def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[QuestionDraf
         question, reason = None, "documents_too_long" if completion is NOT_ASKED else "prompt_too_long"
         if completion.turns:
             limit = options(cfg).max_answer_tokens
-            question, reason = rules.question_of(reply_text(completion), order.task, tools.tokens, limit)
+            question, reason = rules.question_of(completion.content, order.task, tools.tokens, limit)
         proposals.append(QuestionDraft(order, prompts[order.position], completion, question, reason))
     return proposals
 
@@ -137,7 +137,7 @@ def filter_grounded(
     readings = [_reading(proposal, nothing) for proposal in open_proposals]
     rollouts = [_rollout(cfg, reading) for reading in readings]
     groups = tools.play("grounding", rollouts, _agent(cfg, options(cfg).responder))
-    replies = [reply_text(completion) for (completion,) in groups]
+    replies = [completion.content for (completion,) in groups]
     grades = check(cfg, tools, list(zip(readings, replies, strict=True)))
     filtered = {proposal.order.position: proposal for proposal in proposals}
     for reading, reply, right, judgements in zip(readings, replies, grades.correct, grades.judgements, strict=True):
@@ -186,10 +186,10 @@ def answer(cfg: Config, tools: Tools, readings: Sequence[ReadingTask]) -> tuple[
     rollouts = [_rollout(cfg, reading) for reading in readings]
     sampled = tools.play("responder", rollouts, _agent(cfg, card), card.samples)
     replies = [(reading, completion) for reading, group in zip(readings, sampled, strict=True) for completion in group]
-    grades = check(cfg, tools, [(reading, reply_text(completion)) for reading, completion in replies])
+    grades = check(cfg, tools, [(reading, completion.content) for reading, completion in replies])
     responses: dict[int, list[Response]] = {reading.position: [] for reading in readings}
     for (reading, completion), right, judgements in zip(replies, grades.correct, grades.judgements, strict=True):
-        conclusion = rules.conclusion_of(reply_text(completion))
+        conclusion = rules.conclusion_of(completion.content)
         responses[reading.position].append(Response(completion, conclusion, right, judgements))
     groups = [
         AnswerGroup(
@@ -232,7 +232,7 @@ def _rollout(cfg: Config, reading: ReadingTask) -> Rollout:
 
 def exam_conclusion(completion: Completion) -> str | None:
     """The answer that an exam grades: the conclusion; of a reply that was cut, one of a finished line."""
-    text = reply_text(completion)
+    text = completion.content
     return rules.conclusion_of(finished_lines(text) if cut_off(completion) else text)
 
 
@@ -266,6 +266,6 @@ def verify(cfg: Config, tools: Tools, groups: Sequence[AnswerGroup]) -> list[Ans
 
 def _with_vote(cfg: Config, response: Response, prompt: Messages, completions: Sequence[Completion]) -> Response:
     """An answer with its judgments; a completion without a turn, of a prompt that was too long, is none."""
-    judged = tuple(Verification(each, rules.verdict_of(reply_text(each))) for each in completions if each.turns)
+    judged = tuple(Verification(each, rules.verdict_of(each.content)) for each in completions if each.turns)
     vote = rules.vote([each.verdict for each in judged], options(cfg).vote)
     return replace(response, prompt=prompt, verifications=judged, vote=vote)

@@ -22,7 +22,7 @@ from scope_jax.rollouts.types import Completion, Row
 from scope_jax.text.messages import Messages
 
 _NONE = np.zeros(0, np.int32)
-NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow", "")
+NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow")
 History = dict[str, list[dict[str, Any]]]  # plain `Entry`s by "cluster/task", the latest last
 
 
@@ -148,8 +148,7 @@ class Verification:
 
     @property
     def judgement(self) -> Judgement:
-        text = "".join(turn.text for turn in self.completion.turns)
-        return Judgement("verifier", "", (Reply(text),), self.verdict)
+        return Judgement("verifier", "", (Reply(self.completion.written),), self.verdict)
 
 
 @dataclass(frozen=True)

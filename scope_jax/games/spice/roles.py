@@ -12,7 +12,6 @@ from scope_jax.data.keys import rng
 from scope_jax.games.spice import messages, rules
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Segment, Stage, StageReply
-from scope_jax.play import searching
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
 from scope_jax.play.math_answers import Comparison, Verdict
@@ -176,7 +175,7 @@ def _replies(
     if card.endpoint is None:
         groups = tools.play("challenger", rollouts, _agent(cfg, card, challenger_policy(cfg)), samples)
         return [
-            [StageReply(stage, rollout.messages, searching.reply_text(each), each) for each in group]
+            [StageReply(stage, rollout.messages, each.content, each) for each in group]
             for rollout, group in zip(rollouts, groups, strict=True)
         ]
     prompts = [rollout.messages for rollout in rollouts for _ in range(samples)]
@@ -233,7 +232,7 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
 
 def prediction_of(completion: Completion) -> str | None:
     r"""Content of the last `\boxed{…}` outside of thinking; None if missing or empty."""
-    return parsing.boxed(searching.reply_text(completion))
+    return parsing.boxed(completion.content)
 
 
 def grade(cfg: Config, tools: Tools, answers: Sequence[Answers]) -> tuple[list[Answers], list[Verdict]]:

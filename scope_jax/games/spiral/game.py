@@ -165,7 +165,7 @@ def exam(cfg: Config) -> exams.Exam:
             values[number] = game.value["won"][player] if game.value["invalid"] is None else -1.0
         return [values[number] for number in range(len(answers))]
 
-    ask, read = (lambda row, _: prompt(card, *start(row))), (lambda said: boxed(said.text))
+    ask, read = (lambda row, _: prompt(card, *start(row))), (lambda said: boxed(said.content))
     return exams.Exam(card.policies[0], ask, read, ("score",), kind="rows", own={"score": score})
 
 
