@@ -345,10 +345,6 @@ def required(row: Row, where: str, name: str, known: Sequence[str], columns: Map
     """Like `optional`, for a field that every row needs. Raises DataError if a row has none."""
     column, value = optional(row, where, name, known, columns)
     if value is None:
-        there = [each for each in ((column,) if name in columns else known) if each in row]
-        if there:
-            what = "null" if row[there[0]] is None else "empty"
-            raise DataError(f"{where}: `{there[0]}` is {what}; fill it, or remove the row.")
         names = " or ".join(f"`{each}`" for each in ((column,) if name in columns else known))
         raise DataError(
             f"{where}: has no {name} in {names}; its columns are {listed(row)}, "

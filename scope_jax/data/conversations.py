@@ -65,6 +65,8 @@ def _preference(row: Row, where: str, columns: Columns) -> Row:
     if isinstance(asked := row.get("input"), Mapping) and "messages" in asked:  # OpenAI's form
         row = {**row, **asked}
     tools = _tools(row, where, columns)
+    if gap := next((name for name in (*CHOSEN, *REJECTED) if name in row and row[name] is None), None):
+        raise DataError(f"{where}: `{gap}` is null; fill it, or remove the row.")
     better, chosen = required(row, where, "chosen", CHOSEN, columns)
     worse, rejected = required(row, where, "rejected", REJECTED, columns)
     answers = [_answer(chosen, where, better, tools), _answer(rejected, where, worse, tools)]
