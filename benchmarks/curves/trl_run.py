@@ -118,9 +118,13 @@ def main(seed: int, ours: bool) -> None:
     record = task.Record()
     tokenizer = AutoTokenizer.from_pretrained(task.FOLDER / "base", padding_side="left", trust_remote_code=False)
     with tempfile.TemporaryDirectory() as outputs:
+
+        def rewards(prompts: list[str], completions: list[str], **_: Any) -> Any:
+            return record.rewards(prompts, completions)
+
         trainer = GRPOTrainer(
             model=str(task.FOLDER / "base"),
-            reward_funcs=lambda prompts, completions, **_: record.rewards(prompts, completions),
+            reward_funcs=rewards,
             args=config(outputs, seed),
             train_dataset=Dataset.from_list([{"prompt": row["question"]} for row in record.trained]),
             processing_class=tokenizer,

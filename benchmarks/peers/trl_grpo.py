@@ -33,7 +33,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
+def rewards(completion_ids: list[list[int]], **_: Any) -> Any:
     """A reward function as GRPOTrainer calls it."""
     return [cases.reward(ids) for ids in completion_ids]
 
