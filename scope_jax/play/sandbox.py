@@ -93,7 +93,7 @@ class Sandbox:
                 zygote.close()
                 reasons.append(f"{way}: {problems}")
         raise UserError(
-            f"this host does not let code of the model be isolated ({'; '.join(reasons)}); allow user namespaces, give "
+            f"this host does not let code of the model be isolated ({'; '.join(reasons)}); allow what is missing, give "
             'the address of a SandboxFusion server as sandbox.endpoint, or set sandbox.isolation = "none" in the card, '
             "with which that code runs as your user."
         )
@@ -242,13 +242,16 @@ class _Zygote:
         settings["control"] = theirs.fileno()
         with theirs:
             self._launcher = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-B", "-c", _PROGRAM, str(_PLAY), json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-s", "-S", "-B", "-c", _PROGRAM, str(_PLAY)],
+                stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={},
                 cwd="/",
                 start_new_session=True,
             )
+        assert self._launcher.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._launcher.stdin as file:  # it has ended, which is told below
+            file.write(json.dumps(settings).encode())
         if (told := self._told(START_SECONDS)) != "ready":
             self.close()
             raise NotStarted(told or "it ended without a word")
@@ -261,12 +264,13 @@ class _Zygote:
     def worker(self) -> Worker:
         """A worker that waits for code; raises NotStarted if there is none."""
         ours, channel = socket.socketpair()
+        guard, requests = socket.socketpair()
         output, write = os.pipe()
         fds: list[int] = []
         try:
-            with channel, self._lock:
+            with channel, requests, self._lock:
                 self._control.settimeout(FORK_SECONDS)
-                socket.send_fds(self._control, [b"start"], [channel.fileno(), write])
+                socket.send_fds(self._control, [b"start"], [channel.fileno(), write, requests.fileno()])
                 _, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
         except OSError as error:
             raise NotStarted(str(error)) from None
@@ -274,11 +278,12 @@ class _Zygote:
             os.close(write)
             if not fds:
                 ours.close()
+                guard.close()
                 os.close(output)
         if not fds:
             raise NotStarted("the process that forks workers has ended")
         os.set_inheritable(fds[0], False)
-        worker = Worker(fds[0], ours, output, self._section)
+        worker = Worker(fds[0], ours, guard, output, self._section)
         worker.paths = self._paths
         return worker
 
