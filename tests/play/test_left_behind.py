@@ -57,7 +57,7 @@ threading.Thread(target=later, daemon=True).start()
 """,
     "a program": "import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', 'while True: pass'])",
     "a pool": "import multiprocessing\npool = multiprocessing.Pool(2)\npool.map(abs, [-1])",
-    "a server": "import os, socket, time\ns = socket.create_server(('127.0.0.1', 0))\nif os.fork() == 0: time.sleep(1000)",
+    "a server": "import os, socket, time\ns = socket.create_server(('', 0))\nif os.fork() == 0: time.sleep(1000)",
     "a stopped child": "import os, signal\nif os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)",
     "a child that writes": "import os\nif os.fork() == 0:\n while True: os.write(1, b'.')",
 }
