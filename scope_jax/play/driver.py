@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, without_passwords
 from scope_jax.play.failures import END_RUN, failed, is_bug
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool, ToolError
@@ -118,7 +118,7 @@ class InteractionDriver:
 
     def _fail(self, reason: Failed, error: BaseException | None = None) -> None:
         """error: what the code of others has raised, which is shown once."""
-        self.failed = whole(str(reason)) or "failed"
+        self.failed = without_passwords(whole(str(reason))) or "failed"
         if (error := error or reason.__cause__) is not None:
             self.context.calls.tell(self.failed, error)
 

@@ -159,11 +159,15 @@ class Sandbox:
 
     def _start_unisolated(self) -> None:
         try:
-            self._zygote, self.way = _Zygote("none", self._section), "none"
+            zygote = _Zygote("none", self._section)
         except NotStarted as reason:
             raise UserError(
                 f"Python for code of the model does not start ({reason}); check this installation."
             ) from None
+        if (told := _told(zygote, "6 * 7")) != "42":
+            zygote.close()
+            raise UserError(f"code of the model does not run ({told[:200]!r}); check this installation and [sandbox].")
+        self._zygote, self.way = zygote, "none"
         if self._tell is not None:
             self._tell('sandbox.isolation is "none": code written by the model runs as your user, with your files.')
 
@@ -172,17 +176,23 @@ class Sandbox:
         with socket.create_server(("127.0.0.1", 0)) as listening, tempfile.NamedTemporaryFile() as secret:
             folders = [(str(path), path.stat().st_dev, path.stat().st_ino) for path in self._hidden if path.is_dir()]
             known = {"port": listening.getsockname()[1], "file": secret.name, "folders": folders, "pid": os.getpid()}
-            try:
-                worker = zygote.worker()
-                try:
-                    told = worker.run(
-                        f"from isolation.probe import escapes\nprint(*escapes(**{known!r}), sep=', ')", START_SECONDS
-                    )
-                finally:
-                    worker.close()
-            except (NotStarted, ToolError) as reason:
-                return " ".join(str(reason).split())
-        return " ".join(f"a worker can {told}".split()) if told else ""
+            code = f"from isolation.probe import escapes\nprint('can', *escapes(**{known!r}), sep=', ')"
+            told = " ".join(_told(zygote, code).split())
+        if told.startswith("can, "):
+            return f"a worker can {told.removeprefix('can, ')}"
+        return "" if told == "can" else told
+
+
+def _told(zygote: _Zygote, code: str) -> str:
+    """What a worker of its own prints, or why there is no such text."""
+    try:
+        worker = zygote.worker()
+        try:
+            return worker.run(code, START_SECONDS)
+        finally:
+            worker.close()
+    except (NotStarted, ToolError) as reason:
+        return str(reason)
 
 
 class Session:

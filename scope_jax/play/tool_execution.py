@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, without_passwords
 from scope_jax.play.rollouts import Failed
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
 from scope_jax.retrieval.exchange import whole
@@ -175,10 +175,10 @@ class Execution:
         try:
             text = tool.run(**arguments) if state is None else tool.run(state(), **arguments)
         except ToolError as error:
-            return "error", f"error: {error}", isinstance(error, ToolUnavailable)
+            return "error", f"error: {without_passwords(str(error))}", isinstance(error, ToolUnavailable)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a tool raises is read by the policy)
             self.tell_once(f"a call of the tool {tool.name} raised", error)
-            return "error", f"error: {type(error).__name__}: {_first_line(error)}", False
+            return "error", f"error: {type(error).__name__}: {without_passwords(_first_line(error))}", False
         if not isinstance(text, str):
             raise TypeError(f"the tool {tool.name} returned {type(text).__name__}; a tool returns text.")
         return "ok", text, False
@@ -191,7 +191,7 @@ class Execution:
             if kind in self._told:
                 return
             self._told.add(kind)
-        self.tell(f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        self.tell(without_passwords(f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"))
 
 
 def _first_line(error: BaseException) -> str:

@@ -67,8 +67,10 @@ def _seed() -> None:
     import numpy.random
 
     random.seed(SEED)
-    vars(tempfile)["_Random"] = lambda: random.Random(f"{SEED} {os.getpid()}")  # names of files, in each process others
-    vars(uuid).update(_node=NODE, _generate_time_safe=None)
+    tempfile.__dict__["_Random"] = lambda: random.Random(
+        f"{SEED} {os.getpid()}"
+    )  # names of files, in each process others
+    uuid.__dict__.update(_node=NODE, _generate_time_safe=None)
     numpy.random.seed(SEED)  # noqa: NPY002 - the state that code without a generator uses
     # where generators without a seed get one, from the system otherwise
     sys.modules["numpy.random.bit_generator"].__dict__["randbits"] = random.Random(SEED).getrandbits
