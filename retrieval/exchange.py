@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from scope_jax.errors import without_passwords
+
 Read = TypeVar("Read")
 _under_way: set[Future[Any]] = set()
 _over = threading.Event()  # set once all requests have been abandoned
@@ -66,9 +68,9 @@ class HttpResponse:
 
 
 def shown(url: str) -> str:
-    """The URL for messages: without user, password and query, which may be secrets."""
+    """The URL for messages and records: without user, password and query, which may be secrets."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(without_passwords(url))
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
     except ValueError:
         return url.rpartition("@")[2].partition("?")[0]

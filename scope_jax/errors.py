@@ -49,9 +49,20 @@ def writing(path: Path) -> Iterator[None]:
         raise unwritten(path, number) from None
 
 
+# What stands before the host of an address: a name, and perhaps a password, in which sloppy people write / and @ too.
+# A colon may also be that of a port. pathlib writes one slash of two.
+_USER = re.compile(r"(\w:/{1,2})(?:[^\s/?#@'\"]*:(?!\d*(?:[/?#,;)\s]|$))[^\s'\"]*|[^\s/?#'\"]*)@")
+
+
+def without_passwords(text: str) -> str:
+    """The text without the user names and passwords of the addresses in it."""
+    return _USER.sub(r"\1", text)
+
+
 def sentence(error: BaseException) -> str:
-    """The error's message on one line, with a full stop; of a system error that names a file, what to do about it."""
-    text = " ".join(str(error).split())
+    """The error's message on one line, with a full stop and without passwords; of a system error that names a file,
+    what to do about it."""
+    text = without_passwords(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.errno in FULL:
         return str(unwritten(error.filename or "a file", error.errno))
     if isinstance(error, OSError) and error.filename is not None:

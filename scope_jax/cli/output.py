@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, without_passwords
 
 WEIGHTS = "a run, one of its checkpoints or a Hugging Face folder"
 
@@ -25,7 +25,7 @@ def console() -> Console:
 
 def tell(sentence: str) -> None:
     """Prints a message."""
-    typer.echo(sentence, err=True)
+    typer.echo(without_passwords(sentence), err=True)
 
 
 def show(results: dict[str, Any], as_json: bool) -> None:

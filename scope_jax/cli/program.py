@@ -14,7 +14,7 @@ import typer
 from typer._click import exceptions as click  # typer carries its own copy
 from typer.core import TyperGroup
 
-from scope_jax.errors import is_users, sentence
+from scope_jax.errors import UserError, is_users, sentence, without_passwords
 from scope_jax.run.stopping import Stopped, bound, ending_program, listen
 from scope_jax.sharding.chips import lists_tpu
 from scope_jax.version import __version__
@@ -114,7 +114,7 @@ def _refuse(error: click.UsageError) -> NoReturn:
 def _say(text: str) -> None:
     """The last words of a command, which somebody may read."""
     with suppress(BrokenPipeError):
-        typer.echo(text, err=True)
+        typer.echo(without_passwords(text), err=True)
 
 
 def _who() -> str:
@@ -179,6 +179,12 @@ def main(
     ] = False,
 ) -> None:
     """Self-play post-training of language models in JAX."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError(
+            "the current folder has been deleted; change to one that exists, then run this again."
+        ) from None
     quiet_libtpu()
     take_memory()
     # XLA's log lines, such as its alarm about slow compilation: what fails is raised, and a run says what it does.

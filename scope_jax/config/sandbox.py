@@ -23,7 +23,8 @@ class SandboxSection(Section):
     seconds: Seconds = 10.0
     """Most seconds of a call, from its start; then everything it has started is killed, and its session is over."""
     cpu_seconds: Count = 60
-    """Most CPU seconds of a process: of a session's calls together."""
+    """Most CPU seconds of a process: of a session's calls together. What a call starts ends with it, and is bounded by
+    `seconds` and `processes`."""
     memory_mib: Annotated[int, Field(ge=512, le=1 << 20)] = 1024
     """Address space of a process in MiB; numpy and sympy take about 300 of them."""
     processes: Count = 16

@@ -27,6 +27,7 @@ from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import RolloutCalls
 from scope_jax.play.tools import BASE
+from scope_jax.retrieval.exchange import shown
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.world import Tell
@@ -63,7 +64,7 @@ def evaluate_endpoint(
         lambda name: EndpointTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}", math, tell),
         keep,
     )
-    return {"target": f"{endpoint.model} at {endpoint.url}", "step": None, "base": None, "metrics": metrics}
+    return {"target": f"{endpoint.model} at {shown(endpoint.url)}", "step": None, "base": None, "metrics": metrics}
 
 
 @dataclass(frozen=True)

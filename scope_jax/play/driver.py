@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.errors import UserError, without_passwords
+from scope_jax.play.failures import END_RUN, failed, is_bug
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool, ToolError
 from scope_jax.play.tool_execution import RolloutCalls, ToolCall, tools_of
 from scope_jax.play.turns import Cut, Joiner
+from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.interactions import Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
 from scope_jax.text.messages import Messages
 
+CLOSING = 60.0  # seconds of a generator's clean-up where the run ends before it
 IN_GENERATOR: ContextVar[bool] = ContextVar("IN_GENERATOR", default=False)  # True while a rollout's generator runs
 
 
@@ -55,6 +60,9 @@ class EpisodeContext:
     def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
         return self.calls.store(name, arguments, value)
 
+    def end(self, name: str, work: Callable[[], Any], seconds: float) -> None:
+        self.calls.end(name, work, seconds)
+
 
 @dataclass
 class _Speaker:
@@ -85,44 +93,60 @@ class InteractionDriver:
     _turns: dict[str, tuple[Turn, ...]] = field(default_factory=dict)
 
     def advance(self, spoken: Mapping[str, Spoken]) -> Mapping[str, Move]:
-        """See `Driver`. An error of the generator is raised with a note that names rollout and sample."""
+        """See `Driver`, and `failures` for the errors that the generator may raise. One that ends the run has a note
+        that names rollout and sample."""
         try:
-            try:
-                asked = self._next(spoken)
-            except StopIteration as end:
-                self.value = end.value
-                self.close()
-                return {}
-            except Failed as error:
-                self.failed = str(error) or "failed"
-                self.close()
-                return {}
-            self._several = isinstance(asked, tuple)
-            self._asked = asked if isinstance(asked, tuple) else (asked,)
-            return {ask.agent: self._move(ask, spoken) for ask in self._checked(self._asked)}
-        except Exception as error:
+            return self._moves(spoken)
+        except StopIteration as end:
+            self.value = end.value
+        except Failed as error:
+            self._fail(error)
+        except BaseException as error:
             error.add_note(f"raised in sample {self.context.sample} of the rollout {self.rollout.name!r}")
-            raise
+            if isinstance(error, END_RUN) or is_bug(error, self._generator):
+                raise
+            self._fail(failed(error, f"the rollout {self.rollout.name!r} raised"), error)
+        self.close()
+        return {}
 
     def close(self) -> None:
         """Ends the generator and the states of its tools; nothing happens if they have ended."""
-        if self._generator is not None:
+        if self._generator is not None and inspect.getgeneratorstate(self._generator) != inspect.GEN_CLOSED:
             with _in_generator():
-                self._generator.close()
+                self.context.calls.end(f"the rollout {self.rollout.name!r}", self._generator.close, CLOSING)
         self.context.calls.close()
+
+    def _fail(self, reason: Failed, error: BaseException | None = None) -> None:
+        """error: what the code of others has raised, which is shown once."""
+        self.failed = without_passwords(whole(str(reason))) or "failed"
+        if (error := error or reason.__cause__) is not None:
+            self.context.calls.tell(self.failed, error)
+
+    def _moves(self, spoken: Mapping[str, Spoken]) -> Mapping[str, Move]:
+        """What the generator asks for next; it is told (UserError) where it asked for what no prompt can be made of."""
+        responses = tuple(self._response(ask.agent, spoken[ask.agent]) for ask in self._asked)
+        asked = self._next(responses if self._several else responses[0] if responses else None)
+        while True:
+            self._several = isinstance(asked, tuple)
+            self._asked = asked if isinstance(asked, tuple) else (asked,)
+            try:
+                return {ask.agent: self._move(ask) for ask in self._checked(self._asked)}
+            except UserError as error:
+                assert self._generator is not None
+                with _in_generator():
+                    asked = self._generator.throw(error)
 
     def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
         """The result, given what the agents have sampled."""
         return Interaction(self.value, completions, tuple(self.context.calls.results.get("", ())), self.failed)
 
-    def _next(self, spoken: Mapping[str, Spoken]) -> Any:
-        responses = tuple(self._response(ask.agent, spoken[ask.agent]) for ask in self._asked)
+    def _next(self, answer: Any) -> Any:
         with _in_generator():
             if self._generator is None:
                 assert self.rollout.play is not None
                 self._generator = self.rollout.play(self.context)
                 return next(self._generator)
-            return self._generator.send(responses if self._several else responses[0])
+            return self._generator.send(answer)
 
     def _checked(self, asked: tuple[Any, ...]) -> tuple[Ask, ...]:
         names = [ask.agent if isinstance(ask, Ask) else type(ask).__name__ for ask in asked]
@@ -134,16 +158,18 @@ class InteractionDriver:
             raise RolloutError(f"The agent {max(names, key=names.count)!r} is asked twice at a time.")
         return asked
 
-    def _move(self, ask: Ask, spoken: Mapping[str, Spoken]) -> Move:
+    def _move(self, ask: Ask) -> Move:
         speaker = self._speakers.get(ask.agent)
-        messages = Messages(ask.say) if isinstance(ask.say, str) else ask.say
+        messages = Messages(whole(ask.say)) if isinstance(ask.say, str) else ask.say
         if speaker is None:
+            request = self.request(ask.agent, messages)
             self._speakers[ask.agent] = _Speaker(messages)
-            return self.request(ask.agent, messages)
+            return request
         turns = self._turns[ask.agent]
         if ask.anew:
+            restart = Restart(self.joiner.prompt(messages), messages.text)
             speaker.messages, speaker.first = messages, len(turns) + 1
-            return Restart(self.joiner.prompt(messages), messages.text)
+            return restart
         said = messages.text if ask.keep is None else Cut(ask.keep, messages.text)
         reply = self.joiner.responder(lambda _: said, speaker.messages)(turns[speaker.first :])
         assert isinstance(reply, Continuation | Restart)

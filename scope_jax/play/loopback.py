@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import uvicorn
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -27,10 +28,43 @@ from starlette.routing import Route
 
 from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.web import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
+from scope_jax.text.openai import FunctionTool, Message, StreamOptions, without_nulls
 
 LARGEST_BODY = 64 << 20  # bytes
 VALUES = 1 << 20  # of a body
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+# Why a value of a field is refused.
+REFUSED = {
+    "tool_choice": 'a call cannot be demanded of a policy; give "auto" or "none"',
+    "n": "a request is one turn; give 1",
+    "logprobs": "they are not given to programs; leave it out",
+    "top_logprobs": "they are not given to programs; leave it out",
+    "response_format": 'no form can be demanded of a policy; give {"type": "text"}',
+    "stream_options": 'options of a stream; give {"include_usage": true} or leave it out',
+}
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+
+
+class _Body(BaseModel):
+    """The fields of a request that are read; what others mean is up to who completes it."""
+
+    model_config = ConfigDict(strict=True)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
+    model: str = ""
+    tools: Annotated[list[FunctionTool], FailFast()] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Literal[1] = 1
+    logprobs: Literal[False] = False
+    top_logprobs: Literal[0] = 0
+    response_format: _Format = _Format(type="text")
 
 
 @dataclass(frozen=True)
@@ -169,14 +203,16 @@ class Loopback:
             body = parsed_json(await read_body(request, LARGEST_BODY), VALUES)
         except Refusal as refusal:
             raise ChatRefused(str(refusal), status=refusal.status) from None
-        asked, stream, usage = _understood(body)
+        asked, read = _understood(body)
         try:
             reply = await unless_gone(request, _in_turn(endpoint, asked))
         except ClientDisconnect:
             return Response(status_code=GONE)
-        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.get("model", "")}
-        if stream:
-            return StreamingResponse(_events(head, reply, usage), media_type="text/event-stream")
+        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": read.model}
+        if read.stream:
+            return StreamingResponse(
+                _events(head, reply, read.stream_options.include_usage), media_type="text/event-stream"
+            )
         return JSONResponse({**head, "object": "chat.completion", "choices": [_choice(reply)], "usage": _usage(reply)})
 
 
@@ -205,43 +241,45 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _understood(body: Any) -> tuple[ChatRequest, bool, bool]:
-    """(the request, whether it is to be streamed, with its usage). Raises ChatRefused."""
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise ChatRefused("The request needs `messages`, a list with at least one message.")
-    params = {name: value for name, value in body.items() if value is not None}
-    messages = [_message(number, message) for number, message in enumerate(params.pop("messages"))]
-    params.pop("model", None)
-    stream = bool(params.pop("stream", False))
-    usage = bool((params.pop("stream_options", None) or {}).get("include_usage"))
-    tools, choice = params.pop("tools", []), params.pop("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise ChatRefused('`tool_choice`: a call cannot be demanded of a policy; give "auto" or "none".')
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
-        raise ChatRefused("`tools`: a list of functions with their schemas.")
-    if params.pop("n", 1) != 1:
-        raise ChatRefused("`n`: a request is one turn; give 1.")
-    if params.pop("logprobs", False) or params.pop("top_logprobs", 0):
-        raise ChatRefused("`logprobs`: they are not given to programs; leave it out.")
-    if params.pop("response_format", {"type": "text"}) != {"type": "text"}:
-        raise ChatRefused('`response_format`: no form can be demanded of a policy; give {"type": "text"}.')
-    return ChatRequest(messages, [] if choice == "none" else tools, params), stream, usage
+def _understood(body: Any) -> tuple[ChatRequest, _Body]:
+    """The request, and all of its body that is read. Raises ChatRefused."""
+    if not isinstance(body, dict):
+        raise ChatRefused("The request body must be a JSON object.")
+    try:
+        kept = without_nulls(body)
+        read = _Body.model_validate(kept, extra="ignore")
+    except Refusal as refusal:
+        raise ChatRefused(str(refusal)) from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        raise ChatRefused(_reason(first["loc"], first["msg"].removeprefix("Value error, "))) from None
+    offered = [] if read.tool_choice == "none" else [tool.given for tool in read.tools]
+    params = {name: value for name, value in kept.items() if name not in _Body.model_fields}
+    return ChatRequest([*map(_message, read.messages)], offered, params), read
 
 
-def _message(number: int, message: Any) -> Mapping[str, Any]:
-    """A message whose content is one text. Raises ChatRefused."""
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise ChatRefused(f"`messages.{number}`: a message needs one of the roles {', '.join(ROLES)}.")
-    content = message.get("content")
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            raise ChatRefused(f"`messages.{number}.content`: a text, or a list of parts of type text.")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str | None):
-        raise ChatRefused(f"`messages.{number}.content`: a text, or a list of parts of type text.")
-    kept = {name: value for name, value in message.items() if value is not None}
-    role = "system" if message["role"] == "developer" else message["role"]
-    return {**kept, "role": role, "content": content or ""}
+def _reason(place: tuple[int | str, ...], problem: str) -> str:
+    """The sentence for a fault at this place of a body."""
+    field, name = str(place[0]), ".".join(map(str, place))
+    problem = problem.partition(" or instance of")[0]
+    if field == "tools":
+        return f"`tools`: a list of functions with their schemas ({name}: {problem})."
+    if field != "messages":
+        return f"`{field}`: {REFUSED.get(field, problem)}."
+    if len(place) == 1:
+        return "The request needs `messages`, a list with at least one message."
+    if "content" in place:
+        name, problem = f"messages.{place[1]}.content", "a text, or a list of parts of type text"
+    elif "role" in place:
+        problem = f"a message needs one of the roles {', '.join(ROLES)}"
+    return f"`{name}`: {problem}."
+
+
+def _message(message: Message) -> Mapping[str, Any]:
+    """A message whose content is one text."""
+    kept = {"name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning"}
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": message.text(), **message.model_dump(include=kept, exclude_unset=True)}
 
 
 def _spoken(reply: ChatReply) -> dict[str, Any]:

@@ -15,13 +15,17 @@ from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, sentence
 from scope_jax.play.environments import as_messages
+from scope_jax.play.failures import failed
 from scope_jax.play.loopback import ChatRefused, ChatReply, ChatRequest, Loopback
 from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
+from scope_jax.play.tool_calls import Tool
+from scope_jax.text import conversations
 from scope_jax.text.dialects import Call, Dialect, harmony
-from scope_jax.text.dialects.values import Malformed, from_json, json_of
+from scope_jax.text.dialects.values import json_of
 from scope_jax.text.messages import Messages
+from scope_jax.text.plain_data import NotPlain, plain
 
 Run = Callable[[Context, Mapping[str, str]], Any]
 CUT = ("length", "overflow")
@@ -29,7 +33,8 @@ CUT = ("length", "overflow")
 
 def program(name: str, agents: Sequence[str], run: Run, dialect: Dialect, *, seconds: float = 600.0) -> Rollout:
     """A rollout in which `run(context, urls)` speaks as these agents, to the base URL of each. Its value, plain data,
-    is that of the rollout; a program that raises makes the rollout fail.
+    is that of the rollout; a program that raises (`failures`), exits with a status or returns other data makes the
+    rollout fail.
 
     dialect: in which calls of the program's own functions are written and read (`model.dialect`). seconds: most time
     between two requests. A resumed run plays a rollout that had not ended anew, as nobody has seen it; one that had
@@ -46,10 +51,10 @@ def program(name: str, agents: Sequence[str], run: Run, dialect: Dialect, *, sec
                 agent, tools = request["agent"], request["tools"]
                 try:
                     messages = prompt(request["messages"], tools, dialect)
-                except UserError as error:
-                    source.refuse(ChatRefused(str(error)))
+                    response = yield Ask(agent, messages, anew=agent in asked)
+                except UserError as error:  # the second: the chat template cannot render it
+                    source.refuse(ChatRefused(sentence(error)))
                     continue
-                response = yield Ask(agent, messages, anew=agent in asked)
                 asked.add(agent)
                 if response.finish is None:
                     source.refuse(ChatRefused("The conversation is too long.", "context_length_exceeded"))
@@ -74,6 +79,9 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
             f'functions of a program are not supported with model.dialect = "{dialect.format}"; give the agent tools '
             "of the game."
         )
+    _check(tools)
+    if any("arguments" not in call["function"] for each in conversation for call in each.get("tool_calls") or ()):
+        raise UserError("a call in the conversation cannot be written (it has no arguments).")
     plain: list[dict[str, str]] = []
     results: list[str] = []
 
@@ -82,15 +90,14 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
             plain.extend(dict(message) for message in dialect.messages(dialect.observations(results)))
             results.clear()
 
-    for message in conversation:
+    for message in conversations.messages([*conversation], "messages"):
         if message["role"] == "tool":
             results.append(message["content"])
             continue
         shown()
-        role = "system" if message["role"] == "developer" else message["role"]
-        calls = "\n".join(_written(call["function"], tools, dialect) for call in message.get("tool_calls") or ())
-        parts = [part for part in (message.get("content") or "", calls) if part]
-        plain.append({"role": role, "content": "\n".join(parts)})
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = [dialect.write(Call(one["name"], one["arguments"]), tools) for one in functions]
+        plain.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
     shown()
     if plain and plain[-1]["role"] not in ("user", "system", "assistant"):
         messages = as_messages([*plain[:-1], plain[-1] | {"role": "user"}])
@@ -99,11 +106,15 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     return Messages(messages.user, messages.system, tuple(tools), messages.before)
 
 
-def _written(function: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> str:
-    try:
-        return dialect.write(Call(function["name"], from_json(function["arguments"])), tools)
-    except (Malformed, KeyError, TypeError) as error:
-        raise UserError(f"a call in the conversation cannot be written ({error}).") from None
+def _check(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError for functions that no policy could call."""
+    names = [Tool(tool["function"]["name"], _program_runs, tool).name for tool in tools]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"there are two functions of the name {twice[0]}; give each its own.")
+
+
+def _program_runs(**_: Any) -> str:
+    raise AssertionError("functions of a program are not run here")
 
 
 def reply(response: Response, tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> ChatReply:
@@ -132,7 +143,7 @@ class _Program:
         self._inbox: queue.SimpleQueue[tuple[str, ChatRequest, Future[ChatReply]] | None] = queue.SimpleQueue()
         self._stack = ExitStack()
         self._under_way: Future[ChatReply] | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self.value: Any = None
 
     def __enter__(self) -> _Program:
@@ -153,9 +164,12 @@ class _Program:
 
     def _work(self, urls: Mapping[str, str]) -> None:
         try:
-            self.value = self._run(self._context, urls)
-        except Exception as error:  # noqa: BLE001 (the rollout fails with it)
-            self._error = error
+            self.value = plain(self._run(self._context, urls))
+        except NotPlain as error:
+            self._error = Failed(f"the program returned what is no plain data ({error})")
+        except BaseException as error:  # noqa: BLE001 (the rollout fails with it)
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                self._error = error
         finally:
             self._inbox.put(None)
 
@@ -167,7 +181,7 @@ class _Program:
             raise Failed(f"the program neither asked nor ended within {self._seconds:g} s") from None
         if item is None:
             if self._error is not None:
-                raise Failed(f"the program ended with {type(self._error).__name__}: {self._error}")
+                raise failed(self._error, "the program ended with") from self._error
             return None
         agent, request, self._under_way = item
         return {"agent": agent, "messages": [*request.messages], "tools": [*request.tools]}

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
+from scope_jax.play.isolation import guard
 from scope_jax.play.tool_calls import ToolError
 
 END_SECONDS = 60.0  # for the kernel to end a killed worker
@@ -34,9 +35,12 @@ def readable(printed: bytes, paths: Mapping[str, str] | None = None) -> str:
 class Worker:
     """A process with the variables of a session; safe to use by one thread at a time."""
 
-    def __init__(self, process: int, channel: socket.socket, output: int, section: SandboxSection) -> None:
+    def __init__(
+        self, process: int, channel: socket.socket, guard: socket.socket, output: int, section: SandboxSection
+    ) -> None:
         self._process = process
         self._channel = channel
+        self._guard = guard
         self._output = output
         self._section = section
         self._over = ""  # why no further call is possible
@@ -44,12 +48,13 @@ class Worker:
         os.set_blocking(output, False)
 
     def run(self, code: str, seconds: float | None = None) -> str:
-        """What the code prints, and the value of its last expression. seconds: other limit than the section's. Raises
-        ToolError if the worker is over, or has to be killed; what it printed is in the message."""
+        """What the code prints, and the value of its last expression; then nothing that it has started goes on.
+        seconds: other limit than the section's. Raises ToolError if the worker is over, or has to be killed; what it
+        printed is in the message."""
         if self._over:
             raise ToolError(f"the session is over: {self._over}")
         printed = bytearray()
-        problem = self._ask(code, seconds or self._section.seconds, printed)
+        problem = self._ask(code, seconds or self._section.seconds, printed) or self._halt()
         if problem:
             self._over = problem
             self.kill()
@@ -73,6 +78,7 @@ class Worker:
         if self._process >= 0:
             self.kill()
             self._channel.close()
+            self._guard.close()
             os.close(self._output)
             os.close(self._process)
             self._process, self._over = -1, self._over or "it has been closed"
@@ -83,6 +89,7 @@ class Worker:
         deadline = time.monotonic() + seconds
         late, ended = f"no result within {seconds:g} s", "the process ended before the code did"
         try:
+            self._guard.sendall(guard.GO)
             self._channel.settimeout(seconds)
             self._channel.sendall(json.dumps({"token": token, "code": code}).encode() + b"\n")
         except TimeoutError:
@@ -110,6 +117,17 @@ class Worker:
                 if len(answer) > len(token):
                     return f"the worker failed ({readable(answer[:200])})"
         return late
+
+    def _halt(self) -> str:
+        """Has all that the code has started ended, and the worker stand still; why it must be killed, "" if it need
+        not."""
+        try:
+            self._guard.settimeout(END_SECONDS)
+            self._guard.sendall(guard.HALT)
+            answer = self._guard.recv(1)
+        except OSError:  # late, or reset
+            answer = b""
+        return "" if answer == guard.HALT else "what the code has started could not be ended"
 
     def _received(self) -> bytes:
         try:

@@ -122,7 +122,8 @@ class Context(Protocol):
 
     def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float = 60.0) -> Any:
         """The result of `work`, plain data, from the record if there is one: for what is no function of the seed and no
-        tool. What it raises is raised here; TimeoutError if it takes longer. arguments: what it depends on."""
+        tool. What it raises is raised here; TimeoutError if it takes longer, Failed if it is no plain data. arguments:
+        what it depends on."""
         ...
 
     def stored(self, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -130,7 +131,11 @@ class Context(Protocol):
         ...
 
     def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
-        """Records plain data at this place."""
+        """Records plain data at this place; returns it as it will be read. Raises Failed for other data."""
+        ...
+
+    def end(self, name: str, work: Callable[[], Any], seconds: float) -> None:
+        """Runs a clean-up. An error is shown to the user and changes nothing; one that takes longer is left behind."""
         ...
 
 
@@ -139,7 +144,7 @@ Play = Callable[[Context], Generator[Any, Any, Any]]  # yields an Ask or a tuple
 
 class Failed(Exception):
     """Raised by a generator whose rollout cannot be used: it has no value, and its agents' turns are not to be trained.
-    The text is the reason."""
+    The text is the reason. Other errors that fail a rollout: `failures`."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Sandbox:
                 zygote.close()
                 reasons.append(f"{way}: {problems}")
         raise UserError(
-            f"this host does not let code of the model be isolated ({'; '.join(reasons)}); allow user namespaces, give "
+            f"this host does not let code of the model be isolated ({'; '.join(reasons)}); allow what is missing, give "
             'the address of a SandboxFusion server as sandbox.endpoint, or set sandbox.isolation = "none" in the card, '
             "with which that code runs as your user."
         )
@@ -159,11 +159,15 @@ class Sandbox:
 
     def _start_unisolated(self) -> None:
         try:
-            self._zygote, self.way = _Zygote("none", self._section), "none"
+            zygote = _Zygote("none", self._section)
         except NotStarted as reason:
             raise UserError(
                 f"Python for code of the model does not start ({reason}); check this installation."
             ) from None
+        if (told := _told(zygote, "6 * 7")) != "42":
+            zygote.close()
+            raise UserError(f"code of the model does not run ({told[:200]!r}); check this installation and [sandbox].")
+        self._zygote, self.way = zygote, "none"
         if self._tell is not None:
             self._tell('sandbox.isolation is "none": code written by the model runs as your user, with your files.')
 
@@ -172,17 +176,23 @@ class Sandbox:
         with socket.create_server(("127.0.0.1", 0)) as listening, tempfile.NamedTemporaryFile() as secret:
             folders = [(str(path), path.stat().st_dev, path.stat().st_ino) for path in self._hidden if path.is_dir()]
             known = {"port": listening.getsockname()[1], "file": secret.name, "folders": folders, "pid": os.getpid()}
-            try:
-                worker = zygote.worker()
-                try:
-                    told = worker.run(
-                        f"from isolation.probe import escapes\nprint(*escapes(**{known!r}), sep=', ')", START_SECONDS
-                    )
-                finally:
-                    worker.close()
-            except (NotStarted, ToolError) as reason:
-                return " ".join(str(reason).split())
-        return " ".join(f"a worker can {told}".split()) if told else ""
+            code = f"from isolation.probe import escapes\nprint('can', *escapes(**{known!r}), sep=', ')"
+            told = " ".join(_told(zygote, code).split())
+        if told.startswith("can, "):
+            return f"a worker can {told.removeprefix('can, ')}"
+        return "" if told == "can" else told
+
+
+def _told(zygote: _Zygote, code: str) -> str:
+    """What a worker of its own prints, or why there is no such text."""
+    try:
+        worker = zygote.worker()
+        try:
+            return worker.run(code, START_SECONDS)
+        finally:
+            worker.close()
+    except (NotStarted, ToolError) as reason:
+        return str(reason)
 
 
 class Session:
@@ -242,13 +252,16 @@ class _Zygote:
         settings["control"] = theirs.fileno()
         with theirs:
             self._launcher = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-B", "-c", _PROGRAM, str(_PLAY), json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-s", "-S", "-B", "-c", _PROGRAM, str(_PLAY)],
+                stdin=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 env={},
                 cwd="/",
                 start_new_session=True,
             )
+        assert self._launcher.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._launcher.stdin as file:  # it has ended, which is told below
+            file.write(json.dumps(settings).encode())
         if (told := self._told(START_SECONDS)) != "ready":
             self.close()
             raise NotStarted(told or "it ended without a word")
@@ -261,12 +274,13 @@ class _Zygote:
     def worker(self) -> Worker:
         """A worker that waits for code; raises NotStarted if there is none."""
         ours, channel = socket.socketpair()
+        guard, requests = socket.socketpair()
         output, write = os.pipe()
         fds: list[int] = []
         try:
-            with channel, self._lock:
+            with channel, requests, self._lock:
                 self._control.settimeout(FORK_SECONDS)
-                socket.send_fds(self._control, [b"start"], [channel.fileno(), write])
+                socket.send_fds(self._control, [b"start"], [channel.fileno(), write, requests.fileno()])
                 _, fds, _, _ = socket.recv_fds(self._control, 4096, 1)
         except OSError as error:
             raise NotStarted(str(error)) from None
@@ -274,11 +288,12 @@ class _Zygote:
             os.close(write)
             if not fds:
                 ours.close()
+                guard.close()
                 os.close(output)
         if not fds:
             raise NotStarted("the process that forks workers has ended")
         os.set_inheritable(fds[0], False)
-        worker = Worker(fds[0], ours, output, self._section)
+        worker = Worker(fds[0], ours, guard, output, self._section)
         worker.paths = self._paths
         return worker
 

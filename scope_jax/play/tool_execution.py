@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +21,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, without_passwords
+from scope_jax.play.rollouts import Failed
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
+from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.types import RolloutError, ToolResult
+from scope_jax.text.plain_data import NotPlain, plain, whole_texts
 
 T = TypeVar("T")
 TOGETHER = 8  # calls of one turn that run at a time
@@ -124,7 +127,7 @@ class Execution:
 
     def shortened(self, text: str, tokens: int) -> str:
         """The text, cut to so many tokens, with a mark."""
-        text = text.encode("utf-8", "replace").decode()
+        text = whole(text)
         ids = self.tokens(text[: tokens * LONGEST_TOKEN])
         if len(ids) <= tokens and len(text) <= tokens * LONGEST_TOKEN:
             return text
@@ -172,24 +175,26 @@ class Execution:
         try:
             text = tool.run(**arguments) if state is None else tool.run(state(), **arguments)
         except ToolError as error:
-            return "error", f"error: {error}", isinstance(error, ToolUnavailable)
-        except Exception as error:  # noqa: BLE001 (whatever a tool raises is read by the policy, and told once)
-            self._tell_once(tool, error)
-            return "error", f"error: {type(error).__name__}: {_first_line(error)}", False
+            return "error", f"error: {without_passwords(str(error))}", isinstance(error, ToolUnavailable)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a tool raises is read by the policy)
+            self.tell_once(f"a call of the tool {tool.name} raised", error)
+            return "error", f"error: {type(error).__name__}: {without_passwords(_first_line(error))}", False
         if not isinstance(text, str):
             raise TypeError(f"the tool {tool.name} returned {type(text).__name__}; a tool returns text.")
         return "ok", text, False
 
-    def _tell_once(self, tool: Tool, error: Exception) -> None:
-        kind = tool.name, type(error).__name__
+    def tell_once(self, what: str, error: BaseException) -> None:
+        """Shows the user an error of others' code, the first of its type from one place. what: the sentence before."""
+        frames = traceback.extract_tb(error.__traceback__)
+        kind = type(error).__name__, f"{frames[-1].filename}:{frames[-1].lineno}" if frames else what
         with self._lock:
             if kind in self._told:
                 return
             self._told.add(kind)
-        self.tell(f"a call of the tool {tool.name} raised:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        self.tell(without_passwords(f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """The first line of an error's text, of paths only the last part."""
     line = next(iter(str(error).splitlines()), "")
     return " ".join(word.rpartition("/")[2] if word.count("/") > 1 else word for word in line.split(" "))
@@ -212,7 +217,7 @@ class RolloutCalls:
         self._rebuilt: dict[Any, list[ToolCall]] = {}  # recorded calls that were not run
         self._numbers: dict[str, int] = {}
         self._earlier: dict[str, list[Mapping[str, Any]]] = {}
-        self._stack = ExitStack()
+        self._opened: list[tuple[Tool, AbstractContextManager[Any]]] = []
         self._closed = False
         self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
 
@@ -259,18 +264,37 @@ class RolloutCalls:
 
     def store(self, name: str, arguments: Mapping[str, Any], value: Any) -> Any:
         """Records plain data at this place of the rollout; returns it as it will be read."""
-        text = json.dumps(value, ensure_ascii=False)
+        try:
+            data = plain(value)
+        except NotPlain as error:
+            raise Failed(f"{name} gave what is no plain data ({error})") from None
         number = self._numbers.get("", 0)
         self._numbers[""] = number + 1
+        text = json.dumps(data, ensure_ascii=False)
         self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok"))
-        return json.loads(text)
+        return data
+
+    def end(self, name: str, work: Callable[[], Any], seconds: float) -> None:
+        """Runs a clean-up. An error, or that it takes longer, is shown to the user once, and changes nothing."""
+        try:
+            self._execution.within(name, work, seconds)
+        except (UserError, MemoryError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 (of others' code)
+            self._execution.tell_once(f"the clean-up of {name} raised", error)
+
+    def tell(self, what: str, error: BaseException) -> None:
+        """See `Execution.tell_once`."""
+        self._execution.tell_once(what, error)
 
     def close(self) -> None:
         """Closes the states of the rollout."""
         with self._lock:
             self._states.clear()
             self._closed = True
-        self._stack.close()
+            opened, self._opened = self._opened, []
+        for tool, manager in reversed(opened):
+            self.end(f"the tool {tool.name}", partial(manager.__exit__, None, None, None), tool.seconds)
 
     def _result(self, agent: str, turn: int, number: int, call: ToolCall | Malformed) -> ToolResult:
         if isinstance(call, Malformed):
@@ -300,7 +324,7 @@ class RolloutCalls:
             self._earlier[agent] = [*self._record.earlier(agent)]
         earlier = {line["number"]: line for line in self._earlier[agent]}
         stored = earlier.get(number)
-        if stored is not None and (stored["tool"], stored["arguments"]) == (tool, arguments):
+        if stored is not None and (stored["tool"], stored["arguments"]) == (tool, whole_texts(arguments)):
             return stored
         if stored is not None or self._record.closed:
             self._record.differs(agent, number)
@@ -320,7 +344,7 @@ class RolloutCalls:
             with self._lock:
                 closed = self._closed
                 if not closed:
-                    self._stack.push(manager)
+                    self._opened.append((tool, manager))
                     self._states[tool.open] = state
             if closed:  # the rollout has ended while a late call opened it
                 manager.__exit__(None, None, None)

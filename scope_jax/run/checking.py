@@ -27,12 +27,13 @@ from scope_jax.play.exams import Exam
 from scope_jax.play.game import services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
-from scope_jax.play.rollouts import Agent, Ask, Interaction, Rollout
+from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Rollout
 from scope_jax.play.searching import written_search
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.corpus import load_corpus
+from scope_jax.retrieval.exchange import shown
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion, ToolResult
 from scope_jax.run.adapters import adapter_of
@@ -105,6 +106,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
         ("encoder", lambda: _encoder(cfg, left)),
         ("search", lambda: _search(cfg)),
+        ("tools", lambda: _tools(cfg)),
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
     for finding in filter(None, (_found(*one) for one in checks)):
@@ -305,10 +307,23 @@ def _search(cfg: Config) -> str:
         return ""
     if card.url is not None:
         probe(card.url, card.timeout)
-        return f"the server {card.url} answers"
+        return f"the server {shown(card.url)} answers"
     corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
     there = card.index is not None and Path(card.index).exists()
     return f"{len(corpus)} passages in {card.corpus}; the index is {'there' if there else 'built when it is needed'}"
+
+
+def _tools(cfg: Config) -> str:
+    """The game's tools, once what they need has started as for a run: a sandbox has run a program, a server answers."""
+    tools = game_of(cfg).tools(cfg)
+    services = services_of(tools)
+    try:
+        for service in services:
+            service.start()
+    finally:
+        for service in services:
+            service.close()
+    return ", ".join(tool.name for tool in tools) + (", ready" if services else "") if tools else ""
 
 
 def _judges(cfg: Config) -> list[str]:
@@ -324,7 +339,7 @@ def _judge(cfg: Config, name: str) -> str:
         client.probe()
     finally:
         client.close()
-    return f"{card.model} at {card.url} answers"
+    return f"{card.model} at {shown(card.url)} answers"
 
 
 # ---------------------------------------------------------------------------------------------------- the first prompts
@@ -444,8 +459,12 @@ class RenderingTools:
         execution = Execution(self._joiner.tokenizer.encode, self._joiner.tokenizer.decode, self.tell, 1)
         calls = RolloutCalls(execution, lambda tool: rng("check", tool), _Off())
         generator = rollout.play(EpisodeContext(rollout.name, 0, rng("check", rollout.name), calls))
-        asked = next(generator, None)
-        generator.close()
+        try:
+            asked = next(generator, None)
+        except Failed as error:
+            raise UserError(f"the rollout {rollout.name!r} fails before its first turn ({error}); mend it.") from None
+        finally:
+            generator.close()
         return asked[0] if isinstance(asked, tuple) else asked
 
     def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> NoReturn:

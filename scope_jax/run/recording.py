@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scope_jax.errors import UserError, writing
+from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.types import ToolResult
 from scope_jax.run import records
 from scope_jax.run.processes import divided, together, writes
 from scope_jax.sharding import distributed
+from scope_jax.text.plain_data import whole_texts
 
 NAME = "tool_calls.jsonl.gz"
 FOLDER = "calls"
@@ -63,7 +65,7 @@ class Recording:
         left = own.with_suffix(".new")
         mine = lines if writes() else []  # process 0 keeps them all, before the others forget theirs
         with writing(left):
-            left.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in mine), encoding="utf-8")
+            left.write_text("".join(map(_written, mine)), encoding="utf-8")
         together(lambda: os.replace(left, own) if writes() else None)
         if not writes():
             os.replace(left, own)
@@ -113,7 +115,7 @@ class Recording:
                 self._file.seek(0)
                 self._file.truncate()
                 for line in self._new:
-                    self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    self._file.write(_written(line))
                 self._file.flush()
         for known in [number for number in self._answers if number < step]:
             del self._answers[known]
@@ -136,7 +138,7 @@ class Recording:
             return
         with self._lock, writing(Path(self._file.name)):
             self._new += lines
-            self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+            self._file.write("".join(map(_written, lines)))
             self._file.flush()
 
     # ----------------------------------------------------------------------------------------------------- what is kept
@@ -173,6 +175,7 @@ class Recording:
                 f"the record has no answer of {name!r} to {next(iter(new))[1][:200]}; it cannot be replayed."
             )
         values = divided(work, list(new.values()), [costs(item) for item in new.values()]) if new else []
+        values = [whole_texts(value) for value in values]
         if writes():
             self.write(
                 [
@@ -218,7 +221,12 @@ class RolloutRecord:
 
 
 def _key(item: Any) -> str:
-    return json.dumps(item, sort_keys=True, ensure_ascii=False)
+    return whole(json.dumps(item, sort_keys=True, ensure_ascii=False))
+
+
+def _written(line: Line) -> str:
+    """A line of a file; half characters, which no file holds, are U+FFFD."""
+    return whole(json.dumps(line, ensure_ascii=False)) + "\n"
 
 
 def _order(line: Line) -> tuple[Any, ...]:

@@ -99,7 +99,7 @@ def where(number: int, name: object) -> str:
 def within_bounds(line: bytes, place: str) -> bytes:
     """The line, if it is not too long; raises UserError otherwise."""
     if len(line) > LONGEST_LINE:
-        raise UserError(f"{place} is longer than {LONGEST_LINE >> 20} MiB; remove it.")
+        raise UserError(f"{place} is longer than {LONGEST_LINE >> 20} MiB; remove the line.")
     return line
 
 
@@ -111,11 +111,11 @@ def parsed(line: bytes, place: str, fields: Fields | None = None) -> Record:
     except RecursionError:
         record, deep = None, True
     except ValueError:
-        raise UserError(f"{place} is not valid JSON; remove it.") from None
+        raise UserError(f"{place} is not valid JSON; remove the line.") from None
     if deep:
-        raise UserError(f"{place} is nested too deeply; remove it.")
+        raise UserError(f"{place} is nested too deeply; remove the line.")
     if not isinstance(record, dict) or not _is_count(record.get("step")):
-        raise UserError(f"{place} is not a record of a step; remove it.")
+        raise UserError(f"{place} is not a record of a step; remove the line.")
     check(record, place, fields or {})
     return record
 

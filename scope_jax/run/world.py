@@ -19,6 +19,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.conversations import given_rows
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
+from scope_jax.play.failures import check_failures
 from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
@@ -187,6 +188,7 @@ class StepTools:
         said = iter(completions)
         played = {place: [driver.interaction(next(said)) for driver in group] for place, group in drivers.items()}
         groups = handed.gathered(lambda: [*played.items()])
+        check_failures(role, groups)
         self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
         return groups
 

@@ -6,7 +6,6 @@ with one sentence and the field's name, as clients of OpenAI's API expect it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -22,6 +21,7 @@ from typing_extensions import TypeAliasType
 
 from scope_jax.retrieval.web import Refusal, parsed_json
 from scope_jax.serving import neutral
+from scope_jax.text.openai import FunctionTool, Message, StreamOptions, without_nulls
 
 Kind = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 
@@ -49,88 +49,11 @@ def _listed(value: Any) -> Any:
 
 MESSAGES = 4096  # of a conversation
 FUNCTIONS = 128  # of a request, as in OpenAI's
-FIELDS = 1024  # of an object
 VALUES = 1 << 20  # of a body, unless the server's limits need fewer
 # Of a wrong list, one error and not one of every element. (A plain alias could not be part of a union: no hash.)
 Texts = TypeAliasType("Texts", Annotated[list[str], FailFast()])
 Ids = TypeAliasType("Ids", Annotated[list[int], FailFast()])
 Prompts = TypeAliasType("Prompts", Annotated[list[Ids], FailFast()])
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
-    text: str
-
-
-Parts = TypeAliasType("Parts", Annotated[list[Part], FailFast()])
-
-
-class Called(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str
-    arguments: str
-    parsed_arguments: Any = None  # of OpenAI's client, which sends its own replies back
-
-
-class ToolCall(BaseModel):
-    """A call of an earlier reply. index: of its stream."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    id: str
-    type: Literal["function"]
-    function: Called
-    index: int | None = None
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Parts = ""
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] = []
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: None = None
-
-    def text(self) -> str:
-        """The content."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class Function(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(BaseModel):
-    """A function of the client."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["function"]
-    function: Function
-    given: Mapping[str, Any]
-    """The object as it was sent, for the chat template."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _kept(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if "given" in value:
-            raise ApiError("`tools`: `given` is not a field of a tool.", param="tools")
-        return {**value, "given": value}
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    include_usage: bool = False
-    include_obfuscation: bool = False
-    continuous_usage_stats: Literal[False] = False  # vLLM's
 
 
 Nothing = Literal[0] | None
@@ -198,23 +121,8 @@ REFUSED = {
 
 CONTENT = "a message's content is text, or a list of parts of type text"
 SHOWN = 80  # characters of a name in a sentence
-EMPTY = ("tools", "functions", "tool_calls", "annotations")
 
 Parsed = TypeVar("Parsed", bound=Body)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing; schemas
-    of functions stay as they are. Raises ApiError for an object of too many fields."""
-    if isinstance(value, list):
-        return [_without_nulls(item) if isinstance(item, list | dict) else item for item in value]
-    if len(value) > FIELDS:
-        raise ApiError(f"The request has an object of {len(value)} fields; {FIELDS} are taken, no more.")
-    kept = {name: own for name, own in value.items() if own is not None and (own != [] or name not in EMPTY)}
-    return {
-        name: _without_nulls(own) if isinstance(own, list | dict) and name != "parameters" else own
-        for name, own in kept.items()
-    }
 
 
 def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
@@ -227,13 +135,15 @@ def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
     if not isinstance(table, dict):
         raise ApiError("The request body must be a JSON object.")
     try:
-        return kind.model_validate(neutral.without(_without_nulls(table), kind.model_fields))
+        return kind.model_validate(neutral.without(without_nulls(table), kind.model_fields))
+    except Refusal as refusal:
+        raise ApiError(str(refusal)) from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         loc = [part[:SHOWN] if isinstance(part, str) else part for part in first["loc"]]
         name = str(loc[0]) if loc else "the body"
         param = name if name == "prompt" else ".".join(map(str, loc[:3]))
-        reason = REFUSED.get(name, first["msg"])
+        reason = REFUSED.get(name, first["msg"].removeprefix("Value error, "))
         if first["type"] == "extra_forbidden" and len(loc) == 1:
             reason = neutral.reason(name) or "is not a field of this request"
         if "content" in loc:

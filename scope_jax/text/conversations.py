@@ -226,19 +226,21 @@ def _call(given: Any, name: str, place: int) -> dict[str, Any]:
     if given.get("type") not in (None, "function"):
         raise ConversationError(f"`{name}` is of type {str(given['type'])[:40]!r}; only functions can be called.")
     arguments = function.get("arguments", function.get("parameters"))
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
     why = ""
     if isinstance(arguments, str):
         try:
-            arguments = from_json(arguments) if arguments.strip() else {}
+            arguments = from_json(arguments)
         except Malformed as error:
             why = f" ({error})"
-    if not isinstance(arguments, Mapping | None):
+    if not isinstance(arguments, Mapping):
         raise ConversationError(f"`{name}`: the arguments are no JSON object{why}; correct them.")
     known = given.get("id")
     return {
         "id": known if isinstance(known, str) and known else call_id(place),
         "type": "function",
-        "function": {"name": function["name"], "arguments": dict(arguments or {})},
+        "function": {"name": function["name"], "arguments": dict(arguments)},
     }
 
 

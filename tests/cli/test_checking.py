@@ -6,13 +6,18 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import jax.numpy as jnp
+import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
+from scope_jax.config import SandboxSection
+from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models import weights
+from scope_jax.play import sandbox
 from scope_jax.run import checking
 
 ROOT = Path(__file__).parents[2]
@@ -155,3 +160,30 @@ def test_terminals_are_not_written_to_by_rows(tmp_path: Path) -> None:
     given = ["--set", f"data.conversations={tmp_path / 'rows.jsonl'}"]
     result = CliRunner().invoke(app, ["check", str(ROOT / "configs" / "sft" / "atlas.toml"), *given])
     assert "\x1b" not in result.output and "a\ufffd[31m?" in result.output
+
+
+def tools_of(*overrides: str) -> checking.Finding:
+    cfg = load_card(ROOT / "configs" / "absolute_zero" / "atlas.toml", overrides)
+    return next(found for found in checking.check(cfg) if found.name == "tools")
+
+
+def test_a_sandbox_that_cannot_start_is_reported_as_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise sandbox.NotStarted("no namespaces here")
+
+    found = tools_of("sandbox.isolation=none")
+    assert not found.wrong and found.text == "python, ready"
+    found = tools_of("sandbox.endpoint=http://127.0.0.1:9", "sandbox.retries=0")
+    assert found.wrong and "the sandbox at http://127.0.0.1:9 does not run Python" in found.text
+    monkeypatch.setattr(sandbox, "_Zygote", refused)
+    for isolation, sentence in (("auto", "does not let code of the model be isolated"), ("none", "does not start")):
+        found = tools_of(f"sandbox.isolation={isolation}")
+        with pytest.raises(UserError) as raised:
+            sandbox.Sandbox(SandboxSection.model_validate({"isolation": isolation})).start()
+        assert found.wrong and found.text == str(raised.value) and sentence in found.text
+
+
+def test_an_unisolated_program_that_does_not_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox.Worker, "run", lambda *_: "MemoryError")
+    found = tools_of("sandbox.isolation=none")
+    assert found.wrong and "code of the model does not run ('MemoryError')" in found.text

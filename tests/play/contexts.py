@@ -34,7 +34,8 @@ class Record:
 
 def execution(told: list[str] | None = None, threads: int = 8) -> Execution:
     """One character is one token."""
-    return Execution(lambda text: [*map(ord, text)], lambda ids: "".join(map(chr, ids)), (told or []).append, threads)
+    told = [] if told is None else told
+    return Execution(lambda text: [*map(ord, text)], lambda ids: "".join(map(chr, ids)), told.append, threads)
 
 
 def calls(record: Record | None = None, run: Execution | None = None) -> RolloutCalls:

@@ -192,7 +192,7 @@ def test_an_environment_that_hangs_fails_its_rollout():
             time.sleep(0.5)
             return super().step(text)
 
-    with pytest.raises(Failed, match=r"the environment gave no result within 0\.1 s"):
+    with pytest.raises(Failed, match=r"the environment Slow gave no result within 0\.1 s"):
         drive(environment("a", "player", lambda context: Slow(), seconds=0.1), [Turn("1")])
 
 

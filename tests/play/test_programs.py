@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -147,3 +151,134 @@ def test_functions_of_a_program_have_no_form_in_harmony() -> None:
     with pytest.raises(UserError, match=r'not supported with model\.dialect = "harmony"'):
         prompt([{"role": "user", "content": "2 + 3?"}], [ADD], dialects.load("harmony"))
     assert prompt([{"role": "user", "content": "2 + 3?"}], [], dialects.load("harmony")).user == "2 + 3?"
+
+
+USER = {"role": "user", "content": "2 + 3?"}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    """A body whose assistant's message has these fields."""
+    return {"messages": [USER, {"role": "assistant", "content": "", **fields}, USER], "tools": [ADD]}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    """A body with a function that has these fields."""
+    return {"messages": [USER], "tools": [{"type": "function", "function": {**ADD["function"], **fields}}]}
+
+
+WRONG: list[Any] = [
+    *(5, "abc", [], [1], None, True, {}, {"messages": 5}, {"messages": {}}, {"messages": []}, {"messages": [5]}),
+    *({"messages": [[]]}, {"messages": [None]}, {"messages": [{}]}, {"messages": "abc"}, {"messages": [{"role": 5}]}),
+    *({"messages": [USER | {"content": wrong}]} for wrong in (5, {}, True, [5], ["a"], [{}], [{"text": 5}], [[]])),
+    *({"messages": [USER | {"content": [{"type": wrong, "text": "a"}]}]} for wrong in (5, "image_url", [], {})),
+    *({"messages": [USER | {"role": wrong}]} for wrong in ("robot", 5, ["user"], {}, "")),
+    *(said(tool_calls=wrong) for wrong in (5, [1], "abc", {}, True, [[]], [{}], [None], [CALL, 5])),
+    *(said(tool_calls=[CALL | {"function": wrong}]) for wrong in (5, [], "add", {}, {"name": "add"}, {"name": 5})),
+    *(
+        said(tool_calls=[CALL | {"function": {"name": "add", "arguments": wrong}}])
+        for wrong in (5, {"a": 1}, [], "abc", "5", "[1]", "null", '{"a"', "[" * 99, '{"a": NaN}', '{"a": 1, "a": 2}')
+    ),
+    *(said(tool_calls=[CALL | {"id": wrong}]) for wrong in (5, [], {})),
+    said(tool_calls=[CALL | {"type": "custom"}]),
+    *({"messages": [USER], "tools": wrong} for wrong in (5, "abc", {}, [5], ["add"], [{}], [[]], [True])),
+    *({"messages": [USER], "tools": [{"type": "function", "function": wrong}]} for wrong in (5, "add", [], {}, True)),
+    {"messages": [USER], "tools": [{"function": 5}]},
+    {"messages": [USER], "tools": [ADD, ADD]},
+    *(function(name=wrong) for wrong in (5, [], {}, "", "a b", "<a>", "a" * 99)),
+    *(function(parameters=wrong) for wrong in (5, "abc", [1], True, {"type": "array"}, {"properties": 5})),
+    *(function(description=wrong) for wrong in (5, [1], {})),
+    *({"messages": [USER], "stream_options": wrong} for wrong in ("x", 5, [1], True, {"include_usage": "x"})),
+    *({"messages": [USER], "stream": wrong} for wrong in ("x", 5, [1], {})),
+    *({"messages": [USER], "tool_choice": wrong} for wrong in ("required", 5, [1], {}, {"type": "function"})),
+    *({"messages": [USER], "n": wrong} for wrong in (2, 0, "x", [1], {})),
+    *({"messages": [USER], "model": wrong} for wrong in (5, [1], {})),
+    *({"messages": [USER], "response_format": wrong} for wrong in ("x", 5, [1], {}, {"type": "json_object"})),
+    {"messages": [USER], "logprobs": "x"},
+    {"messages": [USER], "top_logprobs": 5},
+    {"messages": [{"role": "assistant", "content": "a"}]},
+    {"messages": [USER, {"role": "system", "content": "a"}, USER]},
+]
+RIGHT: list[Any] = [
+    {"messages": [USER | {"name": None, "tool_calls": None}], "tools": None, "stream": None, "stream_options": None},
+    {"messages": [USER], "tools": [], "n": 1, "logprobs": False, "response_format": {"type": "text"}, "unknown": {}},
+    said(tool_calls=[], reasoning_content="hm", audio=None, annotations=[]),
+    said(content=None, tool_calls=[CALL]),
+    function(parameters=None, description=None),
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}], "temperature": 2},
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama", "function", "qwen-coder", "xml"])
+def test_each_body_is_answered_or_refused_with_a_sentence(name: str) -> None:
+    def sends(context: Context, urls: Mapping[str, str]) -> Any:
+        with httpx.Client() as client:
+            bodies = [json.dumps(body) for body in (*WRONG, *RIGHT)]
+            address, headers = f"{urls['a']}/chat/completions", {"Content-Type": "application/json"}
+            post = [client.post(address, content=body, headers=headers) for body in bodies]
+        return [[answer.status_code, answer.json().get("error", {}).get("message", "")] for answer in post]
+
+    agent = Agent("actor", SamplingSection(max_tokens=200), max_turns=20)
+    tools = ScriptedTools(lambda context: "Yes.", turns="chat")
+    ((played,),) = tools.interact("p", [program("one", ("a",), sends, dialects.load(name), seconds=60)], {"a": agent})
+    assert played.failed == "" and len(WRONG) > 100
+    expected = [400] * len(WRONG) + [200] * len(RIGHT)
+    for body, right, (status, sentence) in zip((*WRONG, *RIGHT), expected, played.value, strict=True):
+        assert status == right, (body, sentence)
+        assert bool(sentence) == (status == 400) and "\n" not in sentence and sentence[-1:] in ".?)" * bool(sentence)
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def raising(error: BaseException) -> Any:
+    def run(context: Context, urls: Mapping[str, str]) -> Any:
+        raise error
+
+    return run
+
+
+def giving(value: Any) -> Any:
+    return lambda context, urls: value
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (raising(SystemExit(1)), "the program ended with SystemExit: 1"),
+        (raising(SystemExit("no")), "the program ended with SystemExit: no"),
+        (raising(asyncio.CancelledError()), "the program ended with CancelledError"),
+        (raising(RecursionError("deep")), "the program ended with RecursionError: deep"),
+        (raising(OSError("a \ud83d b")), "the program ended with OSError: a \ufffd b"),
+        (raising(TimeoutError("late")), "the program ended with TimeoutError: late"),
+        (lambda context, urls: sys.exit(3), "the program ended with SystemExit: 3 (test_programs.py, line"),
+        *((giving(value), "no plain data") for value in ({1}, object(), b"a", math.nan, [math.inf], deep(300))),
+        *((giving(value), "no plain data") for value in (deep(5000), {(1, 2): 3}, len, 10**5000, 1j)),
+    ],
+)
+def test_what_a_program_raises_or_gives_fails_its_rollout(run: Any, sentence: str) -> None:
+    tools = ScriptedTools(script, turns="chat")
+    ((played,),) = tools.interact("p", [program("one", ("a",), run, DIALECT, seconds=30)], {"a": AGENT})
+    assert sentence in played.failed and played.value is None and "\n" not in played.failed
+
+
+@pytest.mark.parametrize("error", [UserError("correct the card."), MemoryError()])
+def test_what_the_user_has_to_mend_ends_the_run(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        ScriptedTools(script, turns="chat").interact(
+            "p", [program("one", ("a",), raising(error), DIALECT, seconds=30)], {"a": AGENT}
+        )
+
+
+def test_plain_data_comes_back_as_it_is_read_and_status_0_is_no_failure() -> None:
+    for run, value in (
+        (giving({"a": (1, 2.5, None, True), 3: "\ud83d\ude00 \ud83d"}), {"a": [1, 2.5, None, True], "3": "😀 \ufffd"}),
+        (lambda context, urls: sys.exit(0), None),
+    ):
+        tools = ScriptedTools(script, turns="chat")
+        ((played,),) = tools.interact("p", [program("one", ("a",), run, DIALECT, seconds=30)], {"a": AGENT})
+        assert played.value == value and not played.failed

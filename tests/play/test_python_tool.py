@@ -235,7 +235,7 @@ def test_a_killed_run_leaves_nothing(sandbox: Sandbox, isolation: str) -> None:
     run = subprocess.Popen([sys.executable, "-c", KILLED_RUN, isolation], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert run.stdout is not None
     first = int(run.stdout.readline())
-    expected = {"auto": 3, "none": 2}[isolation]  # the zygote, the worker, its child
+    expected = {"auto": 4, "none": 3}[isolation]  # the zygote, the guard, the worker, its child
     assert waited(lambda: len(descendants(first)) == expected)
     started = {first, *descendants(first)}
     run.kill()

@@ -165,7 +165,7 @@ def test_half_of_a_character_is_replaced() -> None:
         return "a\ud800b"
 
     (result,) = calls().run("a", 0, [ToolCall(half, {})])
-    assert result.text == "a?b"
+    assert result.text == "a\ufffdb"
 
 
 def test_a_tool_that_returns_no_text_is_a_bug() -> None:

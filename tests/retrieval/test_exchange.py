@@ -241,6 +241,12 @@ def test_invalid_urls():
         ("http://host:1/v1", "http://host:1/v1"),
         ("https://me:secret@host:1/v1?key=secret#secret", "https://host:1/v1"),
         ("http://me:secret@[::1/v1?key=secret", "[::1/v1"),
+        ("http://me:sec/ret@host/v1", "http://host/v1"),
+        ("http://me:sec#ret@host", "http://host"),
+        ("http://me:sec?ret@host", "http://host"),
+        ("http://me:sec@ret@host:80/a", "http://host:80/a"),
+        ("http://secret@host", "http://host"),
+        ("http://host:80/me@there", "http://host:80/me@there"),
         ("not a url", "not a url"),
     ],
 )

@@ -11,10 +11,13 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import types
+import uuid
 
 SEED = 0
+NODE = 0x010000000001  # of `uuid.getnode`, for hosts without a network address: the multicast bit is set
 LONGEST = 1 << 26  # bytes of a request
 
 
@@ -64,6 +67,10 @@ def _seed() -> None:
     import numpy.random
 
     random.seed(SEED)
+    tempfile.__dict__["_Random"] = lambda: random.Random(
+        f"{SEED} {os.getpid()}"
+    )  # names of files, in each process others
+    uuid.__dict__.update(_node=NODE, _generate_time_safe=None)
     numpy.random.seed(SEED)  # noqa: NPY002 - the state that code without a generator uses
     # where generators without a seed get one, from the system otherwise
     sys.modules["numpy.random.bit_generator"].__dict__["randbits"] = random.Random(SEED).getrandbits

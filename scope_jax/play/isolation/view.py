@@ -70,22 +70,48 @@ def bubblewrap(program: str, packages: list[str], tmp_mib: int) -> list[str]:
     return [*words, "--remount-ro", "/"]
 
 
-def enter() -> bool:
-    """Gives this process, and its next child, namespaces in which it may mount; True if it stays root for that."""
+def enter(packages: list[str]) -> bool:
+    """Gives this process, and its next child, namespaces in which it may mount; True if it stays root for that. Raises
+    OSError with what this host would have to allow. packages: see `binds`."""
     flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
-    if os.geteuid() == 0:
-        try:
-            kernel.unshare(flags)
-            return True
-        except PermissionError:  # root without CAP_SYS_ADMIN, as in a container
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            kernel.prctl(kernel.DUMPABLE, 1)  # or /proc/self belongs to root
-    user, group = os.geteuid(), os.getegid()
-    kernel.unshare(flags | kernel.NEWUSER)
-    map_ids(0, user, group)
+    if os.geteuid() != 0:
+        _enter_as_user(flags, "allow user namespaces")
+        return False
+    try:
+        kernel.unshare(flags)
+        return True
+    except PermissionError:  # root without CAP_SYS_ADMIN, as in a container
+        _become_nobody()
+    _enter_as_user(flags, "allow user namespaces, or give this container CAP_SYS_ADMIN")
+    for path, _ in binds(packages):
+        if not os.access(path, os.R_OK):
+            raise OSError(
+                f"root has no CAP_SYS_ADMIN here, and the user that code then runs as cannot read {path}: give this "
+                "container CAP_SYS_ADMIN, or install Python where every user can read it"
+            )
     return False
+
+
+def _enter_as_user(flags: int, remedy: str) -> None:
+    user, group = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(flags | kernel.NEWUSER)
+        map_ids(0, user, group)
+    except OSError as error:
+        raise OSError(f"{error.strerror}: {remedy}") from None
+
+
+def _become_nobody() -> None:
+    """Gives up root, whose user namespace would be root outside, too."""
+    try:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except PermissionError:
+        raise OSError(
+            "root has no CAP_SYS_ADMIN here and cannot become another user: give this container CAP_SYS_ADMIN"
+        ) from None
+    kernel.prctl(kernel.DUMPABLE, 1)  # or /proc/self belongs to root
 
 
 def map_ids(inside: int, user: int, group: int) -> None:

@@ -1,8 +1,9 @@
 """A process with the libraries already loaded, which forks a worker for each request.
 
-Requests come as packets of a socket: `start` with two descriptors, the worker's socket and the end of the pipe for its
-output, answered with a descriptor of the process (pidfd); `sweep`, answered once all that is left of ended workers is
-gone. When the socket ends, this process ends, and as it is the first of its process namespace, all others do.
+Requests come as packets of a socket: `start` with three descriptors, the worker's socket, the end of the pipe for its
+output and the socket of its guard (`guard`), answered with a descriptor of the guard's process (pidfd), which ends with
+all that the worker has started; `sweep`, answered once all that is left of ended workers is gone. When the socket ends,
+this process ends, and as it is the first of its process namespace, all others do.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ import tempfile
 import traceback
 from typing import Any, NoReturn
 
-from . import cells, filters, kernel, view
+from . import cells, filters, guard, kernel, view
 
-CHANNEL, OUTPUT = 3, 4  # a worker's descriptors beside 0, 1 and 2
+CHANNEL, OUTPUT, GUARD = 3, 4, 5  # descriptors beside 0, 1 and 2: two of a worker, one of its guard
 MIB = 1 << 20
 
 
 def launch() -> None:
-    """First program: enters namespaces and view if the settings (argv[2], JSON) ask for it, and starts `main`."""
-    settings = json.loads(sys.argv[2])
+    """First program: enters namespaces and view if the settings ask for it, and starts `main`."""
+    settings = _settings()
     program, folder, environment = sys.executable, sys.argv[1], view.environment()
     try:
         if settings["way"] == "namespaces":
-            settings["root"] = view.enter()
+            settings["root"] = view.enter(settings["packages"])
             if child := os.fork():
                 os.close(settings["control"])
                 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -53,8 +54,8 @@ def launch() -> None:
 
 
 def main() -> None:
-    """The zygote itself; its settings are argv[2]."""
-    settings = json.loads(sys.argv[2])
+    """The zygote itself."""
+    settings = _settings()
     control = socket.socket(fileno=settings["control"])
     if settings["way"] != "bubblewrap":
         try:
@@ -66,15 +67,32 @@ def main() -> None:
 
 
 def single() -> None:
-    """A worker that bubblewrap has started."""
-    settings = json.loads(sys.argv[2])
+    """A guard and its worker that bubblewrap has started."""
+    settings = _settings()
     _load(settings["packages"])
-    _serve(settings)
+    _guarded(settings)
 
 
 def _command(program: str, folder: str, function: str, settings: dict[str, Any]) -> list[str]:
+    """The arguments that start a function of this module; this process's standard input then holds its settings, as
+    code can read a command line."""
+    read, write = os.pipe()
+    os.write(write, json.dumps(settings).encode())
+    os.close(write)
+    os.dup2(read, 0)
+    os.close(read)
     run = f"import sys; sys.path.insert(0, sys.argv[1]); from isolation.zygote import {function} as start; start()"
-    return [program, "-P", "-s", "-S", "-B", "-c", run, folder, json.dumps(settings)]
+    return [program, "-P", "-s", "-S", "-B", "-c", run, folder]
+
+
+def _settings() -> dict[str, Any]:
+    """What stands in the standard input, which is empty from then on."""
+    with open(0, "rb", closefd=False) as file:
+        settings = json.load(file)
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return settings
 
 
 def _load(packages: list[str]) -> None:
@@ -85,6 +103,7 @@ def _load(packages: list[str]) -> None:
     import numpy.random  # noqa: F401 - workers find all of them loaded, which numpy imports at their first use
     import sympy  # noqa: F401
 
+    sys.argv[:] = [""]  # as in an interactive session
     vars(os.environ)["_data"].clear()  # for code; the C library and programs that are started keep the fixed one
 
 
@@ -115,7 +134,7 @@ class Zygote:
                     os.read(woken, 4096)
             self._reap()
             if self._control in ready:
-                request, fds, _, _ = socket.recv_fds(self._control, 64, 2)
+                request, fds, _, _ = socket.recv_fds(self._control, 64, 3)
                 if not request:
                     return self._end()
                 if request == b"sweep":
@@ -126,19 +145,19 @@ class Zygote:
                 else:
                     self._start(*fds)
 
-    def _start(self, channel: int, output: int) -> None:
+    def _start(self, channel: int, output: int, requests: int) -> None:
         folder = tempfile.mkdtemp(dir=self._settings["folder"]) if self._settings["way"] == "none" else None
         if self._namespaces:
             kernel.unshare(kernel.NEWPID)
         pid = os.fork()
         if pid == 0:
-            _work(channel, output, folder or "/tmp", self._settings)
+            _work((channel, output, requests), folder or "/tmp", self._settings)
         if self._namespaces:
             kernel.call("setns", self._own, kernel.NEWPID)  # of later children, until it is unshared again
         self._workers[pid] = folder
         process = os.pidfd_open(pid)
         socket.send_fds(self._control, [b"started"], [process])
-        for fd in (channel, output, process):
+        for fd in (channel, output, requests, process):
             os.close(fd)
 
     def _reap(self) -> None:
@@ -174,17 +193,18 @@ class Zygote:
                 self._reap()
 
 
-def _work(channel: int, output: int, folder: str, settings: dict[str, Any]) -> NoReturn:
-    """A worker, from the fork to its end."""
+def _work(fds: tuple[int, int, int], folder: str, settings: dict[str, Any]) -> NoReturn:
+    """A guard and its worker, from the fork to their end. fds: those of `Zygote._start`."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        channel, output = (fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (channel, output))
+        channel, output, requests = (fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in fds)
         null = os.open("/dev/null", os.O_RDONLY)
-        for fd, place in (null, 0), (output, 1), (output, 2), (channel, CHANNEL), (output, OUTPUT):
+        places = (null, 0), (output, 1), (output, 2), (channel, CHANNEL), (output, OUTPUT), (requests, GUARD)
+        for fd, place in places:
             os.dup2(fd, place)
-        os.closerange(OUTPUT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        os.closerange(GUARD + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         if settings["way"] == "bubblewrap":
             command = _command(view.interpreter(), "/sandbox", "single", settings)
             os.execv(settings["bubblewrap"][0], [*settings["bubblewrap"], *command])
@@ -193,7 +213,7 @@ def _work(channel: int, output: int, folder: str, settings: dict[str, Any]) -> N
         else:
             kernel.die_with_parent()
         os.chdir(folder)
-        _serve(settings)
+        _guarded(settings)
     except OSError as error:
         os.write(CHANNEL, _reason(error) + b"\n")
     except Exception:  # noqa: BLE001 - a fault of the loop, as code that changes modules can cause
@@ -202,11 +222,39 @@ def _work(channel: int, output: int, folder: str, settings: dict[str, Any]) -> N
         os._exit(1)
 
 
+def _guarded(settings: dict[str, Any]) -> None:
+    """Forks the worker; this process is its guard, until the sandbox ends it."""
+    isolated = settings["way"] != "none"
+    if not isolated:
+        kernel.prctl(kernel.SUBREAPER, 1)
+    guard.adopt()
+    worker = os.fork()
+    if worker == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(GUARD)
+        _serve(settings)
+        return
+    for fd in (1, 2):
+        os.dup2(0, fd)
+    os.close(CHANNEL)
+    os.close(OUTPUT)
+    if isolated:
+        kernel.drop_capabilities()
+        kernel.prctl(kernel.DUMPABLE, 0)  # no process of the same user can read it
+    guard.watch(GUARD, worker, isolated)
+
+
 def _serve(settings: dict[str, Any]) -> None:
     for fd in (CHANNEL, OUTPUT):
         os.set_inheritable(fd, False)
+    if settings["way"] == "namespaces":
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(kernel.NEWUSER)
+        view.map_ids(view.USER, user, group)
     _limit(settings)
     if settings["way"] == "none":
+        kernel.die_with_parent()
         kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     else:
         kernel.drop_capabilities()
@@ -221,15 +269,12 @@ def _confine(root: bool, tmp_mib: int) -> None:
     kernel.mount("tmpfs", "/tmp", "tmpfs", safe, f"size={tmp_mib}m,nr_inodes=10000,mode=1777")
     kernel.mount("proc", "/proc", "proc", safe, "subset=pid")
     socket.sethostname("sandbox")
-    user = group = 0
     if root:
         user = group = view.NOBODY
         os.setgroups([])
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
         kernel.prctl(kernel.DUMPABLE, 1)
-    kernel.unshare(kernel.NEWUSER)
-    view.map_ids(view.USER, user, group)
 
 
 def _limit(settings: dict[str, Any]) -> None:
@@ -253,4 +298,5 @@ def _limit(settings: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> bytes:
-    return f"{type(error).__name__}: {error}".encode()[:4000]
+    kind = "" if type(error) is OSError else f"{type(error).__name__}: "
+    return f"{kind}{error}".encode()[:4000]
