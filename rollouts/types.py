@@ -218,8 +218,9 @@ class Completion:
     """The calls of tools in its turns, in order."""
 
     @property
-    def written(self) -> str:
-        """All that was written, observations too, see `Turn.written`: what a verdict on the form reads."""
+    def text(self) -> str:
+        """All that was written, observations too, and thoughts with the mark that the prompt opened (`Turn.written`):
+        what a verdict on the form reads."""
         return "".join(turn.written for turn in self.turns)
 
     @property

@@ -156,6 +156,6 @@ class Judge:
             groups = tools.play(
                 self.name, rollouts, Agent(BASE, single_turn(self.card.temperature, self.card.max_tokens))
             )
-            return [Reply(group[0].written, cut=searching.cut_off(group[0])) for group in groups]
+            return [Reply(group[0].text, cut=searching.cut_off(group[0])) for group in groups]
 
         return send

@@ -168,21 +168,20 @@ def test_exams_read_what_follows_the_thought(name: str) -> None:
 def test_what_is_written_and_its_content() -> None:
     turns = sampled_turn("a</think>b", opened=True), sampled_turn("c"), replace(sampled_turn("d"), kind="observation")
     whole = Completion((), turns, "eos")
-    assert (whole.written, whole.content) == ("<think>a</think>bcd", " " * len("a</think>") + "bc")
+    assert (whole.text, whole.content) == ("<think>a</think>bcd", " " * len("a</think>") + "bc")
     unmarked = replace(sampled_turn("a</think>b", opened=True), thought=None)  # with model.tags_in_thinking
     assert (unmarked.written, unmarked.content) == ("<think>a</think>b", "a</think>b")
 
 
 def test_nobody_judges_a_turn_without_its_mark() -> None:
     """`Turn.text` lacks the mark that the prompt opened: of games, exams and play only what works with places in it
-    reads it, and what reads an observation. A completion has no such text at all."""
-    assert "text" not in Completion.__dataclass_fields__ and not hasattr(Completion, "text")
+    reads it, and what reads an observation. `Completion.text` has the mark."""
     allowed = {"play/turns.py", "play/tool_turns.py", "play/searching.py", "games/scope/rules.py"}
     readers = set()
     for folder in ("games", "evaluation", "play"):
         for path in (ROOT / "scope_jax" / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 named = ast.unparse(node.value) if isinstance(node, ast.Attribute) and node.attr == "text" else ""
-                if re.search(r"\bturns?\b|completion", named):
+                if re.search(r"\bturns?\b", named):
                     readers.add(path.relative_to(ROOT / "scope_jax").as_posix())
     assert readers <= allowed

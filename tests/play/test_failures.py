@@ -210,7 +210,7 @@ def test_half_characters_in_what_a_generator_stores_or_asks(value: Any) -> None:
 
     interaction, _ = played(Rollout("a", play=play))
     assert not interaction.failed
-    assert "\ud83d" not in interaction.completions["player"].written
+    assert "\ud83d" not in interaction.completions["player"].text
 
 
 def test_a_recorded_value_is_found_by_arguments_with_half_a_character() -> None:
@@ -257,7 +257,7 @@ def test_an_error_of_a_generator_fails_its_rollout(error: BaseException) -> None
     interaction, told = played(Rollout("a/1", play=play))
     assert interaction.failed.startswith(f"the rollout 'a/1' raised {type(error).__name__}")
     assert "(test_failures.py, line " in interaction.failed and len(told) == 1 and "Traceback" in told[0]
-    assert interaction.completions["player"].written
+    assert interaction.completions["player"].text
 
 
 @pytest.mark.parametrize("error", [UserError("mend it."), MemoryError(), KeyboardInterrupt(), RolloutError("an agent")])

@@ -65,12 +65,12 @@ def test_requests_of_a_program_are_rows_of_its_agents() -> None:
     tools = ScriptedTools(script, turns="chat")
     rollout = program("one", ("solver", "critic"), calculator, DIALECT, seconds=30)
     ((played,),) = tools.interact("program", [rollout], {"solver": AGENT, "critic": AGENT})
-    assert played.failed == "" and played.value == {"answer": "five", "critic": played.completions["critic"].written}
+    assert played.failed == "" and played.value == {"answer": "five", "critic": played.completions["critic"].text}
     solver = played.completions["solver"]
     assert len(solver.rows) == 2 and len(Datum.from_completion(solver)) == 2
     second = "".join(map(chr, solver.rows[1].prompt_ids))
     assert '<add>{"a": 2, "b": 3}</add>' in second and "<information>\n5\n</information>" in second
-    assert played.completions["critic"].written.startswith("heard ")
+    assert played.completions["critic"].text.startswith("heard ")
 
 
 def test_a_program_that_had_ended_is_played_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_the_row_continues_right_after_the_kept_tokens(played, free):
         (row,) = completion.rows
         assert row.ids_T.tolist() == [*first.ids, *SEEN, *second.ids, *SEEN, *last.ids]
         assert row.sampled_T.tolist() == [True] * kept + [False] * 7 + [True] * kept + [False] * 7 + [True] * 24
-        assert completion.written == first.text + "seen" + second.text + "seen" + last.text
+        assert completion.text == first.text + "seen" + second.text + "seen" + last.text
 
 
 def test_logprobs_of_kept_tokens_are_the_learners(params, played):

@@ -203,7 +203,7 @@ def test_the_end_token_is_kept_and_sampled(params, engine):
     for completion in ended:
         assert completion.ids_T[-1] == EOS and completion.sampled_T[-1]
         assert EOS not in completion.ids_T[:-1]
-        assert "<end>" not in completion.written
+        assert "<end>" not in completion.text
         assert completion.turns[0].finish == "eos"
 
 

@@ -28,7 +28,7 @@ def test_the_response_limit_counts_sampled_tokens_and_observations_of_all_turns(
     """4 sampled, 9 read, 4 sampled: a turn that no longer fits is cut; an observation without room is omitted."""
     completion = play(asking("nine char", max_response_tokens=limit))
     assert (completion.finish_reason, len(completion.turns)) == ("length", turns)
-    assert completion.written == "ask?nine charask?"[:left] and len(completion.ids_T) == left
+    assert completion.text == "ask?nine charask?"[:left] and len(completion.ids_T) == left
 
 
 def test_the_smaller_of_two_limits_ends_the_episode_and_is_its_finish_reason():
@@ -38,7 +38,7 @@ def test_the_smaller_of_two_limits_ends_the_episode_and_is_its_finish_reason():
         assert play(asking(answer, max_response_tokens=14), max_length=prompt + 14).finish_reason == "overflow"
         assert play(asking(answer, max_response_tokens=14), max_length=prompt + 15).finish_reason == "length"
     one = replace(request("prompt", max_tokens=3), max_response_tokens=5)
-    assert (play(one).finish_reason, play(one).written) == ("length", "ask")  # the turn's limit, the smaller one
+    assert (play(one).finish_reason, play(one).text) == ("length", "ask")  # the turn's limit, the smaller one
 
 
 @pytest.mark.parametrize(("tokens", "turns"), [(15, 2), (16, 1)])

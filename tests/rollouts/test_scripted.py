@@ -25,7 +25,7 @@ def test_a_golden_transcript():
     assert [turn.text for turn in completion.turns] == said
     assert [turn.kind for turn in completion.turns] == ["sampled", "observation", "sampled"]
     assert [turn.finish for turn in completion.turns] == ["stop", None, "stop"]
-    assert completion.finish_reason == "stop" and completion.written == "".join(said)
+    assert completion.finish_reason == "stop" and completion.text == "".join(said)
     assert completion.ids_T.tolist() == list("".join(said).encode())
     assert completion.sampled_T.tolist() == [True] * len(said[0]) + [False] * 3 + [True] * len(said[2])
     assert not completion.logprobs_T.any()
@@ -39,15 +39,15 @@ def test_finish_reasons():
         request("c" * 380, max_tokens=99),
         request("d" * 400, max_tokens=9),
     )
-    assert (eos.finish_reason, eos.written, eos.ids_T[-1]) == ("eos", "Done.", EOS)
-    assert (cut.finish_reason, cut.written) == ("length", "too")
+    assert (eos.finish_reason, eos.text, eos.ids_T[-1]) == ("eos", "Done.", EOS)
+    assert (cut.finish_reason, cut.text) == ("length", "too")
     assert (over.finish_reason, len(over.ids_T)) == ("overflow", 20)
     assert (long.finish_reason, len(long.ids_T)) == ("overflow", 0)
 
 
 def test_an_end_token_that_the_request_does_not_list():
     completion = play(lambda prompt, turns: "Done.", request("a", stop_ids=()))[0]
-    assert (completion.finish_reason, completion.written, completion.ids_T[-1]) == ("eos", "Done.", EOS)
+    assert (completion.finish_reason, completion.text, completion.ids_T[-1]) == ("eos", "Done.", EOS)
 
 
 def test_a_string_that_ends_a_turn_is_left_out_of_its_text_but_not_of_its_tokens():
@@ -60,11 +60,11 @@ def test_a_string_that_ends_a_turn_is_left_out_of_its_text_but_not_of_its_tokens
         request("c", ends=("User:",), thought=("<think>", "</think>"), max_tokens=99),
         request("d", ends=("User:",), max_tokens=99),
     )
-    assert (cut.finish_reason, cut.written) == ("eos", "<think>Hm</think> It is 5.")
+    assert (cut.finish_reason, cut.text) == ("eos", "<think>Hm</think> It is 5.")
     assert cut.ids_T.tolist() == list(said.removesuffix(" and").encode()) and cut.sampled_T.all()
-    assert (tag.finish_reason, tag.written) == ("stop", "<a>5</a>")
-    assert (thinking.finish_reason, thinking.written, thinking.turns[0].content.strip()) == ("eos", "<think>so\n", "")
-    assert (whole.finish_reason, whole.written, whole.ids_T[-1]) == ("eos", "A User", EOS)
+    assert (tag.finish_reason, tag.text) == ("stop", "<a>5</a>")
+    assert (thinking.finish_reason, thinking.text, thinking.turns[0].content.strip()) == ("eos", "<think>so\n", "")
+    assert (whole.finish_reason, whole.text, whole.ids_T[-1]) == ("eos", "A User", EOS)
 
 
 def test_turn_limits_apply_and_exceptions_propagate():

@@ -53,7 +53,7 @@ def test_a_string_that_ends_a_turn_ends_at_the_token_that_completes_it(rollouts,
     cases = stops_of(free, 2)
     asked = [request(f"question {i}", key=i, max_tokens=40, stop_ids=(), ends=(s,)) for i, _, s in cases]
     for (i, end, stop), completion in zip(cases, rollouts.run(asked), strict=True):
-        assert completion.finish_reason == "eos" and stop not in completion.written
+        assert completion.finish_reason == "eos" and stop not in completion.text
         assert completion.ids_T.tolist() == free[i].ids_T[:end].tolist()
         assert completion.logprobs_T.tobytes() == free[i].logprobs_T[:end].tobytes()
 

@@ -114,10 +114,10 @@ def test_a_base_layout_stops_where_its_template_ends_a_message(tmp_path: Path):
         job = chat_job(model, parsed(ChatBody, json.dumps(body | {"temperature": 0, "max_tokens": 48}).encode()))
         (ended,) = offline(model).run(requests_of(model, job))
         assert ended.finish_reason == "eos" and int(ended.ids_T[-1]) == config["eos_token_id"]
-        assert "<|im_end|>" not in ended.written
+        assert "<|im_end|>" not in ended.text
         runs_on = replace(job, params=replace(job.params, stop_ids=(config["pad_token_id"],)))  # what the files name
         (limited,) = offline(model).run(requests_of(model, runs_on))
-        assert limited.finish_reason == "length" and limited.written.startswith(ended.written + "<|im_end|>")
+        assert limited.finish_reason == "length" and limited.text.startswith(ended.text + "<|im_end|>")
     assert not any("limit" in line for line in told)
 
 
@@ -163,7 +163,7 @@ def test_no_request_waits_for_a_program(cache: str, caplog: pytest.LogCaptureFix
                 (done,) = ended(model, job)
         finally:
             jax.config.update("jax_log_compiles", before)
-        assert done.completion is not None and "Doc 1 (Title" in done.completion.written
+        assert done.completion is not None and "Doc 1 (Title" in done.completion.text
         assert [one.message for one in caplog.records if "Compiling" in one.message] == []
         prompt = model.tokenizer.encode_chat(user(questions(1)[0]))
         (plain,) = ended(

@@ -131,7 +131,7 @@ TEXTS = ["a30", "b20", "a31", "d5", "b21", "c50", "d6"]
 
 
 def texts(engine: Recorded) -> list[str]:
-    return [completion.written for completion in DividedRollouts(engine).run(REQUESTS)]
+    return [completion.text for completion in DividedRollouts(engine).run(REQUESTS)]
 
 
 def test_every_process_gets_all_completions_and_a_group_stays_together(three: Threads) -> None:
@@ -226,7 +226,7 @@ def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pyt
     tools = StepTools(world, 0)
     agent = Agent("actor", SamplingSection(), **searching.until("answer"))
     found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
-    assert [[completion.written for completion in samples] for samples in found] == [
+    assert [[completion.text for completion in samples] for samples in found] == [
         [raw(XML.observation(["found Oslo"]))]
     ]
     assert asked == [("Oslo",)]

@@ -84,7 +84,7 @@ def propose(cfg: Config, tools: Tools, tasks: Sequence[str], buffers: Buffers, s
             earlier.pop()
         asked.append((task, earlier))
     said = sample(cfg, tools, role, for_proposer, asked)
-    drafts = [rules.draft(one.task, one.completion.written, one.item, card) for one in said]
+    drafts = [rules.draft(one.task, one.completion.text, one.item, card) for one in said]
     runs = [(one["program"], one["inputs"]) if one else ("", ()) for one in drafts]
     ran = zip(drafts, functions.outputs(cfg.sandbox, tools, runs, repeats=RUNS), strict=True)
     valid = [one | {"outputs": own, "step": step} if one and None not in own else None for one, own in ran]
@@ -123,7 +123,7 @@ def grade(
 
     formal: as in `rules.answer_of`.
     """
-    said = [rules.solution(task, completion.written, formal) for task, _, completion in cases]
+    said = [rules.solution(task, completion.text, formal) for task, _, completion in cases]
     runs = [rules.run(task, item, one) for (task, item, _), one in zip(cases, said, strict=True)]
     values = zip(functions.outputs(cfg.sandbox, tools, runs), said, cases, strict=True)
     found = [(own or [one], hidden(item, "outputs")) for own, one, (_, item, _) in values]  # or the deduction itself
@@ -194,7 +194,7 @@ def exam(cfg: Config) -> Exam:
         return [right or 0.0 for right in grade(cfg, tools, cases)]
 
     prompt, own = lambda row, tokens: for_solver(cfg, row["task"], row), {"accuracy": solved}
-    return Exam(ACTOR, prompt, lambda said: rules.answer_of(said.written), ("accuracy",), kind="rows", own=own)
+    return Exam(ACTOR, prompt, lambda said: rules.answer_of(said.text), ("accuracy",), kind="rows", own=own)
 
 
 OWN: dict[str, Any] = {"source": lambda cfg: None, "tools": lambda cfg: functions.tools_of(cfg.sandbox)}

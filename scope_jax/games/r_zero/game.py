@@ -105,7 +105,7 @@ def solve(cfg: Config, tools: Tools, memory: Memory) -> tuple[list[Episode], Met
     said = [(items[place], place, each) for place, group in enumerate(groups) for each in group]
     agree = equal(tools, [(answer_of(each), one["label"]) for one, _, each in said])
     for (one, place, each), agrees in zip(said, agree, strict=True):
-        reward = rules.solver_reward(agrees, each.written, card.format_weight)
+        reward = rules.solver_reward(agrees, each.text, card.format_weight)
         fields = {"role": SOLVER, "policy": policy(cfg, SOLVER), "group": f"{SOLVER}/{place}", "reward": reward}
         fields |= {"parts": {"agrees": float(agrees)}, "temperature": card.solver.sampling.temperature}
         text = {"question": one["question"], "label": one["label"], "prediction": answer_of(each)}

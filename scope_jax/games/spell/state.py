@@ -148,7 +148,7 @@ class Verification:
 
     @property
     def judgement(self) -> Judgement:
-        return Judgement("verifier", "", (Reply(self.completion.written),), self.verdict)
+        return Judgement("verifier", "", (Reply(self.completion.text),), self.verdict)
 
 
 @dataclass(frozen=True)

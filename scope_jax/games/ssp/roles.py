@@ -151,9 +151,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
     }
     agent = Agent(ACTOR, single_turn(options(cfg).verify_temperature, options(cfg).verify_max_tokens))
     groups = tools.play("verify", list(fitting.values()), agent)
-    return {
-        i: Reply(group[0].written, cut=searching.cut_off(group[0])) for i, group in zip(fitting, groups, strict=True)
-    }
+    return {i: Reply(group[0].text, cut=searching.cut_off(group[0])) for i, group in zip(fitting, groups, strict=True)}
 
 
 DUMMY = "There is no question this time; reply with the word none."
