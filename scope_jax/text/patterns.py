@@ -18,7 +18,7 @@ import re2
 from scope_jax.retrieval.rows import is_text
 
 MEMORY = 1 << 20  # bytes of one compiled pattern
-LONGEST = 20_000  # characters of a pattern
+LONGEST = 4096  # characters of a pattern
 LOOKAHEADS = 16  # at the beginning of a pattern
 LINEAR = "has a lookaround or a back-reference, which cannot be checked in linear time"
 

@@ -34,7 +34,6 @@ REFERENCE = 4  # steps to look up what a reference leads to
 PER_STEP = 16  # parts that a keyword looks at in one step
 ERROR, LETTERS = 4, 256  # steps of an error, and characters of its message in one step more
 TEXT, PAIRS = 1024, 1024  # characters that are sorted, and pairs of items that are compared, in one step
-COMPILED = 8  # instructions of a pattern's program that are made in one step
 PATTERN_WORK = 32_768  # instructions of a pattern's program times bytes of a text, in one step
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 WHOLE = ("enum", "const", "required", "dependentRequired", "dependencies")  # keywords that look at all of their value
@@ -263,6 +262,7 @@ class Validator:
         self._specification = specification_with(self._kind.META_SCHEMA["$schema"])
         self._safe: set[int] = set()  # ids of schemas that were checked and prepared
         self._keywords: set[str] = set()
+        self._patterns: set[str] = set()
         self._add(self.schema)
         resource = self._specification.create_resource(self.schema)
         uri = resource.id() or ""
@@ -304,8 +304,11 @@ class Validator:
         if isinstance(schema.get("items"), bool) and "additionalItems" in self._kind.VALIDATORS:
             schema["items"] = _Object() if schema["items"] else _Object({"not": _Object()})  # it wants their length
         for pattern in [*schema.get("patternProperties", ()), *([schema["pattern"]] if "pattern" in schema else [])]:
+            if pattern in self._patterns:
+                continue
             try:
-                spend(1 + compiled(pattern).size // COMPILED)
+                self._patterns.add(pattern)
+                spend(compiled(pattern).size)  # to make an instruction takes a step at most
             except PatternError as error:
                 raise SchemaError(f"have the pattern {_Text(pattern)!r}, which {error}; change it") from None
 
