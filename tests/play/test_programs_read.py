@@ -1,4 +1,4 @@
-"""Programs of a model that are read in the run's own thread: what they use, found in linear time and without an error."""
+"""Programs of a model, read in the run's own thread: what they use, known in linear time and without an error."""
 
 from __future__ import annotations
 
