@@ -76,6 +76,22 @@ def shown(url: str) -> str:
         return url.rpartition("@")[2].partition("?")[0]
 
 
+def checked(url: str) -> httpx.URL:
+    """The address of a server. Raises BadAddress for one to which no connection can be made."""
+    try:
+        address = httpx.URL(url)
+        address.host.encode("idna")  # what looking it up does
+    except httpx.InvalidURL as error:
+        raise BadAddress(str(error)) from None
+    except UnicodeError:
+        raise BadAddress("its host is not a name that can be looked up") from None
+    if address.scheme not in ("http", "https") or not address.host:
+        raise BadAddress("it needs http:// or https:// and a host")
+    if address.port is not None and not 0 < address.port < 65_536:
+        raise BadAddress(f"there is no port {address.port}")
+    return address
+
+
 def whole(text: str) -> str:
     """The text with each lone surrogate, which UTF-8 cannot encode, replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -208,6 +224,7 @@ class Exchange:
 
     async def _once(self, method: str, url: str, body: Any, timeout: float) -> HttpResponse:
         """One attempt; raises Trouble unless the reply arrives complete, in time and within its bounds."""
+        checked(url)
         try:
             async with asyncio.timeout(timeout), self._http.stream(method, url, json=body) as response:
                 packing = response.headers.get("content-encoding", "identity")
@@ -222,8 +239,6 @@ class Exchange:
                 return HttpResponse(response.status_code, b"".join(parts))
         except TimeoutError:
             raise Trouble(f"no complete reply within {timeout:g} s") from None
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise BadAddress(str(error)) from None
         except httpx.HTTPError as error:
             raise Trouble(str(error) or type(error).__name__) from None
 

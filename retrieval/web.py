@@ -78,7 +78,8 @@ class Guard:
 
     def _checked(self, scope: Scope) -> Scope:
         """The scope, with the path alone where the request's target was a whole address. Raises Refusal."""
-        target = _TARGET.fullmatch(scope["path"])
+        _check_framing(scope)
+        target = _TARGET.fullmatch(scope["raw_path"].decode("ascii"))
         if self._hosts is not None:
             host = self._own(scope, _only(scope, b"host"))
             if target is not None:
@@ -95,17 +96,17 @@ class Guard:
 
     def _own(self, scope: Scope, given: str | None) -> tuple[str, str | None]:
         """(host, port) as given. Raises Refusal for another server's, or none."""
-        parts = None if given is None else _AUTHORITY.fullmatch(given)
-        if given is None or parts is None:
+        authority = None if given is None else _host_and_port(given)
+        if authority is None:
             raise Refusal("The request needs one header Host with the server's name.")
-        name = host_name(parts[1] or parts[2])
+        name, port = authority
         address, local = _address(name), scope.get("server") or ("",)
         here = name == "localhost" if address is None else address.is_loopback or address == _address(local[0])
         if not here and name not in (self._hosts or ()):
             raise Refusal(
                 f"{name[:80]!r} is not a name of this server; if it is, start it with --trusted-host {name[:80]}."
             )
-        return name, parts[3] or None
+        return name, port
 
 
 def _only(scope: Scope, name: bytes) -> str | None:
@@ -123,17 +124,37 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
     return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
+def _host_and_port(text: str) -> tuple[str, str | None] | None:
+    """(host as `host_name` has it, port) of an authority; None if it is none, such as for brackets without an IPv6
+    address."""
+    parts = _AUTHORITY.fullmatch(text)
+    if parts is None:
+        return None
+    name = parts[1] or parts[2]
+    if parts[1] is not None and (":" not in name or _address(name) is None):
+        return None
+    return host_name(name), parts[3] or None
+
+
+def _check_framing(scope: Scope) -> None:
+    """Raises Refusal for a request whose end a proxy in front of this server may see elsewhere (RFC 9112, 6.1 and 6.3):
+    what follows it there would be another client's."""
+    framed = [name for name, _ in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
+    if len(framed) > 1 or (b"transfer-encoding" in framed and scope["http_version"] != "1.1"):
+        raise Refusal("The request needs one Content-Length, or Transfer-Encoding: chunked in HTTP/1.1, and not both.")
+
+
 def _check_origin(scope: Scope, host: tuple[str, str | None]) -> None:
     """Raises Refusal for a request that a page of another origin causes."""
     headers = dict(scope["headers"])
     foreign = Refusal("Web pages of other origins may not use this server.", 403)
     if b"origin" in headers:
         origin = _ORIGIN.fullmatch(_only(scope, b"origin") or "")
-        parts = None if origin is None else _AUTHORITY.fullmatch(origin[2])
-        if origin is None or parts is None:
+        authority = None if origin is None else _host_and_port(origin[2])
+        if origin is None or authority is None:
             raise foreign  # `null` among them: a page without an origin, such as a file or a sandboxed frame
         usual = DEFAULT_PORTS[origin[1]]
-        if (host_name(parts[1] or parts[2]), int(parts[3] or usual)) != (host[0], int(host[1] or usual)):
+        if (authority[0], int(authority[1] or usual)) != (host[0], int(host[1] or usual)):
             raise foreign
     elsewhere = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")  # another port is "same-site"
     if elsewhere and headers.get(b"sec-fetch-mode") != b"navigate":  # a link to a page is no harm

@@ -24,6 +24,7 @@ from scope_jax.play.tool_calls import Tool, ToolError
 from scope_jax.play.tools import Tools
 
 PROGRAMS, PAIRS = 16, 256  # of an item that is recorded, and that one process works on
+LONGEST = 10_000  # characters of a program that is parsed: for a name of many parts Python takes quadratic time
 _PROGRAM = (Path(__file__).parent / "isolation" / "functions.py").read_text(encoding="utf-8")
 
 
@@ -81,7 +82,9 @@ def same_values(
 
 
 def parsed(program: str) -> ast.Module | None:
-    """The syntax tree of a program, None if it has none."""
+    """The syntax tree of a program, None if it has none or is longer than LONGEST."""
+    if len(program) > LONGEST:
+        return None
     try:
         return ast.parse(program)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -91,31 +94,41 @@ def parsed(program: str) -> ast.Module | None:
 def banned(program: str, names: Sequence[str]) -> bool:
     """Whether a program imports or uses one of these modules, or names of modules ("os.path"), by whatever name, and
     wherever they are ("numpy.random"). What it imports by a text (`__import__`) is not seen."""
-    return any(
-        f".{name}." in f".{used}." or (used.endswith(".*") and name.startswith(used[:-1]))
-        for used in _used(program)
-        for name in names
-    )
+    wanted = {tuple(name.split(".")) for name in names}
+    longest = max(map(len, wanted), default=0)
+    for parts in _used(program, longest):
+        slices = (parts[start : start + size] for start in range(len(parts)) for size in range(1, longest + 1))
+        if not wanted.isdisjoint(slices):
+            return True
+        if parts[-1] == "*" and any(name[: len(parts) - 1] == parts[:-1] for name in wanted):
+            return True
+    return False
 
 
-def _used(program: str) -> Iterator[str]:
-    """Dotted names of what is imported, and of attributes of it."""
+def _used(program: str, longest: int) -> Iterator[tuple[str, ...]]:
+    """The parts of dotted names: of what is imported, and of attributes of it, with as much of what is before them as
+    a name of `longest` parts may need."""
     nodes = [*ast.walk(parsed(program) or ast.Module([], []))]
-    known: dict[str, str] = {}  # what names of the program stand for
+    known: dict[str, tuple[str, ...]] = {}  # what names of the program stand for
     for node in nodes:
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        module = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
         for alias in node.names:
-            head = alias.name if alias.asname else alias.name.partition(".")[0]
-            known[alias.asname or head] = module + head
-            yield module + alias.name
+            whole = (*module, *alias.name.split("."))
+            known[alias.asname or whole[len(module)]] = whole if alias.asname else whole[: len(module) + 1]
+            yield whole
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
+        if id(node) in inner:  # of a longer name
+            continue
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
-            parts, node = [node.attr, *parts], node.value
+            parts.append(node.attr)
+            node = node.value
         if parts and isinstance(node, ast.Name) and node.id in known:
-            yield ".".join([known[node.id], *parts])
+            before = known[node.id]
+            yield (*before[max(0, len(before) - longest) :], *reversed(parts))
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

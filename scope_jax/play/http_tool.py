@@ -13,7 +13,7 @@ import httpx
 
 from scope_jax.errors import UserError
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
-from scope_jax.retrieval.exchange import HttpResponse, shown, wait
+from scope_jax.retrieval.exchange import BadAddress, HttpResponse, checked, shown, wait
 
 BUSY = (429, 502, 503, 504)  # statuses after which a request may be repeated
 REPEATABLE = ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
@@ -80,11 +80,11 @@ class _Request:
 
     def __post_init__(self) -> None:
         try:
-            address = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            raise UserError(f"the url of the tool {self.name} is invalid ({error}); correct it.") from None
-        if address.scheme not in ("http", "https") or not address.host:
-            raise UserError(f"the url of the tool {self.name} needs http:// or https:// and a host: {shown(self.url)}.")
+            address = checked(self.url)
+        except BadAddress as error:
+            raise UserError(
+                f"the url of the tool {self.name}, {shown(self.url)[:200]!r}, is invalid ({error}); correct it."
+            ) from None
         if self.method not in (*REPEATABLE, "POST", "PATCH"):
             raise UserError(
                 f"the tool {self.name} has the method {self.method!r}; give GET, POST, PUT, PATCH or DELETE."
@@ -165,7 +165,11 @@ class _Request:
         if self.method in IN_QUERY:
             if taken := set(self._address.params) & set(arguments):
                 raise ToolError(f"{self.name} has no argument {min(taken)!r}")
-            address = self._address.copy_with(params=[*self._address.params.multi_items(), *_query(arguments)])
+            params = [*self._address.params.multi_items(), *_query(arguments)]
+            try:
+                address = self._address.copy_with(params=params)
+            except httpx.InvalidURL:
+                raise ToolError(f"{self.name}: the arguments are too long for an address; give shorter ones") from None
             body = None
         else:
             address, body = self._address, dict(arguments)

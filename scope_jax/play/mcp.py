@@ -66,6 +66,12 @@ class Mcp:
             raise UserError("an MCP server has a url or a command; give one of them.")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise UserError(f"the url of an MCP server starts with http:// or https://, not {shown(self.url)[:40]!r}.")
+        if self.url is not None:
+            try:
+                exchange.checked(self.url)
+            except exchange.BadAddress as error:
+                address = shown(self.url)[:200]
+                raise UserError(f"the url of an MCP server, {address!r}, is invalid ({error}); correct it.") from None
         foreign = ("env", "cwd") if self.url is not None else ("headers",)
         for field in foreign:
             if getattr(self, field) is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from scope_jax.errors import UserError
 from scope_jax.play.tool_calls import ToolError
+from scope_jax.text import schemas
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult, ContentBlock, Tool
@@ -58,6 +59,7 @@ class McpSession:
         self._holder: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._stderr = b""
+        self._outputs: Mapping[str, schemas.Schema] = {}
         self.lost: str | None = None
         """Why the session is over; None: it is not."""
 
@@ -78,7 +80,8 @@ class McpSession:
             await self.close()
             raise Lost(f"no answer within {self._server.connect_seconds:g} s{self._said()}")
         error = _first(self._holder.exception())
-        if not _of_connections(error):
+        of_handshake = isinstance(error, RuntimeError) and self._client is None  # until then, only the SDK has run
+        if not of_handshake and not _of_connections(error):
             raise error
         raise Lost(f"{_sentence(error)}{self._said()}")
 
@@ -90,7 +93,10 @@ class McpSession:
             transport = await stack.enter_async_context(self._transport())
             client = Client(transport, read_timeout_seconds=self._server.connect_seconds, cache=None)
             self._client = await stack.enter_async_context(client)
-            opened.set_result(await self._tools())
+            self._client.session.validate_tool_result = self._check_result
+            tools = await self._tools()
+            self._outputs = {tool.name: tool.output_schema or {} for tool in tools if _usable(tool)}
+            opened.set_result(tools)
             await self._ending.wait()
 
     async def _tools(self) -> list[Tool]:
@@ -182,6 +188,15 @@ class McpSession:
         except (ValidationError, RuntimeError) as error:  # the SDK's, for results that are not as they were declared
             raise ToolError(f"{name} gave a result that is not valid: {_sentence(error)}") from None
 
+    async def _check_result(self, name: str, result: CallToolResult) -> None:
+        """In place of the SDK's, which follows the schemas of servers without end. Raises RuntimeError."""
+        if name not in self._outputs:
+            return
+        if result.structured_content is None:
+            raise RuntimeError("it has no structured content, which its schema demands")
+        if wrong := schemas.fault(result.structured_content, self._outputs[name]):
+            raise RuntimeError(wrong.message)
+
     async def _lose(self, reason: str) -> None:
         """After a closed connection, which over stdio is the only one: of HTTP requests, each has its own, and a
         transport that fails ends the holder."""
@@ -249,6 +264,15 @@ def _shown_block(block: ContentBlock) -> str:
     if block.type == "resource":
         return f"[{block.type}: {block.resource.uri}]"
     return f"[{block.type}: {block.mime_type}]"
+
+
+def _usable(tool: Tool) -> bool:
+    """Whether a tool has a schema of its results that can be followed; other schemas are left to the server."""
+    try:
+        schemas.check(tool.output_schema, tool.name)
+    except UserError:
+        return False
+    return True
 
 
 def _first(error: BaseException | None) -> BaseException:

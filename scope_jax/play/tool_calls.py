@@ -240,5 +240,6 @@ def _listed(names: Sequence[str]) -> str:
 def _kind(value: Any) -> str:
     """A value for a sentence, with the name of its JSON type."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array"}
+    name = next((name for kind, name in kinds.items() if isinstance(value, kind)), "object")
     shown = "" if isinstance(value, (list, dict, NoneType)) else f" {parsing.shorten(json_of(value), 40)}"
-    return f"the {kinds.get(type(value), 'object')}{shown}"
+    return f"the {name}{shown}"

@@ -17,6 +17,7 @@ from scope_jax.rollouts.types import Turn
 from scope_jax.text import parsing
 from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.schemas import arguments_of, function_of
+from scope_jax.text.validation import STEPS, budget
 
 Policy = Literal["all", "stop", "first"]
 OnMalformed = Literal["answer", "end", "remind"]
@@ -68,6 +69,7 @@ def answered(
     return valid if malformed == "end" or (malformed == "remind" and valid) else found
 
 
+@budget(STEPS)  # for all arguments of a turn
 def read_calls(
     text: str, tools: Sequence[Tool], dialect: Dialect, *, calls: Policy = "all", malformed: OnMalformed = "answer"
 ) -> list[Call]:

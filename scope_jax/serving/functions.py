@@ -25,6 +25,7 @@ from scope_jax.text import conversations, dialects, parsing
 from scope_jax.text.conversations import ConversationError, call_id
 from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.schemas import Schema
+from scope_jax.text.validation import STEPS, budget
 
 PROBE = {
     "type": "function",
@@ -58,6 +59,7 @@ class Functions:
         return tuple(dict.fromkeys(stop for tool in self.tools for stop in self.dialect.stops(tool.name)))
 
 
+@budget(4 * STEPS)  # to try all schemas
 def functions_of(model: Served, body: ChatBody) -> Functions | None:
     """The functions of a request; None if it has none. Raises ApiError for one that has no usable name or schema."""
     if not body.tools:
@@ -84,9 +86,10 @@ def _client_runs(**_: Any) -> str:
 
 
 def _readable(schema: Any, top: bool = True) -> Any:
-    """A schema without regular expressions, of which some take for ever, and without parts of other versions."""
+    """A schema without regular expressions, which clients check themselves: those that RE2 cannot read are no reason to
+    refuse a request."""
     if isinstance(schema, Mapping):
-        left_out = {"pattern": str, "patternProperties": Mapping} | ({} if top else {"$schema": str})
+        left_out = {"pattern": str, "patternProperties": Mapping}
         return {
             key: _readable(value, False)
             for key, value in schema.items()
@@ -264,8 +267,9 @@ class CallReader:
         settled = self._functions.dialect.settled(self._visible(), self._schemas)
         return self._show(self._text[:settled].rstrip())
 
+    @budget(STEPS)
     def finish(self) -> tuple[str, list[Call]]:
-        """(the rest of the content, the calls), when no more text comes."""
+        """(the rest of the content, the calls), when no more text comes. It may take a third of a second."""
         found = self._functions.dialect.read(self._visible(), self._schemas)
         pieces: list[str] = []
         calls: list[Call] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -106,7 +107,7 @@ class ServedReply:
     async def whole(self, stream: Stream) -> dict[str, Any]:
         """The reply once all samples are done."""
         async for number, news in stream.news():
-            self.choices[number].take(news)
+            await self._take(self.choices[number], news)
         choices = [
             {
                 "index": number,
@@ -128,7 +129,7 @@ class ServedReply:
                     yield _event(head | {"choices": [_chunk(number, begin, None, None)]})
             async for number, news in stream.news():
                 choice = self.choices[number]
-                text, ids, logprobs = choice.take(news)
+                text, ids, logprobs = await self._take(choice, news)
                 if choice.calls and text:
                     yield _event(head | {"choices": [_chunk(number, {"delta": {"content": text}}, None, None)]})
                     text = ""
@@ -145,6 +146,12 @@ class ServedReply:
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             yield _event(error.body)
+
+    async def _take(self, choice: Choice, news: News) -> tuple[str, list[int], list[float]]:
+        """`take`; the end of a reply with functions in a thread, as its calls are compared with schemas of others."""
+        if isinstance(news, Done) and self._job.functions is not None:
+            return await asyncio.to_thread(choice.take, news)
+        return choice.take(news)
 
     def _probs(self, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
         if not self._logprobs:

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import jsonschema
-import referencing
-from jsonschema import validators
-from jsonschema.exceptions import ValidationError, best_match
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
+from jsonschema.exceptions import ValidationError
 
 from scope_jax.errors import UserError
+from scope_jax.text.validation import COMPILING, STEPS, OverBudget, SchemaError, Validator, budget
 
 Schema = Mapping[str, Any]
-STEPS = 100_000  # keywords that are looked at for one value; schemas of others may need any number
-# 5.0 is no integer here: a function that takes one would get a float.
-_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
-    "integer", lambda checker, value: isinstance(value, int) and not isinstance(value, bool)
-)
+SAMPLES = ("a", 1, None, ["a"], {})  # values with which a new schema is tried
+ENDLESS = "cannot be followed to its end: it refers to itself, or has too many alternatives"
 
 
 def function_of(schema: Schema) -> Schema:
@@ -43,86 +34,70 @@ def arguments_of(parameters: Schema) -> dict[str, Schema]:
 
 
 def check(parameters: Any, where: str) -> None:
-    """Raises UserError unless `parameters` is a JSON schema of an object that refers to nothing outside of itself."""
+    """Raises UserError unless `parameters` is a JSON schema of an object that refers to nothing outside of itself, has
+    patterns that can be read, and is compared with arguments in at most STEPS."""
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise UserError(f"{where}: the parameters must be a JSON schema of type object.")
     try:
-        whole = json.loads(json.dumps(parameters))
-        kind = validators.validator_for(whole, default=jsonschema.Draft202012Validator)
-        # Formats are not checked: patterns are JavaScript's.
-        if wrong := best_match(kind(kind.META_SCHEMA).iter_errors(whole)):
-            raise UserError(f"{where}: the parameters are not a JSON schema ({wrong.message}); correct it.")
-        resolver = referencing.Registry().with_resource("", DRAFT202012.create_resource(whole)).resolver()
-        for ref in _references(whole):
-            resolver.lookup(ref)
-    except UserError:
-        raise
-    except Unresolvable as error:
-        raise UserError(f"{where}: the parameters refer to {error.ref!r}, which is not in them; put it in.") from None
+        validator = _validator(json.dumps(parameters))
+    except SchemaError as error:
+        raise UserError(f"{where}: the parameters {error}.") from None
+    except OverBudget:
+        raise UserError(f"{where}: the schema of the parameters is too large; simplify it.") from None
     except (TypeError, ValueError, RecursionError):
         raise UserError(f"{where}: the parameters are not JSON of a usual depth; correct them.") from None
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        yield from (ref for key in ("$ref", "$dynamicRef") if isinstance(ref := schema.get(key), str))
-    for part in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
-        yield from _references(part)
-
-
-def _pattern(validator: Any, pattern: str, value: Any, schema: Schema) -> Iterator[ValidationError]:
-    """As jsonschema has it, but a pattern of JavaScript's that Python cannot read admits everything."""
     try:
-        known = re.compile(pattern)
-    except re.error:
-        return
-    if isinstance(value, str) and not known.search(value):
-        yield ValidationError(f"it does not match {pattern}")
+        with budget(STEPS):
+            for value in SAMPLES:
+                validator.first_error(dict.fromkeys(arguments_of(parameters), value))
+    except (OverBudget, RecursionError):
+        raise UserError(f"{where}: the schema of the parameters {ENDLESS}; simplify it.") from None
 
 
 @lru_cache(maxsize=1024)
-def _validator(schema: str) -> Any:
-    """Of a schema as JSON. References are looked up in the schema itself, never elsewhere."""
-    parsed = json.loads(schema)
-    kind = validators.validator_for(parsed, default=jsonschema.Draft202012Validator)
-    checks = {name: _counted(check) for name, check in {**kind.VALIDATORS, "pattern": _pattern}.items()}
-    return validators.extend(kind, checks, type_checker=_TYPES)(parsed, registry=referencing.Registry())
+def _validator(schema: str) -> Validator:
+    """Of a schema as JSON."""
+    with budget(COMPILING, apart=True):
+        return Validator(schema)
 
 
-class _TooLong(Exception):
-    """A value needs more than STEPS."""
+class _Parameters:
+    """A schema as a key: the same object, which nobody changes, has the same validator."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def __hash__(self) -> int:
+        return id(self.schema)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parameters) and self.schema is other.schema
 
 
-_spent = threading.local()
-
-
-def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
-    """A keyword's check that counts as one step."""
-
-    def counted(*given: Any) -> Any:
-        _spent.steps += 1
-        if _spent.steps > STEPS:
-            raise _TooLong
-        return check(*given)
-
-    return counted
+@lru_cache(maxsize=256)
+def _validator_of(parameters: _Parameters) -> Validator:
+    """Without writing a large schema as JSON for each of its arguments."""
+    return _validator(json.dumps(parameters.schema))
 
 
 def fault(arguments: Any, parameters: Schema) -> ValidationError | None:
     """The first thing for which arguments violate their schema; None if they satisfy it."""
-    _spent.steps = 0
+    return _fault(arguments, parameters)
+
+
+def accepts(value: Any, argument: str, parameters: Schema) -> bool:
+    """True if a value satisfies the schema of an argument of `parameters`."""
+    return _fault(value, parameters, argument) is None
+
+
+def _fault(value: Any, parameters: Schema, argument: str | None = None) -> ValidationError | None:
     try:
-        return best_match(_validator(json.dumps(parameters)).iter_errors(arguments))
+        with budget(STEPS):
+            return _validator_of(_Parameters(parameters)).first_error(value, argument)
     except OverflowError:  # `multipleOf` divides, and an integer may be larger than any float
         return ValidationError("a number is too large")
-    except (_TooLong, RecursionError, Unresolvable):  # schemas that refer to themselves, or rename their base
-        return ValidationError("its schema cannot be followed to its end")
-
-
-def accepts(value: Any, argument: Schema, parameters: Schema) -> bool:
-    """True if a value satisfies the schema of an argument of `parameters`."""
-    within = {key: parameters[key] for key in ("$schema", "$defs", "definitions") if key in parameters}
-    return fault(value, {**argument, **within}) is None
+    except (OverBudget, RecursionError):
+        return ValidationError(f"its schema {ENDLESS}")
 
 
 def only_text(argument: Schema) -> bool:

@@ -15,7 +15,9 @@ import pytest
 
 from scope_jax.errors import UserError
 from scope_jax.play.http_tool import http_tool
+from scope_jax.play.mcp import Mcp
 from scope_jax.play.tool_calls import Tool, ToolError
+from scope_jax.retrieval.exchange import BadAddress, Exchange
 
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
 SECRET = "Bearer abc123secret"
@@ -242,3 +244,26 @@ def test_what_cannot_be_used_is_told_at_the_start(tool, server):
         tool("http://somewhere/x", headers={"X": "a\nb"})
     with pytest.raises(UserError, match="is invalid"):
         tool("http://[::1/x")
+
+
+@pytest.mark.parametrize(
+    "host", ["h:99999", "h:65536", "h:-1", "h:0", "a..b", ".", "a" * 64 + ".org", "[1::2::3]", "h:x", ""]
+)
+def test_an_address_without_a_connection_is_one_sentence_for_every_client(tool, host):
+    url = f"http://{host}/x"
+    with pytest.raises(UserError, match=r"the url of the tool lookup, .* is invalid .*; correct it"):
+        tool(url)
+    with pytest.raises(UserError, match=r"the url of an MCP server, .* is invalid .*; correct it"):
+        Mcp(url=url)
+    asking = Exchange(url, name="s", timeout=1, retries=3, first_delay=9)
+    with pytest.raises(BadAddress):
+        asking.post([{}], lambda response: response)
+    asking.close()
+
+
+def test_arguments_that_no_address_has_room_for_are_an_error_of_the_call(tool, server):
+    some = tool(server[0] + "/echo", method="GET")
+    for arguments in ({"text": "a" * 200_000}, {"text": "é" * 30_000}, {"text": "a", "n": ["b" * 1000] * 100}):
+        with pytest.raises(ToolError, match="lookup: the arguments are too long for an address"):
+            some.run(**arguments)
+    assert server[1] == []  # nothing was asked

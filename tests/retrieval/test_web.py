@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from scope_jax.play.loopback import Loopback
 from scope_jax.report import live
 from scope_jax.retrieval import connections, web
 from scope_jax.retrieval.corpus import Document
@@ -293,3 +295,82 @@ def test_a_body_in_tiny_chunks_does_not_hold_up_others(port: int, before: bytes)
         assert reply.status_code == 200 and time.monotonic() - began < 0.5
     whole = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (BODY[:5], BODY[5:], b"")) + b"\r\n"
     assert b" 200 " in exchanged(port, head.replace(b"Transfer", b"Connection: close\r\nTransfer") + whole)
+
+
+# -------------------------------------------------------------------------------------------------------------- framing
+SIZE = f"Content-Length: {len(BODY)}".encode()
+CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+NEXT = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s\r\n" % SIZE
+NEXT += b"Content-Type: application/json\r\n\r\n" + BODY
+
+
+def statuses(port: int, *lines: bytes, body: bytes = BODY, line: bytes = b"POST /retrieve HTTP/1.1") -> list[int]:
+    """Of the replies to a request, and to the one that follows on the same connection."""
+    head = [line, b"Host: localhost", b"Content-Type: application/json", *lines]
+    said = exchanged(port, b"\r\n".join(head) + b"\r\n\r\n" + body + NEXT)
+    return [int(reply[:3]) for reply in said.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [SIZE, b"Transfer-Encoding: chunked"],
+        [b"Transfer-Encoding: chunked", b"Content-Length: 5"],
+        [b"transfer-encoding: CHUNKED", b"content-length: 0"],
+        [b"Transfer-Encoding:\r\n chunked", SIZE],
+        [b"Transfer-Encoding: chunked, chunked"],
+        [b"Transfer-Encoding: gzip, chunked"],
+        [b"Transfer-Encoding: identity", SIZE],
+        [b"Transfer-Encoding: xchunked", SIZE],
+        [b"Transfer-Encoding: \x0bchunked", SIZE],
+        [b"Transfer-Encoding : chunked", SIZE],
+        [b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"],
+        [SIZE, b"Content-Length: 5"],
+        [b"Content-Length: 5, 18"],
+        [b"Content-Length : 18"],
+        [b"Content-Length: +18"],
+        [b"Content-Length: 1 8"],
+        [b"Content-Length: -1"],
+        [b"Content-Length:"],
+        [SIZE, b"X: a\0b"],
+        [SIZE, b"X: a\rContent-Length: 5"],
+        [SIZE, b"X"],
+        [SIZE, b"Host: localhost"],
+    ],
+)
+def test_a_request_whose_end_is_unclear_is_the_last_of_its_connection(port: int, lines: list[bytes]) -> None:
+    body = CHUNKS if any(b"ransfer" in line for line in lines) else BODY
+    assert statuses(port, *lines, body=body) == [400]
+
+
+def test_requests_with_one_end_are_answered_on_one_connection(port: int) -> None:
+    assert statuses(port, SIZE) == [200, 200]
+    assert statuses(port, b"Transfer-Encoding: Chunked", body=CHUNKS) == [200, 200]
+    assert statuses(port, b"Transfer-Encoding: chunked", body=CHUNKS, line=b"POST /retrieve HTTP/1.0") == [400]
+
+
+def test_every_door_refuses_an_unclear_end() -> None:
+    """The endpoints of programs, whose middleware is that of the search server, the report and `serve`."""
+    loopback = Loopback()
+    try:
+        with loopback.open(lambda asked: Future()) as endpoint:
+            address = httpx.URL(endpoint.url)
+            assert address.port is not None
+            line = f"POST {address.path}/chat/completions HTTP/1.1".encode()
+            assert statuses(address.port, SIZE, b"Transfer-Encoding: chunked", body=CHUNKS, line=line)[0] == 400
+    finally:
+        loopback.close()
+
+
+@pytest.mark.parametrize(
+    "host", ["[1::2::3]", "[::1", "[]", "[:]", "[1.2.3.4]", "[fffff::]", "[::1%25eth0]", "::1", "a b"]
+)
+def test_what_is_no_host_is_a_bad_request(port: int, host: str) -> None:
+    assert status(port, f"Host: {host}") == 400
+    assert status(port, "Host: localhost", f"Origin: http://{host}") == 403
+    assert status(port, "Host: localhost", target=f"http://{host}/retrieve".replace(" ", "%20")) == 400
+
+
+def test_a_target_is_decoded_once(port: int) -> None:
+    assert status(port, "Host: localhost", target="http://localhost/%72etrieve") == 200
+    assert status(port, "Host: localhost", target="http://localhost/%2572etrieve") == 404

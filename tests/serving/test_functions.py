@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -25,6 +27,7 @@ from scope_jax.serving.protocol import ApiError, ChatBody, parsed
 from scope_jax.text import dialects
 from scope_jax.text.dialects import Call
 from tests.play.byte_tokenizer import tokenizer_in
+from tests.play.freezing_schemas import CASES
 from tests.serving.scripted import scripted
 from tests.serving.world import BASE, JSON, serving
 
@@ -383,7 +386,9 @@ def test_a_template_without_room_for_functions_is_refused_at_the_request(model: 
 EVIL = [None, 0, -1, 1e300, "", "\x00", "<|im_end|>", [], {}, [[]], {"$ref": "#"}, {"a": None}, "x" * 5000, True]
 LOOPS = {
     "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}] * 2}, "b": {"anyOf": [{"$ref": "#/$defs/a"}] * 2}},
-    "properties": {"a": {"$ref": "#/$defs/a"}},
+    "properties": {
+        "a": {"type": "object", "additionalProperties": {"items": {"$ref": "#/$defs/a"}}}
+    },  # too deep to be tried
 }
 
 
@@ -430,7 +435,7 @@ def test_schemas_without_an_end_are_not_followed(make: Make) -> None:
         functions = functions_of(make(form), ask(**named("loop", parameters=LOOPS, strict=True)))
         assert functions is not None
         tool = functions.schemas
-        text = dialects.load(FORMS[form][2]).write(Call("loop", {"a": [1]}), tool)
+        text = dialects.load(FORMS[form][2]).write(Call("loop", {"a": {"b": [1]}}), tool)
         assert read(functions, text, 9) == (text, [])
 
 
@@ -464,3 +469,43 @@ def test_a_conversation_in_channels(model: Served, tmp_path: Path) -> None:
     called_in = '<|start|>assistant to=functions.python<|channel|>commentary json<|message|>{"code": "2 + 2"}<|call|>'
     shown = '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"4 <|end|>"<|end|>'
     assert text.endswith(f"{called_in}{shown}<|start|>assistant")
+
+
+# ---------------------------------------------------------------------------------------------------- schemas of others
+@pytest.mark.parametrize(
+    "name", ["anyOf doubled by $ref", "oneOf doubled by $ref", "required with objects", "$ref to itself"]
+)
+def test_a_schema_that_freezes_others_is_a_bad_request(make: Make, name: str) -> None:
+    parameters, _ = CASES[name]
+    with pytest.raises(ApiError) as told:
+        functions_of(make("hermes"), ask(**named("f", parameters=parameters)))
+    assert told.value.status == 400 and "The tool f" in str(told.value)
+
+
+@pytest.mark.parametrize("dialect", [5, [], {}, True])
+def test_a_dialect_of_schemas_that_is_no_address_is_a_bad_request(make: Make, dialect: Any) -> None:
+    with pytest.raises(ApiError, match=r"dialect, \$schema, that is not an address"):
+        functions_of(make("hermes"), ask(**named("f", parameters={"type": "object", "$schema": dialect})))
+
+
+@pytest.mark.parametrize("place", ["tool_calls.schemas.check", "tool_calls.schemas.fault"])
+def test_health_is_answered_while_schemas_are_compared(make: Make, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of a request's schemas, and of a reply's calls, waits until /health has been answered."""
+    reached, answered = threading.Event(), threading.Event()
+
+    def waiting(*_: Any) -> None:
+        reached.set()
+        assert answered.wait(60)
+
+    strict = deepcopy(ADD)
+    strict["function"]["strict"] = True
+    model = make("hermes", lambda prompt: written("hermes", Call("add", {"a": 1})))
+    body = {"model": "atlas", "messages": [user("1 + 1?")], "tools": [strict]}
+    with serving(model) as told, httpx.Client(trust_env=False) as http, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(f"scope_jax.play.{place}", waiting)
+        reply = pool.submit(httpx.post, f"{told['http']}/chat/completions", json=body, trust_env=False, timeout=60)
+        assert reached.wait(60)
+        assert http.get(told["http"].removesuffix("/v1") + "/health").json() == {"status": "ok"}
+        answered.set()
+        (choice,) = reply.result().json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"

@@ -24,6 +24,7 @@ from scope_jax.text.dialects import formats, gemma, harmony, mistral
 from scope_jax.text.dialects.formats import Call, Format
 from scope_jax.text.dialects.values import Malformed
 from scope_jax.text.schemas import Schema, parameters_of
+from scope_jax.text.validation import STEPS, budget
 
 JOINT = "\n---\n"  # separates the results of several queries of one turn (verl)
 _RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # such a line in a result is made one dash longer
@@ -177,6 +178,7 @@ class Dialect(_Table):
             case "qwen-coder":
                 return f"<{self._tag}>\n{formats.written_coder(call, parameters)}\n</{self._tag}>"
 
+    @budget(STEPS)
     def read(self, text: str, tools: Sequence[Schema]) -> list[Call]:
         """Every call of a turn's text, valid or malformed, in order. Whether a tool takes the arguments is not checked.
 

@@ -219,15 +219,15 @@ def coder_call(text: str, functions: Mapping[str, Schema]) -> Call:
         if "<parameter=" in content:
             raise Malformed(f"<parameter={parameter[1]}> is not closed")
         content = unescaped(content, _CODER)
-        values.put(arguments, parameter[1], _typed(content, known.get(parameter[1]), parameters))
+        values.put(arguments, parameter[1], _typed(content, parameter[1], known, parameters))
         at = end + len("</parameter>")
     if text[at:].strip() != "</function>":
         raise Malformed("after its parameters only </function> may follow")
     return Call(name, arguments)
 
 
-def _typed(content: str, argument: Schema | None, parameters: Schema) -> Any:
-    if argument is None or only_text(argument):
+def _typed(content: str, argument: str, known: Mapping[str, Schema], parameters: Schema) -> Any:
+    if argument not in known or only_text(known[argument]):
         return content
     try:
         value = values.from_json(content)
