@@ -107,12 +107,13 @@ def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str,
     return {"role": "assistant", "content": content, "tool_calls": shown}
 
 
-def _sample(argument: Schema, parameters: Schema) -> Any:
+def _sample(name: str, parameters: Schema) -> Any:
     """A value for an argument of `parameters`, text where it may be text: the first of these that its schema takes."""
+    argument = arguments_of(parameters)[name]
     named = [*argument.get("enum", ()), *([argument["const"]] if "const" in argument else ())]
     samples = [_SAMPLE, [_SAMPLE], {"key": _SAMPLE}, 1, True, None, *named]
     usual = _SAMPLE if only_text(argument) else [_SAMPLE]
-    return next((one for one in samples if accepts(one, argument, parameters)), usual)
+    return next((one for one in samples if accepts(one, name, parameters)), usual)
 
 
 def raw(text: str) -> str:
@@ -157,7 +158,7 @@ class Joiner:
             raise UserError(
                 f"The dialect writes a call of {name} as <{name}>, a tag with another meaning; rename the tool."
             )
-        arguments = {key: _sample(schema, parameters) for key, schema in arguments_of(parameters).items()}
+        arguments = {key: _sample(key, parameters) for key in arguments_of(parameters)}
         call = Call(name, arguments)
         written = self.dialect.write(call, [tool])
         if self.dialect.read(written, [tool]) != [call]:

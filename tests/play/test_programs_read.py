@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scope_jax.games.absolute_zero import rules
 from scope_jax.play import functions
 from scope_jax.play.functions import banned
 
@@ -73,9 +74,9 @@ LONG: dict[str, str] = {
 @pytest.mark.parametrize("name", LONG)
 def test_a_program_that_is_long_or_deep_raises_nothing(name: str) -> None:
     banned(LONG[name], NAMES)
-    functions.only_one(LONG[name], "f")
+    rules.function(LONG[name], True)
     if len(LONG[name]) > functions.LONGEST:
-        assert functions.parsed(LONG[name]) is None and functions.only_one(LONG[name], "f") == ""
+        assert functions.parsed(LONG[name]) is None and rules.function(LONG[name], True) == ""
 
 
 @pytest.mark.parametrize(

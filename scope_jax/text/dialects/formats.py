@@ -246,9 +246,8 @@ def written_coder(call: Call, parameters: Schema) -> str:
     known = arguments_of(parameters)
     lines = [f"<function={_bare(call.name)}>"]
     for name, value in call.arguments.items():
-        argument = known.get(name)
-        text = argument is None or only_text(argument)
-        if isinstance(value, str) and (text or accepts(value, known[name], parameters)):
+        text = name not in known or only_text(known[name])
+        if isinstance(value, str) and (text or accepts(value, name, parameters)):
             content = escaped(value, _CODER)
         elif text:
             raise UserError(f"{call.name}: the argument {name!r} is text in this format, not {value!r}.")
