@@ -102,6 +102,12 @@ def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: fl
     return tuple((total // sizes).astype(int).tolist())
 
 
+def least_bytes(model: ModelConfig, config: EngineConfig, tensor: int) -> int:
+    """Bytes of the pages that one episode of max_length needs, on each of `tensor` devices."""
+    sizes = page_bytes(model, config.compute_dtype, tensor, config.picks)
+    return int(np.dot(_Needs(model, config, 1).least, sizes))
+
+
 class _Needs:
     """What a model's episodes need of pages. windows: of the groups. groups: those of each shape. least: with which one
     episode of max_length can be computed. enough: for all slots of a row shard."""

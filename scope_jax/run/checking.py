@@ -49,7 +49,7 @@ from scope_jax.run.assemble import (
     ends_of,
     joiner_of,
 )
-from scope_jax.run.engines import replays
+from scope_jax.run.engines import check_budget, replays
 from scope_jax.run.given_answers import KINDS, given_answers
 from scope_jax.run.indexing import described, probe
 from scope_jax.text import dialects, templates
@@ -167,6 +167,7 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
     model: ModelConfig = weights.load_config(folder)
     if folder == cfg.model.checkpoint:
         replays(cfg, model)
+        check_budget(cfg, model)
     if weights.is_orbax(folder):
         if wrong := fault(Path(folder), sizes_only=True):
             raise UserError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")

@@ -18,7 +18,7 @@ from scope_jax.models.transformer import check_mesh, declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, pages_within, state_bytes
+from scope_jax.rollouts.paged import PagedEngine, least_bytes, pages_within, state_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
@@ -103,6 +103,39 @@ def replays(cfg: Config | ServedModel, model: ModelConfig) -> bool:
     raise UserError(f"learner.router_replay is on, but the model in {cfg.model.checkpoint} {reason}; turn it off.")
 
 
+def _engine_config(cfg: Config | ServedModel, model: ModelConfig, processes: int) -> EngineConfig:
+    """What one of so many processes asks of its engine."""
+    card = cfg.rollout
+    return EngineConfig(
+        slots=card.slots // processes,
+        max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
+        prefill_buckets=card.prefill_buckets,
+        prefill_batch=-(-card.prefill_batch // processes),
+        decode_steps=card.decode_steps,
+        compute_dtype=DTYPES[cfg.model.compute_dtype],
+        prefill_tokens=card.prefill_tokens,
+        cascade=card.cascade,
+        adapter=adapter_of(cfg.model.adapter),
+        policies=() if cfg.model.adapter is None else policies_of(cfg),
+        entropies=isinstance(cfg, Config) and cfg.log.entropies,
+        picks=replays(cfg, model),
+    )
+
+
+def check_budget(cfg: Config | ServedModel, model: ModelConfig) -> None:
+    """Raises UserError if rollout.cache_gib cannot hold one episode."""
+    budget, mesh = cfg.rollout.cache_gib, cfg.rollout.mesh or cfg.mesh
+    if budget is None or mesh.tensor < 1:  # all devices: known when there are some
+        return
+    config = _engine_config(cfg, model, 1)
+    needed = least_bytes(model, config, mesh.tensor) / 2**30
+    if needed > budget:
+        raise UserError(
+            f"rollout.cache_gib = {budget:g} cannot hold one episode of rollout.max_length = {config.max_length} (or "
+            f"evaluate.max_length, if that is longer), which takes {needed:.3g} GiB on a device; raise it or lower it."
+        )
+
+
 def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
@@ -114,20 +147,8 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
             f"choose a multiple of {processes}."
         )
     mesh, _ = decode_layout(cfg, model, mesh)
-    config = EngineConfig(
-        slots=card.slots // processes,
-        max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
-        prefill_buckets=card.prefill_buckets,
-        prefill_batch=-(-card.prefill_batch // processes),
-        decode_steps=card.decode_steps,
-        compute_dtype=dtype,
-        prefill_tokens=card.prefill_tokens,
-        cascade=card.cascade,
-        adapter=adapter_of(cfg.model.adapter),
-        policies=() if cfg.model.adapter is None else policies_of(cfg),
-        entropies=isinstance(cfg, Config) and cfg.log.entropies,
-        picks=replays(cfg, model),
-    )
+    config = _engine_config(cfg, model, processes)
+    check_budget(cfg, model)
     if card.cache_gib is not None:
         slots, limit = config.slots // row_shards(mesh), int(card.cache_gib * 2**30)
         states = state_bytes(model, dtype, slots, mesh.shape["tensor"])

@@ -187,3 +187,13 @@ def test_an_unisolated_program_that_does_not_run_is_reported(monkeypatch: pytest
     monkeypatch.setattr(sandbox.Worker, "run", lambda *_: "MemoryError")
     found = tools_of("sandbox.isolation=none")
     assert found.wrong and "code of the model does not run ('MemoryError')" in found.text
+
+
+def test_a_cache_that_holds_no_episode_is_reported() -> None:
+    def found(gib: float) -> checking.Finding:
+        cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"rollout.cache_gib={gib}"])
+        return next(each for each in checking.check(cfg) if each.name.startswith("model "))
+
+    small = found(1e-7)
+    assert small.wrong and "rollout.cache_gib = 1e-07 cannot hold one episode of rollout.max_length" in small.text
+    assert not found(1.0).wrong
