@@ -26,7 +26,7 @@ from referencing.jsonschema import specification_with
 from scope_jax.text.patterns import Pattern, PatternError, compiled
 
 STEPS = 50_000  # of one call's arguments
-COMPILING = 120_000  # of a schema: is it one, and what are its patterns
+COMPILING = 100_000  # of a schema: is it one, and what are its patterns
 LONGEST = 1 << 19  # characters of a schema as JSON
 SHOWN = 80  # characters of a text in a message
 ITEMS = 8  # of an array or object in a message
