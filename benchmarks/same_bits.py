@@ -43,15 +43,20 @@ class Case:
     exam: bool = False
     """Whether the card's exams are taken."""
 
-    def arguments(self, run: Path) -> list[str]:
+    def arguments(self, run: Path, teacher: Path) -> list[str]:
         """The command that trains, and resumes."""
-        values = (*self.sets, *SHORT, *(() if self.exam else NO_EXAM), f"train.steps={self.steps}")
+        values = (
+            *(value.replace("{ssp}", str(teacher)) for value in self.sets),
+            *SHORT,
+            *(() if self.exam else NO_EXAM),
+            f"train.steps={self.steps}",
+        )
         overrides = [word for value in values for word in ("--set", value)]
         return command("train", self.card, "--run", str(run), *overrides)
 
 
 EXAM = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=24}]'
-TEACHER = 'teachers.teacher.checkpoint="assets/atlas/spice/base"'
+TEACHER = 'teachers.teacher.checkpoint="{ssp}"'  # what the case ssp of BEFORE has exported
 CASES = {
     "ssp": Case("configs/ssp/atlas.toml", ["train.batch_size=4"]),
     "ssp-exam": Case("configs/ssp/atlas.toml", ["train.batch_size=4", EXAM, "evaluate.every=1"], exam=True),
@@ -94,12 +99,12 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "scope_jax", *arguments]
 
 
-def train(checkout: Path, case: Case, run: Path) -> None:
+def train(checkout: Path, case: Case, run: Path, teacher: Path) -> None:
     """Trains a case; the process is killed once half of its steps are in metrics.jsonl, and the run is resumed."""
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     if case.devices > 1:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={case.devices}"
-    arguments = case.arguments(run)
+    arguments = case.arguments(run, teacher)
     with run.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(arguments, cwd=checkout, env=environment, stdout=log, stderr=log)
         while process.poll() is None and trained(run) < max(case.steps // 2, 1):
@@ -142,14 +147,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     given = parser.parse_args()
+    out = given.out.absolute()
+    teacher = out / "before" / "ssp" / "out"
+    names: list[str] = list(given.cases)
+    if any(TEACHER in CASES[name].sets for name in names):
+        names = ["ssp", *(name for name in names if name != "ssp")]
     wrong = 0
-    for name in given.cases:
+    for name in names:
         found = []
         for side, checkout in (("before", given.before), ("after", given.after)):
-            run = given.out.absolute() / side / name
+            run = out / side / name
             run.parent.mkdir(parents=True, exist_ok=True)
             if not (run / "out").exists():
-                train(checkout.absolute(), CASES[name], run)
+                train(checkout.absolute(), CASES[name], run, teacher)
             found.append(contents(run))
         differing = [part for part in found[0] if found[0][part] != found[1][part]]
         counts = ", ".join(f"{len(found[0][part])} {part}" for part in found[0])

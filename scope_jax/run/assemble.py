@@ -339,10 +339,14 @@ def toolbox_of(game: Game, search: SearchTool | None, dialect: Dialect, own: Seq
     """The game's own tools by name, with the search of a game that searches. Raises UserError for a name that is there
     twice."""
     tools = [*([] if search is None else [search_tool(search, dialect)]), *own]
-    names = [tool.name for tool in tools]
+    check_tool_names(game, [tool.name for tool in tools])
+    return {tool.name: tool for tool in tools}
+
+
+def check_tool_names(game: Game, names: Sequence[str]) -> None:
+    """Raises UserError for a name that is there twice."""
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {game.name} has two tools of the name {min(twice)}; give each its own.")
-    return {tool.name: tool for tool in tools}
 
 
 def sampled(cfg: Config, game: Game) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Rollout
 from scope_jax.play.searching import written_search
-from scope_jax.play.tool_calls import SEARCH
+from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_execution import Execution, RolloutCalls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.corpus import load_corpus
@@ -43,8 +43,10 @@ from scope_jax.run.assemble import (
     check_beginning,
     check_names,
     check_policies,
+    check_reference,
     check_replay,
     check_template,
+    check_tool_names,
     check_vocabulary,
     ends_of,
     joiner_of,
@@ -52,6 +54,8 @@ from scope_jax.run.assemble import (
 from scope_jax.run.engines import check_budget, replays
 from scope_jax.run.given_answers import KINDS, given_answers
 from scope_jax.run.indexing import described, probe
+from scope_jax.run.scoring import check_teachers
+from scope_jax.run.teacher_client import TeacherClient
 from scope_jax.text import dialects, templates
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import function_of
@@ -107,6 +111,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
         ("encoder", lambda: _encoder(cfg, left)),
         ("search", lambda: _search(cfg)),
         ("tools", lambda: _tools(cfg)),
+        *([("teachers", lambda: "" if TOKENIZER in wrong else _teachers(cfg, loaded()[0], left))] if there else []),
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
     for finding in filter(None, (_found(*one) for one in checks)):
@@ -145,6 +150,7 @@ def _game(cfg: Config) -> str:
     check_ahead(cfg, game)
     check_replay(cfg, game)
     check_names(cfg, game)
+    check_reference(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
 
@@ -316,8 +322,10 @@ def _search(cfg: Config) -> str:
 
 def _tools(cfg: Config) -> str:
     """The game's tools, once what they need has started as for a run: a sandbox has run a program, a server answers."""
-    tools = game_of(cfg).tools(cfg)
+    game = game_of(cfg)
+    tools = game.tools(cfg)
     services = services_of(tools)
+    check_tool_names(game, [*([] if cfg.retrieval is None else [SEARCH_NAME]), *(tool.name for tool in tools)])
     try:
         for service in services:
             service.start()
@@ -325,6 +333,17 @@ def _tools(cfg: Config) -> str:
         for service in services:
             service.close()
     return ", ".join(tool.name for tool in tools) + (", ready" if services else "") if tools else ""
+
+
+def _teachers(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
+    """The teachers, whose tokens are those of the policies."""
+    if any(teacher.checkpoint in left for teacher in cfg.teachers.values()):
+        return ""
+    check_teachers(cfg, game_of(cfg).policies(cfg), tokenizer)
+    for name, teacher in cfg.teachers.items():
+        if teacher.endpoint is not None:
+            TeacherClient(name, teacher.endpoint, tokenizer, None).probe()
+    return f"{', '.join(cfg.teachers)}, with the vocabulary of the policies" if cfg.teachers else ""
 
 
 def _judges(cfg: Config) -> list[str]:

@@ -71,11 +71,7 @@ class Scoring:
 
     def check(self, policies: Sequence[str]) -> None:
         """Raises UserError or FileNotFoundError for a teacher that cannot rate the policies' tokens."""
-        for name, teacher in self._cfg.teachers.items():
-            if name in (*policies, BASE):
-                raise UserError(f"[teachers.{name}] has the name of a policy; choose another one.")
-            if teacher.checkpoint is not None:
-                check_teacher(name, teacher.checkpoint, self._tokenizer)
+        check_teachers(self._cfg, policies, self._tokenizer)
         for client in self._clients.values():
             client.probe()
 
@@ -203,6 +199,15 @@ def _factors(layers: Any, number: Any, *, model: ModelConfig, adapter: Adapter) 
         for layer, one in zip(layers, declared, strict=True)
     ]
     return {"layers": stacks.together(model, own, lambda *each: jnp.stack(each))}
+
+
+def check_teachers(cfg: Config, policies: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Raises UserError or FileNotFoundError for a teacher with the name of a policy, or another vocabulary."""
+    for name, teacher in cfg.teachers.items():
+        if name in (*policies, BASE):
+            raise UserError(f"[teachers.{name}] has the name of a policy; choose another one.")
+        if teacher.checkpoint is not None:
+            check_teacher(name, teacher.checkpoint, tokenizer)
 
 
 def check_teacher(name: str, folder: str, tokenizer: Tokenizer) -> None:

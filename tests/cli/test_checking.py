@@ -197,3 +197,17 @@ def test_a_cache_that_holds_no_episode_is_reported() -> None:
     small = found(1e-7)
     assert small.wrong and "rollout.cache_gib = 1e-07 cannot hold one episode of rollout.max_length" in small.text
     assert not found(1.0).wrong
+
+
+def test_a_teacher_that_a_run_would_refuse_is_reported() -> None:
+    def teachers(*overrides: str) -> checking.Finding | None:
+        cfg = load_card(ROOT / "examples" / "distillation.toml", overrides)
+        return next((found for found in checking.check(cfg) if found.name == "teachers"), None)
+
+    same, other = (ROOT / "assets" / "atlas" / game / "base" for game in ("ssp", "spice"))
+    found = teachers(f'teachers.teacher.checkpoint="{same}"')
+    assert found is not None and not found.wrong
+    found = teachers(f'teachers.teacher.checkpoint="{other}"')
+    assert found is not None and found.wrong and "has another vocabulary than the policies" in found.text
+    found = teachers(f'teachers.actor.checkpoint="{same}"', f'teachers.teacher.checkpoint="{same}"')
+    assert found is not None and found.wrong and "[teachers.actor] has the name of a policy" in found.text
