@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,9 @@ class InteractionDriver:
     def close(self) -> None:
         """Ends the generator and the states of its tools; nothing happens if they have ended."""
         if self._generator is not None and inspect.getgeneratorstate(self._generator) != inspect.GEN_CLOSED:
+            bug = partial(is_bug, generator=self._generator)
             with _in_generator():
-                self.context.calls.end(f"the rollout {self.rollout.name!r}", self._generator.close, CLOSING)
+                self.context.calls.end(f"the rollout {self.rollout.name!r}", self._generator.close, CLOSING, bug)
         self.context.calls.close()
 
     def _fail(self, reason: Failed, error: BaseException | None = None) -> None:

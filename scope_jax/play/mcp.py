@@ -71,7 +71,7 @@ class Mcp:
                 exchange.checked(self.url)
             except exchange.BadAddress as error:
                 address = shown(self.url)[:200]
-                raise UserError(f"the url of an MCP server, {address!r}, is invalid ({error}); correct it.") from None
+                raise UserError(f"the MCP server at {address} cannot be used ({error}); correct its url.") from None
         foreign = ("env", "cwd") if self.url is not None else ("headers",)
         for field in foreign:
             if getattr(self, field) is not None:

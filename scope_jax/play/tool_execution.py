@@ -274,13 +274,24 @@ class RolloutCalls:
         self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok"))
         return data
 
-    def end(self, name: str, work: Callable[[], Any], seconds: float) -> None:
-        """Runs a clean-up. An error, or that it takes longer, is shown to the user once, and changes nothing."""
+    def end(
+        self,
+        name: str,
+        work: Callable[[], Any],
+        seconds: float,
+        is_bug: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
+        """Runs a clean-up. An error, or that it takes longer, is shown to the user once, and changes nothing.
+
+        is_bug: whether an error is one of this package, which is raised.
+        """
         try:
             self._execution.within(name, work, seconds)
         except (UserError, MemoryError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 (of others' code)
+        except BaseException as error:
+            if is_bug(error):
+                raise
             self._execution.tell_once(f"the clean-up of {name} raised", error)
 
     def tell(self, what: str, error: BaseException) -> None:

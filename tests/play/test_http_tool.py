@@ -253,7 +253,7 @@ def test_an_address_without_a_connection_is_one_sentence_for_every_client(tool, 
     url = f"http://{host}/x"
     with pytest.raises(UserError, match=r"the url of the tool lookup, .* is invalid .*; correct it"):
         tool(url)
-    with pytest.raises(UserError, match=r"the url of an MCP server, .* is invalid .*; correct it"):
+    with pytest.raises(UserError, match=r"the MCP server at .* cannot be used .*; correct its url"):
         Mcp(url=url)
     asking = Exchange(url, name="s", timeout=1, retries=3, first_delay=9)
     with pytest.raises(BadAddress):
