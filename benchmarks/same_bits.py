@@ -57,6 +57,7 @@ class Case:
 
 EXAM = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=24}]'
 TEACHER = 'teachers.teacher.checkpoint="{ssp}"'  # what the case ssp of BEFORE has exported
+TWO = 'spiral.policies=["first_player", "second_player"]'
 CASES = {
     "ssp": Case("configs/ssp/atlas.toml", ["train.batch_size=4"]),
     "ssp-exam": Case("configs/ssp/atlas.toml", ["train.batch_size=4", EXAM, "evaluate.every=1"], exam=True),
@@ -80,8 +81,8 @@ CASES = {
         "configs/absolute_zero/atlas.toml", ["train.batch_size=4", "absolute_zero.seeds=4", "sandbox.workers=1"]
     ),
     "spiral": Case("configs/spiral/atlas.toml", ["spiral.turns=64"]),
-    "poker-two-policies": Case("examples/kuhn_two_policies.toml", ["train.batch_size=16"]),
-    "poker-adapters": Case("examples/kuhn_adapters.toml", ["train.batch_size=16"]),
+    "poker-two-policies": Case("configs/spiral/atlas.toml", ["spiral.turns=64", TWO]),
+    "poker-adapters": Case("configs/spiral/atlas.toml", ["spiral.turns=64", TWO, "model.adapter.rank=4"]),
     "ahead": Case(
         "configs/spice/atlas.toml",
         ["train.batch_size=4", "train.one_step_off_policy=true", "rollout.devices=1"],
