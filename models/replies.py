@@ -202,7 +202,7 @@ class _Marks:
     names: list[str] = field(default_factory=list)
     """What each mark stands for."""
     required: set[int] = field(default_factory=set)
-    """Those of tools and of the messages of others, which a prompt must show."""
+    """Those of tools, calls and the messages of others, which a prompt must show."""
     last: set[int] = field(default_factory=set)
     """Those of the message that was marked last."""
 
@@ -225,8 +225,10 @@ class _Marks:
         if message.get("tool_calls"):
             marked["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         self.last = set(range(first, len(self.names)))
-        if role != "assistant":
-            self.required |= self.last
+        kept = (
+            self.last if role != "assistant" else {mark for mark in self.last if self.names[mark].startswith("a call")}
+        )
+        self.required |= kept
         return marked
 
     def left_out(self, text: str, wanted: Collection[int]) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.
 SAVED_CLASS = "PreTrainedTokenizerFast"
+_ASKED = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "?"})
+_PROBES = (_ASKED, ({"role": "system", "content": "?"}, *_ASKED))
 LONG = 4096  # characters of a text that is encoded without holding Python's lock
 COMPOSED = 4  # most characters that NFC makes one
 
@@ -143,6 +146,10 @@ class Tokenizer:
         template = str(self._hf.chat_template or "")
         added = self._plain.get_added_tokens_decoder()
         marks = {token.content: id for id, token in added.items() if token.content in template}
+        for messages in _PROBES:  # a template may put a name together
+            with suppress(ValueError):
+                ids = self.encode_chat(messages) if self.has_template else []
+                marks |= {added[id].content: id for id in ids if id in added}
         return marks | {added[id].content: id for id in (*self.eos_ids, self.bos_id) if id in added}
 
     def difference(self, other: Tokenizer) -> str | None:

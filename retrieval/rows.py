@@ -255,15 +255,20 @@ def _of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _of_batch(batch: pa.RecordBatch, path: Path, first: int) -> Iterator[tuple[str, Row]]:
     try:
-        rows = batch.to_pylist()
+        rows = _rows(batch)
     except UnicodeDecodeError:
         rows = None
     for place in range(batch.num_rows):
         where = f"{path}, row {first + place}"
         try:
-            yield where, without_gaps(rows[place] if rows is not None else batch.slice(place, 1).to_pylist()[0])
+            yield where, without_gaps(rows[place] if rows is not None else _rows(batch.slice(place, 1))[0])
         except UnicodeDecodeError:
             raise DataError(f"{where}: holds text that is not UTF-8; fix or remove the row.") from None
+
+
+def _rows(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch; maps are objects."""
+    return batch.to_pylist(maps_as_pydicts="strict")
 
 
 def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str, Row]]:

@@ -12,6 +12,7 @@ from typing import Any
 from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 from scope_jax.text import conversations as canonical
 from scope_jax.text.conversations import ConversationError, Message
+from scope_jax.text.dialects.values import Malformed, from_json
 
 Columns = Mapping[str, str]
 Tools = list[dict[str, Any]] | None
@@ -20,6 +21,7 @@ MESSAGES = ("messages", "conversations", "conversation")
 PROMPT, COMPLETION = ("prompt", "question", "instruction"), ("completion", "response", "answer", "output")
 CHOSEN, REJECTED = ("chosen", "preferred_output"), ("rejected", "non_preferred_output")
 SYSTEM, TOOLS = ("system",), ("tools", "functions")
+MASKS = ("weight", "sample_weight", "loss_weight", "loss_mask", "mask", "train_on_turn")  # of rows: read nowhere
 
 
 def conversations(row: Row, where: str, columns: Columns) -> Row:
@@ -48,6 +50,8 @@ def preferences(row: Row, where: str, columns: Columns) -> Row:
 
 
 def _conversation(row: Row, where: str, columns: Columns) -> Row:
+    if unread := next((name for name in MASKS if row.get(name) not in (None, 1, "", [])), None):
+        raise DataError(f"{where}: `{unread}` of a row is not read; give messages a `weight`, or remove it.")
     tools = _tools(row, where, columns)
     column, listed = optional(row, where, "messages", MESSAGES, columns)
     if listed is not None:
@@ -55,10 +59,9 @@ def _conversation(row: Row, where: str, columns: Columns) -> Row:
         return _checked(messages, 0, where, column, tools)
     if optional(row, where, "prompt", PROMPT, columns)[1] is None:
         required(row, where, "messages", MESSAGES, columns)  # raises the error that names the columns
-    prompt = _prompt(row, where, columns, tools)
+    prompt = _prompt(row, where, columns)
     column, completion = required(row, where, "completion", COMPLETION, columns)
-    answer = _answer(completion, where, column, tools)
-    return _checked([*prompt, *answer], len(prompt), where, column, tools)
+    return _answered(row, where, columns, prompt, _answer(completion, where, column), column, tools)
 
 
 def _preference(row: Row, where: str, columns: Columns) -> Row:
@@ -69,47 +72,124 @@ def _preference(row: Row, where: str, columns: Columns) -> Row:
         raise DataError(f"{where}: `{gap}` is null; fill it, or remove the row.")
     better, chosen = required(row, where, "chosen", CHOSEN, columns)
     worse, rejected = required(row, where, "rejected", REJECTED, columns)
-    answers = [_answer(chosen, where, better, tools), _answer(rejected, where, worse, tools)]
-    if all(answer[0]["role"] != "assistant" for answer in answers):  # whole conversations
-        prompt = _common(*answers)
-        answers = [answer[len(prompt) :] for answer in answers]
-        if not prompt or any(answer and answer[0]["role"] != "assistant" for answer in answers):
-            raise DataError(
-                f"{where}: `{better}` and `{worse}` answer different prompts; a preference has two answers to one."
-            )
-    elif any(answer[0]["role"] != "assistant" for answer in answers):
+    given = [_answer(chosen, where, better), _answer(rejected, where, worse)]
+    answers = [canonical.messages(one, column, tools) for one, column in zip(given, (better, worse), strict=True)]
+    whole = [answer[0]["role"] not in ("assistant", "tool") for answer in answers]
+    if all(whole):
+        return _whole_preference(row, where, columns, answers, (better, worse), tools)
+    if any(whole):
         raise DataError(f"{where}: one of `{better}` and `{worse}` begins with a prompt; write both with it, or none.")
-    else:
-        prompt = _prompt(row, where, columns, tools)
-    if answers[0] == answers[1]:
+    prompt = _prompt(row, where, columns)
+    pair = [
+        _answered(row, where, columns, prompt, one, column, tools)
+        for one, column in zip(given, (better, worse), strict=True)
+    ]
+    return _pair(pair, where, better, worse)
+
+
+def _whole_preference(
+    row: Row,
+    where: str,
+    columns: Columns,
+    conversations: list[list[Message]],
+    names: tuple[str, str],
+    tools: Tools,
+) -> Row:
+    """A preference of two whole conversations, which begin alike; what the row has of a prompt besides must be it."""
+    better, worse = names
+    count = _common(*conversations)
+    prompt = conversations[0][:count]
+    if not prompt or any(one[count:] and one[count]["role"] != "assistant" for one in conversations):
+        raise DataError(
+            f"{where}: `{better}` and `{worse}` answer different prompts; a preference has two answers to one."
+        )
+    if row.get("history"):
+        raise DataError(f"{where}: `history` is not read beside whole conversations; write it into them.")
+    column, besides = optional(row, where, "prompt", PROMPT, columns)
+    asked = [] if besides is None else canonical.messages(_asked(besides, where, column), column)
+    tail = prompt[-len(asked) :] if len(asked) <= 1 else prompt
+    if asked and not canonical.same(_trimmed(asked), _trimmed(tail)):
+        raise DataError(f"{where}: `{column}` is not the prompt with which `{better}` and `{worse}` begin; remove it.")
+    shown = _with_system(row, where, columns, prompt)
+    pair = [
+        _checked([*shown, *one[count:]], len(shown), where, column, tools)
+        for one, column in zip(conversations, names, strict=True)
+    ]
+    return _pair(pair, where, better, worse)
+
+
+def _pair(pair: list[Row], where: str, better: str, worse: str) -> Row:
+    if canonical.same(pair[0]["messages"], pair[1]["messages"]):
         raise DataError(f"{where}: `{better}` and `{worse}` are the same; remove the row.")
-    return {
-        "chosen": _checked([*prompt, *answers[0]], len(prompt), where, better, tools),
-        "rejected": _checked([*prompt, *answers[1]], len(prompt), where, worse, tools),
-    }
+    return {"chosen": pair[0], "rejected": pair[1]}
 
 
-def _common(one: list[Message], other: list[Message]) -> list[Message]:
-    """The messages with which both begin."""
+def _common(one: list[Message], other: list[Message]) -> int:
+    """With how many messages both begin."""
     count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
+    while count < min(len(one), len(other)) and canonical.same(one[count : count + 1], other[count : count + 1]):
         count += 1
-    return one[:count]
+    return count
 
 
-def _prompt(row: Row, where: str, columns: Columns, tools: Tools) -> list[Message]:
+def _trimmed(messages: list[Message]) -> list[Message]:
+    return [{**message, "content": message["content"].strip()} for message in messages]
+
+
+def _answered(
+    row: Row,
+    where: str,
+    columns: Columns,
+    prompt: list[Any],
+    answer: list[Any],
+    column: str,
+    tools: Tools,
+) -> Row:
+    """The conversation of a prompt and its answer, of which the answer is trained."""
+    messages = canonical.messages([*prompt, *answer], column, tools)
+    shown = _with_system(row, where, columns, messages)
+    return _checked(shown, len(prompt) + len(shown) - len(messages), where, column, tools)
+
+
+def _prompt(row: Row, where: str, columns: Columns) -> list[Any]:
+    """The messages of a prompt, as they are."""
     column, prompt = optional(row, where, "prompt", PROMPT, columns)
     if prompt is None:
         column, prompt = optional(row, where, "messages", MESSAGES, columns)
     if prompt is None:
         required(row, where, "prompt", PROMPT, columns)  # raises the error that names the columns
-    if isinstance(prompt, list):
-        return _with_system(row, where, columns, canonical.messages(prompt, column, tools))
-    asked = text_of(prompt, where, column)
+    asked = _asked(prompt, where, column)
     if column == "instruction" and row.get("input"):  # Alpaca's
-        asked = f"{asked}\n\n{text_of(row['input'], where, 'input')}"
-    turns = [*_history(row, where), {"role": "user", "content": asked}]
-    return _with_system(row, where, columns, canonical.messages(turns, column))
+        question = f"{text_of(prompt, where, column)}\n\n{text_of(row['input'], where, 'input')}"
+        asked = [{"role": "user", "content": question}]
+    return [*_history(row, where), *asked]
+
+
+def _asked(prompt: Any, where: str, column: str) -> list[Any]:
+    """A prompt that is a text, or messages."""
+    listed = _messages_of(prompt)
+    return listed if listed is not None else [{"role": "user", "content": text_of(prompt, where, column)}]
+
+
+def _answer(value: Any, where: str, column: str) -> list[Any]:
+    """An answer that is a text, a message or messages."""
+    listed = _messages_of(value)
+    return listed if listed is not None else [{"role": "assistant", "content": text_of(value, where, column)}]
+
+
+def _messages_of(value: Any) -> list[Any] | None:
+    """The messages that a value is, or of which it is the JSON text; None for any other text."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            parsed = from_json(value, around=8)
+        except Malformed:
+            return None
+        listed = [parsed] if isinstance(parsed, Mapping) else parsed
+        said = isinstance(listed, list) and bool(listed) and all(isinstance(one, Mapping) for one in listed)
+        return listed if said and all("role" in one or "from" in one for one in listed) else None
+    if isinstance(value, Mapping):
+        return [value]
+    return value if isinstance(value, list) else None
 
 
 def _history(row: Row, where: str) -> list[Message]:
@@ -140,15 +220,6 @@ def _with_system(row: Row, where: str, columns: Columns, messages: list[Message]
 def _tools(row: Row, where: str, columns: Columns) -> Tools:
     column, tools = optional(row, where, "tools", TOOLS, columns)
     return canonical.tools(tools, column)
-
-
-def _answer(value: Any, where: str, column: str, tools: Tools) -> list[Message]:
-    """A text as a message of the assistant, or the message or messages."""
-    if isinstance(value, Mapping):
-        value = [value]
-    if isinstance(value, list):
-        return canonical.messages(value, column, tools)
-    return canonical.messages([{"role": "assistant", "content": text_of(value, where, column)}], column)
 
 
 def _checked(messages: list[Message], first: int, where: str, column: str, tools: Tools) -> Row:

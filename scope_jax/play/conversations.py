@@ -37,11 +37,13 @@ def given_rows(
     declared = conversations.tools(tools, "tools")
     shown = conversations.messages([*messages], "messages", declared)
     called = any(message.get("tool_calls") for message in shown)
+    added = 0
     if declared is not None and not called and not joiner.template_declares(declared):
         described, declared = joiner.declared(shown, declared)
-        first += len(described) - len(shown)
+        added = len(described) - len(shown)
         shown = described
-    return trained_rows(tokenizer, shown, first, declared, joiner.options, joiner.forbidden, PROMPT_TRUSTED)
+    options, forbid = joiner.options, joiner.forbidden
+    return trained_rows(tokenizer, shown, first + added, declared, options, forbid, PROMPT_TRUSTED, added)
 
 
 def trained_rows(
@@ -52,11 +54,13 @@ def trained_rows(
     options: Mapping[str, Any] | None = None,
     forbid: Collection[str] = (),
     trusted: Collection[str] = TRUSTED,
+    added: int = 0,
 ) -> tuple[Datum, ...]:
     """The rows of a conversation in any form of `text.conversations`; behaviour log-probs are 0.
 
     first: the assistant's messages before this number are part of the prompt, as are those of weight 0. tools: JSON
     schemas that the template declares. options: variables of the template. forbid, trusted: of Tokenizer.encode_chat.
+    added: how many of the first messages the data does not have, whose numbers errors leave out.
     Raises UserError if the conversation is not understood, or the template rejects it or leaves out a part.
     """
     declared = conversations.tools(tools, "tools")
@@ -74,7 +78,7 @@ def trained_rows(
             )
         except UserError as error:
             sentence = str(error).rstrip(".")
-            raise UserError(f"messages[{place}]: {sentence[:1].lower()}{sentence[1:]}; {REMEDY}.") from None
+            raise UserError(f"messages[{place - added}]: {sentence[:1].lower()}{sentence[1:]}; {REMEDY}.") from None
         ids, sampled = rows[-1] if rows else ([], [])
         if not rows or prompt[: len(ids)] != ids:
             ids, sampled = [], []

@@ -16,7 +16,6 @@ from functools import cache, partial
 from typing import Any
 
 from scope_jax.errors import UserError, sentence
-from scope_jax.play.environments import as_messages
 from scope_jax.play.failures import failed
 from scope_jax.play.loopback import ChatRefused, ChatReply, ChatRequest, Loopback
 from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
@@ -97,13 +96,22 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
         shown()
         functions = [call["function"] for call in message.get("tool_calls", ())]
         calls = [dialect.write(Call(one["name"], one["arguments"]), tools) for one in functions]
-        plain.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
+        thought = {key: message[key] for key in ("reasoning_content",) if key in message}
+        content = "\n".join(filter(None, [message["content"], *calls]))
+        plain.append({"role": message["role"], "content": content, **thought})
     shown()
-    if plain and plain[-1]["role"] not in ("user", "system", "assistant"):
-        messages = as_messages([*plain[:-1], plain[-1] | {"role": "user"}])
-        return Messages(messages.user, messages.system, tuple(tools), messages.before, role=plain[-1]["role"])
-    messages = as_messages(plain)
-    return Messages(messages.user, messages.system, tuple(tools), messages.before)
+    return _as_prompt(plain, tools, dialect.results.role)
+
+
+def _as_prompt(said: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]], results: str) -> Messages:
+    """Messages as a prompt, which ends with a question or with results. results: the role of results."""
+    if not said or said[-1]["role"] not in ("user", results):
+        raise UserError("a prompt ends with a user message or a result; give one.")
+    system = said[0]["content"] if said[0]["role"] == "system" else None
+    before = tuple(said[system is not None : -1])
+    if wrong := [each["role"] for each in before if each["role"] not in ("user", "assistant", results)]:
+        raise UserError(f"a message of the role {wrong[0]!r} cannot stand within a prompt; user and assistant can.")
+    return Messages(said[-1]["content"], system, tuple(tools), before, role=said[-1]["role"])
 
 
 def _check(tools: Sequence[Mapping[str, Any]]) -> None:

@@ -98,7 +98,8 @@ class ChatBody(Body):
     @model_validator(mode="after")
     def _all_say_something(self) -> ChatBody:
         for number, message in enumerate(self.messages):
-            if "content" not in message.model_fields_set and not message.tool_calls:
+            said = message.tool_calls or message.reasoning_content or message.reasoning
+            if "content" not in message.model_fields_set and not said:
                 raise ApiError(f"`messages.{number}.content`: {CONTENT}.", param="messages")
         return self
 

@@ -18,6 +18,7 @@ and whatever else the data has for the chat template. Canonical conversations ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,20 +30,24 @@ from scope_jax.text.dialects.values import Malformed, from_json
 Message = dict[str, Any]
 
 ROLES: Mapping[str, str] = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
     **dict.fromkeys(("human", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai", "function_call", "tool_call"), "assistant"),
-    **dict.fromkeys(("function", "observation", "tool_response", "function_response", "ipython"), "tool"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai"), "assistant"),
+    **dict.fromkeys(("function", "observation", "tool_response", "ipython"), "tool"),
+    **dict.fromkeys(("function_response", "function-response"), "tool"),
     "developer": "system",
 }
-CALLS = ("function_call", "tool_call")  # roles whose content is a call
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts")
+CALLS = ("function_call", "function-call", "tool_call")  # roles whose content is a call
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought", "thoughts", "think")
 WEIGHTS = ("weight", "loss_weight", "loss_mask", "train", "training", "trainable", "loss")
-UNCLEAR = ("mask", "masked", "train_detail", "reasoning_details")  # read in several ways, or finer than messages
+_WEIGHING = re.compile(r"mask|train|weight|loss|ignore|reasoning", re.IGNORECASE)  # keys of messages that must be known
 ANSWERS = "a result answers one of the calls of the assistant's message before it"
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")  # what Mistral's templates want
 _INLINE_THOUGHT = re.compile(r"\s*<think>")
 _KNOWN = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", "name"}
+_OF_CALLS = {"id", "type", "function", "index", "name", "arguments", "parameters", "parsed_arguments"}
+_READ = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
 
 
 class ConversationError(UserError):
@@ -65,11 +70,23 @@ def messages(value: Any, name: str, tools: Sequence[Mapping[str, Any]] | None = 
         raise ConversationError(f"`{name}` holds {kind_of(listed)}, not messages; write a list of objects.")
     if not listed:
         raise ConversationError(f"`{name}` is empty; fill it or remove the row.")
-    read = [_message(one, f"{name}[{place}]") for place, one in enumerate(listed)]
-    if tools is not None:
-        for message in read:
-            _drop_gaps(message, tools)
+    read: list[Message] = []
+    called = False
+    for place, one in enumerate(listed):
+        message = _message(one, f"{name}[{place}]")
+        again, called = called, _role(one) in CALLS
+        if called and again:  # one after the other, they are the calls of one message
+            read[-1]["tool_calls"] += message["tool_calls"]
+        else:
+            read.append(message)
+    for message in read:
+        _finish_calls(message, tools, name)
     return _with_results(read, name)
+
+
+def same(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Whether canonical messages say the same, whatever else the data has about them."""
+    return [[each.get(key) for key in _READ] for each in one] == [[each.get(key) for key in _READ] for each in other]
 
 
 def tools(value: Any, name: str) -> list[dict[str, Any]] | None:
@@ -80,7 +97,11 @@ def tools(value: Any, name: str) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(listed, list | tuple):
         raise ConversationError(f"`{name}` holds {kind_of(listed)}, not the schemas of functions; write a list.")
-    return [_tool(one, f"{name}[{place}]") for place, one in enumerate(listed)]
+    schemas = [_tool(one, f"{name}[{place}]") for place, one in enumerate(listed)]
+    names = [schema["function"]["name"] for schema in schemas]
+    if twice := next((one for one in names if names.count(one) > 1), None):
+        raise ConversationError(f"`{name}` has two functions of the name {twice[:40]}; give each its own.")
+    return schemas
 
 
 def _tool(given: Any, name: str) -> dict[str, Any]:
@@ -94,27 +115,48 @@ def _tool(given: Any, name: str) -> dict[str, Any]:
     function = dict(function)
     if isinstance(function.get("parameters"), str):
         function["parameters"] = _parsed(function["parameters"], f"{name}.parameters")
-    if not isinstance(function.get("parameters", {}) or {}, Mapping):
-        raise ConversationError(f"`{name}.parameters` is not a JSON schema; write an object.")
-    _check_text(function, name)
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties") or {} if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        raise ConversationError(f"`{name}.parameters` is not a JSON schema of an object; write one.")
+    function = _without_nulls(function)
+    _check_values(function, name)
     outer = {key: value for key, value in given.items() if value is not None} if "function" in given else {}
     return {"type": "function", **outer, "function": function}
 
 
+def _without_nulls(schema: Any) -> Any:
+    """A schema without the nulls that tables write for a gap."""
+    if isinstance(schema, Mapping):
+        kept = {key: value for key, value in schema.items() if value is not None or key in ("default", "const")}
+        return {key: value if key == "enum" else _without_nulls(value) for key, value in kept.items()}
+    return [_without_nulls(each) for each in schema] if isinstance(schema, list | tuple) else schema
+
+
 # ------------------------------------------------------------------------------------------------------------ messages
+def _role(given: Any) -> str:
+    """The role that a message names, in small letters; "" if it names none."""
+    said = given.get("role", given.get("from")) if isinstance(given, Mapping) else None
+    return said.strip().lower() if isinstance(said, str) else ""
+
+
 def _message(given: Any, name: str) -> Message:
     if not isinstance(given, Mapping):
         raise ConversationError(f"`{name}` holds {kind_of(given)}, not a message; write an object.")
     given = {key: value for key, value in given.items() if value is not None}  # tables have null for a gap
-    said = given.get("role", given.get("from"))
-    if not isinstance(said, str) or not said.strip():
+    said = _role(given)
+    if not said:
         raise ConversationError(f"`{name}` has no role; write an object with role and content.")
-    role = ROLES.get(said.strip().lower(), said.strip())
+    role = "assistant" if said in CALLS else ROLES.get(said, str(given.get("role", given.get("from"))).strip())
     message: Message = {"role": role}
     field = "value" if "content" not in given and "value" in given else "content"
+    if field == "content" and given.get("value", "") not in ("", given.get("content")):
+        raise ConversationError(f"`{name}` has a content and another value; keep one.")
+    if declared := next((key for key in ("tools", "functions") if given.get(key, ()) not in ((), *EMPTY)), None):
+        raise ConversationError(f"`{name}.{declared}` are tools of a message; write them in the row's `tools`.")
     content, thought = _content(given.get(field), f"{name}.{field}")
     calls = _calls(given, content, said, name)
-    if said.strip().lower() in CALLS:
+    if said in CALLS:
         content = ""
     if content is None and not calls and not thought and not _thought(given, name):
         raise ConversationError(f"`{name}.{field}` holds null, not text; write a string.")
@@ -132,9 +174,9 @@ def _message(given: Any, name: str) -> Message:
     used = {*_KNOWN, *THOUGHTS, *WEIGHTS}
     message |= {key: value for key, value in given.items() if key not in used and value not in EMPTY}
     for key in ("tool_call_id", "name"):
-        if isinstance(given.get(key), str) and given[key]:
-            message[key] = given[key]
-    _check_text(message, name)
+        if given.get(key) not in EMPTY:
+            message[key] = str(given[key])
+    _check_values(message, name)
     return message
 
 
@@ -181,7 +223,8 @@ def _only_thought(inside: str, beside: str, name: str) -> str:
 
 def _untrained(given: Mapping[str, Any], role: str, name: str) -> bool:
     """Whether a weight or mask says that a message is not trained."""
-    if unclear := next((key for key in UNCLEAR if given.get(key) not in EMPTY), None):
+    known = {*_KNOWN, *THOUGHTS, *WEIGHTS}
+    if unclear := next((key for key in given if key not in known and _WEIGHING.search(key)), None):
         raise ConversationError(
             f"`{name}.{unclear}` is not understood; write `weight`, 1 for a message that is trained, or else 0."
         )
@@ -199,61 +242,85 @@ def _untrained(given: Mapping[str, Any], role: str, name: str) -> bool:
 # --------------------------------------------------------------------------------------------------------------- calls
 def _calls(given: Mapping[str, Any], content: str | None, role: str, name: str) -> list[dict[str, Any]]:
     """The calls of a message: `tool_calls`, the older `function_call`, or ShareGPT's role of a call."""
-    listed, field = given.get("tool_calls"), "tool_calls"
-    if listed in EMPTY and given.get("function_call") not in EMPTY:
-        listed, field = given["function_call"], "function_call"
-    if role.strip().lower() in CALLS:
-        listed, field = content, "value" if "value" in given else "content"
-    if listed in EMPTY and field == "tool_calls":
+    forms = {field: given.get(field) for field in ("tool_calls", "function_call")}
+    if role in CALLS:
+        forms["value" if "value" in given else "content"] = content or "null"
+    forms = {field: value for field, value in forms.items() if value not in EMPTY}
+    if not forms:
         return []
+    if len(forms) > 1:
+        raise ConversationError(f"`{name}` has calls in {' and in '.join(forms)}; keep one.")
+    (field, listed), *_ = forms.items()
     if isinstance(listed, str):
         listed = _parsed(listed, f"{name}.{field}")
     if isinstance(listed, Mapping):
         listed = [listed]
     if not isinstance(listed, list | tuple) or not listed:
         raise ConversationError(f"`{name}.{field}` holds {kind_of(listed)}, not calls; write a list of objects.")
-    calls = [_call(one, f"{name}.{field}[{place}]", place) for place, one in enumerate(listed)]
-    ids = [call["id"] for call in calls]
-    if len(set(ids)) < len(ids):
-        raise ConversationError(f"two calls of `{name}.{field}` have the same id; give each its own.")
-    return calls
+    return [_call(one, f"{name}.{field}[{place}]") for place, one in enumerate(listed)]
 
 
-def _call(given: Any, name: str, place: int) -> dict[str, Any]:
+def _call(given: Any, name: str) -> dict[str, Any]:
+    """A call; its id is "" where it has none."""
     function = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ConversationError(f"`{name}` is not a call; write an object with the function's name and arguments.")
     if given.get("type") not in (None, "function"):
         raise ConversationError(f"`{name}` is of type {str(given['type'])[:40]!r}; only functions can be called.")
-    arguments = function.get("arguments", function.get("parameters"))
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        arguments = {}
+    fields = {**given, **function}
+    if strange := next((key for key, value in fields.items() if key not in _OF_CALLS and value not in EMPTY), None):
+        raise ConversationError(f"`{name}.{strange}` is not understood; a call has a name and `arguments`.")
+    id = given.get("id")
+    return {
+        "id": "" if id in EMPTY else str(id),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _arguments(given, function, name)},
+    }
+
+
+def _arguments(given: Mapping[str, Any], function: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The arguments of a call, wherever they stand."""
+    places = [one[key] for one in (function, given) for key in ("arguments", "parameters") if key in one]
+    different = [one for place, one in enumerate(places) if one not in EMPTY and one not in places[:place]]
+    if len(different) > 1:
+        raise ConversationError(f"`{name}` has arguments in two places; keep one.")
+    arguments = different[0] if different else {}
     why = ""
     if isinstance(arguments, str):
         try:
-            arguments = from_json(arguments)
+            arguments = from_json(arguments) if arguments.strip() else {}
         except Malformed as error:
             why = f" ({error})"
     if not isinstance(arguments, Mapping):
         raise ConversationError(f"`{name}`: the arguments are no JSON object{why}; correct them.")
-    known = given.get("id")
-    return {
-        "id": known if isinstance(known, str) and known else call_id(place),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": dict(arguments)},
-    }
+    return dict(arguments)
 
 
-def _drop_gaps(message: Message, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Leaves out arguments that are null and that the function does not have."""
-    known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    for call in message.get("tool_calls", ()):
+def _finish_calls(message: Message, tools: Sequence[Mapping[str, Any]] | None, name: str) -> None:
+    """Ids for all calls, and arguments without the gaps of tables. Raises ConversationError for an id that is twice."""
+    known = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
+    calls = message.get("tool_calls", ())
+    ids = [call["id"] for call in calls if call["id"]]
+    if len(set(ids)) < len(ids):
+        raise ConversationError(f"two calls of a message in `{name}` have the same id; give each its own.")
+    for place, call in enumerate(calls):
+        call["id"] = call["id"] or call_id(place)
         function = call["function"]
-        properties = known.get(function["name"], {}).get("properties")
-        if isinstance(properties, Mapping):
-            function["arguments"] = {
-                key: value for key, value in function["arguments"].items() if value is not None or key in properties
-            }
+        function["arguments"] = _without_gaps(function["arguments"], known.get(function["name"]))
+
+
+def _without_gaps(value: Any, schema: Any) -> Any:
+    """A value without the nulls of names that its schema does not have."""
+    if isinstance(value, list | tuple):
+        items = schema.get("items") if isinstance(schema, Mapping) else None
+        return [_without_gaps(each, items) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return dict(value)
+    kept = {key: each for key, each in value.items() if each is not None or key in properties}
+    return {key: _without_gaps(each, properties.get(key)) for key, each in kept.items()}
 
 
 def _with_results(read: Sequence[Message], name: str) -> list[Message]:
@@ -284,17 +351,38 @@ def _answers(asked: Message, results: Mapping[str, Message]) -> list[Message]:
             call["id"] = call_id(place)
     answers: dict[int, Message] = {}
     for order, (where, result) in enumerate(results.items()):
-        id = result.get("tool_call_id")
         if order >= len(calls):
             raise ConversationError(f"`{where}` is one more result than there are calls; {ANSWERS}.")
-        if id is not None and id not in ids:
-            raise ConversationError(f"`{where}.tool_call_id` is {id[:40]!r}, which no call has; {ANSWERS}.")
-        number = order if id is None else ids.index(id)
-        if number in answers:
-            raise ConversationError(f"`{where}` answers a call that has a result already; {ANSWERS}.")
-        function = calls[number]["function"]
-        answers[number] = {**result, "name": function["name"], "tool_call_id": calls[number]["id"]}
+        number = _answered(result, where, calls, ids, answers)
+        call = calls[number]
+        answers[number] = {**result, "name": call["function"]["name"], "tool_call_id": call["id"]}
     return [answers[number] for number in sorted(answers)]
+
+
+def _answered(
+    result: Message,
+    where: str,
+    calls: Sequence[Mapping[str, Any]],
+    ids: Sequence[str],
+    answers: Mapping[int, Message],
+) -> int:
+    """The number of the call that a result answers: by its id, else by its name, else the first that has no result.
+
+    ids: of the calls, as the data has them. answers: results so far.
+    """
+    id, name = result.get("tool_call_id"), result.get("name")
+    if id is None and str(result.get("id")) in ids:
+        id = str(result["id"])
+    named = [number for number, call in enumerate(calls) if name in (None, call["function"]["name"])]
+    if id is not None and id not in ids:
+        raise ConversationError(f"`{where}.tool_call_id` is {id[:40]!r}, which no call has; {ANSWERS}.")
+    if not named or (id is not None and ids.index(id) not in named):
+        raise ConversationError(f"`{where}` is a result of {str(name)[:40]}, which its call does not name; {ANSWERS}.")
+    free = [number for number in named if number not in answers]
+    number = ids.index(id) if id is not None else (free or named)[0]
+    if number in answers:
+        raise ConversationError(f"`{where}` answers a call that has a result already; {ANSWERS}.")
+    return number
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -311,13 +399,17 @@ def _parsed(text: str, name: str) -> Any:
         raise ConversationError(f"`{name}` holds text that is no JSON object or list: {error}.") from None
 
 
-def _check_text(value: Any, name: str) -> None:
-    """Raises ConversationError for half of a surrogate pair anywhere in a value."""
+def _check_values(value: Any, name: str) -> None:
+    """Raises ConversationError for what JSON does not have anywhere in a value: half a character, a date, NaN."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, str) and not is_text(one):
             raise ConversationError(f"`{name}` holds half of a surrogate pair, not text; fix or remove the row.")
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ConversationError(f"`{name}` holds {one}, which is no number of JSON; fix or remove the row.")
+        if not isinstance(one, str | int | float | bool | None | Mapping | list | tuple):
+            raise ConversationError(f"`{name}` holds {kind_of(one)}, which JSON does not have; write it as text.")
         if isinstance(one, Mapping):
             waiting += [*one, *one.values()]
         elif isinstance(one, list | tuple):
