@@ -84,7 +84,9 @@ def _preference(row: Row, where: str, columns: Columns) -> Row:
         _answered(row, where, columns, prompt, one, column, tools)
         for one, column in zip(given, (better, worse), strict=True)
     ]
-    return _pair(pair, where, better, worse)
+    if canonical.same(pair[0]["messages"], pair[1]["messages"]):
+        raise DataError(f"{where}: `{better}` and `{worse}` are the same; remove the row.")
+    return {"chosen": pair[0], "rejected": pair[1]}
 
 
 def _whole_preference(
@@ -97,6 +99,8 @@ def _whole_preference(
 ) -> Row:
     """A preference of two whole conversations, which begin alike; what the row has of a prompt besides must be it."""
     better, worse = names
+    if canonical.same(*conversations):
+        raise DataError(f"{where}: `{better}` and `{worse}` are the same; remove the row.")
     count = _common(*conversations)
     prompt = conversations[0][:count]
     if not prompt or any(one[count:] and one[count]["role"] != "assistant" for one in conversations):
@@ -115,12 +119,6 @@ def _whole_preference(
         _checked([*shown, *one[count:]], len(shown), where, column, tools)
         for one, column in zip(conversations, names, strict=True)
     ]
-    return _pair(pair, where, better, worse)
-
-
-def _pair(pair: list[Row], where: str, better: str, worse: str) -> Row:
-    if canonical.same(pair[0]["messages"], pair[1]["messages"]):
-        raise DataError(f"{where}: `{better}` and `{worse}` are the same; remove the row.")
     return {"chosen": pair[0], "rejected": pair[1]}
 
 

@@ -49,6 +49,13 @@ def test_a_token_of_the_template_that_is_another_one_there_is_a_difference(
     assert ours.difference(theirs) == f"{name!r} is {id} here and no token there, where {id} is '<｜Assistant｜>'"
 
 
+def test_a_mark_that_a_template_puts_together_is_one(tmp_path: Path) -> None:
+    tokenizer_in(tmp_path, "qwen3_5")
+    template = "{% for m in messages %}<|im_{{ 'start' }}|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert "<|im_start|>" in Tokenizer.load(tmp_path).marks
+
+
 def test_tokens_that_no_template_uses_may_differ(tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()

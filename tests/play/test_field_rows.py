@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -262,3 +264,180 @@ def test_preferences_of_other_trainers() -> None:
         "rejected": {"from": "gpt", "value": "no"},
     }
     assert SCHEMAS["preferences"](openai, "f:1", {}) == wanted == SCHEMAS["preferences"](sharegpt, "f:1", {})
+
+
+# ------------------------------------------------------------------------------------- what outsiders' rows brought up
+def called(*calls: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
+    said = {"role": "assistant", "content": None, "tool_calls": [*calls]}
+    return {"messages": [ASK, said, *({"role": "tool", **result} for result in results), SAY]}
+
+
+WEATHER, TRAINS = {"name": "weather", "arguments": {}}, {"name": "trains", "arguments": {}}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        called(WEATHER, TRAINS, results=[{"name": "trains", "content": "T"}, {"name": "weather", "content": "W"}]),
+        called(
+            {"id": 1, **WEATHER},
+            {"id": 2, **TRAINS},
+            results=[{"tool_call_id": 2, "content": "T"}, {"tool_call_id": 1, "content": "W"}],
+        ),
+        called(
+            {"id": "a", **WEATHER},
+            {"id": "b", **TRAINS},
+            results=[{"id": "b", "content": "T"}, {"id": "a", "content": "W"}],
+        ),
+    ],
+)
+def test_results_go_to_their_calls(row: dict[str, Any]) -> None:
+    read = SCHEMAS["conversations"](row, "f:1", {})["messages"]
+    assert [(one["name"], one["content"]) for one in read if one["role"] == "tool"] == [
+        ("weather", "W"),
+        ("trains", "T"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "f", "arguments": None, "parameters": {"c": "W"}},
+        {"name": "f", "arguments": {}, "parameters": {"c": "W"}},
+        {"function": {"name": "f"}, "arguments": {"c": "W"}},
+        {"function": {"name": "f", "arguments": '{"c": "W"}', "parsed_arguments": {"c": "W"}}, "index": 0},
+    ],
+)
+def test_arguments_are_read_wherever_they_stand(call: dict[str, Any]) -> None:
+    (read,) = SCHEMAS["conversations"](called(call, results=[]), "f:1", {})["messages"][1]["tool_calls"]
+    assert read["function"] == {"name": "f", "arguments": {"c": "W"}}
+
+
+OTHERS = [
+    (called({"name": "f", "args": {"c": "W"}}, results=[]), "args` is not understood"),
+    (called({"name": "f", "input": {"c": "W"}}, results=[]), "input` is not understood"),
+    (called({"name": "f", "arguments": {}, "response": "x"}, results=[]), "response` is not understood"),
+    (called({"name": "f", "arguments": {"a": 1}, "parameters": {"b": 1}}, results=[]), "arguments in two places"),
+    (
+        called(WEATHER, results=[{"name": "nothing", "content": "x"}]),
+        "a result of nothing, which its call does",
+    ),
+    (
+        called({"id": "a", **WEATHER}, results=[{"tool_call_id": "a", "name": "trains", "content": "x"}]),
+        "a result of trains, which its call does not name",
+    ),
+    ({"messages": [ASK, {**SAY, "tool_calls": [CALL], "function_call": {"name": "g"}}]}, "calls in tool_calls and in"),
+    ({"messages": [ASK, {**SAY, "train_on_turn": False}]}, "train_on_turn` is not understood"),
+    ({"messages": [ASK, {**SAY, "ignore": True}]}, "ignore` is not understood"),
+    ({"messages": [ASK, {**SAY, "value": "other"}]}, "has a content and another value"),
+    ({"messages": [{**ASK, "tools": [{"name": "f"}]}, SAY]}, "are tools of a message"),
+    ({"messages": [ASK, SAY], "loss_mask": [0, 0]}, "`loss_mask` of a row is not read"),
+    ({"messages": [ASK, SAY], "weight": 0}, "`weight` of a row is not read"),
+    ({"messages": [ASK, SAY], "tools": [{"name": "f"}, {"name": "f"}]}, "two functions of the name f"),
+    (
+        {"messages": [ASK, SAY], "tools": [{"name": "f", "parameters": {"type": "object", "properties": ["city"]}}]},
+        "is not a JSON schema of an object",
+    ),
+    (called({"name": "f", "arguments": {"d": datetime(2020, 1, 1)}}, results=[]), "holds a datetime, which JSON"),
+    (called({"name": "f", "arguments": {"d": float("nan")}}, results=[]), "holds nan, which is no number of JSON"),
+    (called({"name": "f", "arguments": {"d": b"x"}}, results=[]), "holds a bytes, which JSON does not have"),
+]
+
+
+@pytest.mark.parametrize(("row", "sentence"), OTHERS)
+def test_what_would_be_dropped_is_one_sentence(row: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence) as error:
+        SCHEMAS["conversations"](row, "f:1", {})
+    assert str(error.value).startswith("f:1: ") and "\n" not in str(error.value)
+
+
+def test_a_file_of_datasets_has_no_nulls_of_other_rows(tmp_path: Path) -> None:
+    rows = [
+        {
+            "messages": [
+                ASK,
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": value}}]},
+            ],
+            "tools": [
+                {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": known}}}
+            ],
+        }
+        for name, value, known in (
+            ("f", {"city": {"a": "B"}}, {"city": {"type": "object", "properties": {"a": {"type": "string"}}}}),
+            ("g", {"x": 1, "city": {"b": "C"}}, {"x": {"type": "integer"}, "city": {"properties": {"b": {}}}}),
+        )
+    ]
+    datasets.Dataset.from_list(rows).to_json(tmp_path / "rows.jsonl")
+    (tmp_path / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, two = (
+        load(Source(str(tmp_path / name), "conversations", RowsSection())) for name in ("rows.jsonl", "plain.jsonl")
+    )
+    assert [row["messages"] for row in one] == [row["messages"] for row in two]
+    assert "null" not in json.dumps([row["tools"] for row in one])
+
+
+def test_maps_of_parquet_are_objects(tmp_path: Path) -> None:
+    call = pa.struct([("name", pa.string()), ("arguments", pa.map_(pa.string(), pa.string()))])
+    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(call))])
+    rows = [[ASK, {**SAY, "tool_calls": [{"name": "f", "arguments": [("city", "Bern")]}]}]]
+    pq.write_table(pa.table({"messages": pa.array(rows, pa.list_(message))}), tmp_path / "rows.parquet")
+    (row,) = load(Source(str(tmp_path / "rows.parquet"), "conversations", RowsSection()))
+    assert row["messages"][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"city": "Bern"}}
+
+
+def test_messages_as_text_in_any_column() -> None:
+    row = SCHEMAS["conversations"]({"prompt": json.dumps([ASK]), "completion": json.dumps(SAY)}, "f:1", {})
+    assert row["messages"] == [ASK, SAY] and row["first"] == 1
+    plain = SCHEMAS["conversations"]({"prompt": "[1, 2]", "completion": '{"a": 1}'}, "f:1", {})
+    assert [one["content"] for one in plain["messages"]] == ["[1, 2]", '{"a": 1}']
+    pair = SCHEMAS["preferences"]({"prompt": "?", "chosen": json.dumps([SAY]), "rejected": "no"}, "f:1", {})
+    assert pair["chosen"]["messages"] == [ASK, SAY]
+
+
+def test_whole_preferences_keep_what_the_row_says_besides() -> None:
+    answers = {"chosen": [ASK, SAY], "rejected": [ASK, {**SAY, "content": "no"}]}
+    system = SCHEMAS["preferences"]({**answers, "system": "s", "prompt": " ? "}, "f:1", {})
+    assert [one["role"] for one in system["chosen"]["messages"]] == ["system", "user", "assistant"]
+    assert system["chosen"]["first"] == 2
+    for wrong in ({"prompt": "else"}, {"prompt": [{"role": "system", "content": "s"}, ASK]}, {"history": [["a", "b"]]}):
+        with pytest.raises(DataError, match=r"is not the prompt with which|is not read beside whole"):
+            SCHEMAS["preferences"]({**answers, **wrong}, "f:1", {})
+    with pytest.raises(DataError, match="are the same"):
+        SCHEMAS["preferences"]({**answers, "rejected": [ASK, {**SAY, "id": 7}]}, "f:1", {})
+
+
+def test_results_may_begin_an_answer() -> None:
+    prompt = [ASK, {**SAY, "tool_calls": [{"id": "a", **WEATHER}]}]
+    row = SCHEMAS["conversations"](
+        {"prompt": prompt, "completion": [{"role": "tool", "content": "7", "tool_call_id": "a"}, SAY]}, "f:1", {}
+    )
+    assert row["first"] == 2 and row["messages"][2]["name"] == "weather"
+
+
+@pytest.mark.parametrize("role", ["User", "USER", " human "])
+def test_roles_in_capitals(role: str) -> None:
+    row = {"messages": [{"role": role, "content": "?"}, {"role": "Assistant", "content": "!"}]}
+    assert SCHEMAS["conversations"](row, "f:1", {})["messages"] == [ASK, SAY]
+
+
+def test_calls_in_messages_of_their_own_are_parallel() -> None:
+    said = [{"role": "tool_call", "content": json.dumps(one)} for one in (WEATHER, TRAINS)]
+    results = [{"role": "tool_response", "content": text} for text in ("W", "T")]
+    read = SCHEMAS["conversations"]({"messages": [ASK, *said, *results, SAY]}, "f:1", {})["messages"]
+    assert [one["function"]["name"] for one in read[1]["tool_calls"]] == ["weather", "trains"]
+    assert [one["content"] for one in read[2:4]] == ["W", "T"]
+
+
+@pytest.mark.parametrize("template", ["llama3", "lfm2", "deepseek_r1_distill"])
+def test_an_earlier_call_that_a_template_leaves_out_is_refused(template: str) -> None:
+    row = {"prompt": called(WEATHER, results=[{"content": "7"}])["messages"][:-1], "completion": [SAY]}
+    with pytest.raises(UserError, match=r"leaves out a call of weather"):
+        trained(template, row)
+
+
+def test_places_are_those_of_the_row() -> None:
+    tokenizer = tokenizer_of(TEMPLATES["phi3"])
+    joiner = Joiner("chat", tokenizer, dialects.load("xml"), {}, ())
+    messages = [ASK, {**SAY, "reasoning_content": "hm"}]
+    with pytest.raises(UserError, match=r"^messages\[1\]"):
+        given_rows(joiner, tokenizer, messages, 0, [{"name": "f", "description": "d", "parameters": {}}])

@@ -147,6 +147,27 @@ def test_calls_and_results_in_a_conversation_are_those_of_the_dialect(name: str)
         )
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama", "function", "qwen-coder", "xml"])
+def test_a_conversation_goes_on_after_results(name: str) -> None:
+    dialect = dialects.load(name)
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}} for id in "ab"
+    ]
+    results = [{"role": "tool", "tool_call_id": id, "content": f"result {id}"} for id in "ba"]
+    asked = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    twice = [*asked, *asked[1:]]
+    for conversation in (
+        asked,
+        twice,
+        [*twice, {"role": "assistant", "content": "3"}, {"role": "user", "content": "?"}],
+    ):
+        messages = prompt(conversation, [ADD], dialect)
+        text = "\n".join([*(each["content"] for each in messages.before), messages.user])
+        assert text.index("result a") < text.index("result b")  # in the order of the calls
+    thought = prompt([*asked[:1], {"role": "assistant", "content": "3", "reasoning": "hm"}, asked[0]], [], dialect)
+    assert thought.before[1]["reasoning_content"] == "hm"
+
+
 def test_functions_of_a_program_have_no_form_in_harmony() -> None:
     with pytest.raises(UserError, match=r'not supported with model\.dialect = "harmony"'):
         prompt([{"role": "user", "content": "2 + 3?"}], [ADD], dialects.load("harmony"))
