@@ -11,7 +11,7 @@ from typing import Any
 
 from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 from scope_jax.text import conversations as canonical
-from scope_jax.text.conversations import ConversationError, Message
+from scope_jax.text.calls import ConversationError, Message
 from scope_jax.text.dialects.values import Malformed, from_json
 
 Columns = Mapping[str, str]

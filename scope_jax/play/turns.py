@@ -33,7 +33,7 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import dialects, parsing
-from scope_jax.text.conversations import call_id
+from scope_jax.text.calls import call_id
 from scope_jax.text.dialects import Call, Dialect, gemma, harmony
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, accepts, arguments_of, function_of, only_text, parameters_of

@@ -22,7 +22,7 @@ from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
 from scope_jax.text import conversations, dialects, parsing
-from scope_jax.text.conversations import ConversationError, call_id
+from scope_jax.text.calls import ConversationError, call_id
 from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.schemas import Schema
 from scope_jax.text.validation import STEPS, budget
