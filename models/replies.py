@@ -61,7 +61,7 @@ def given_reply(
 ) -> GivenReply:
     """The assistant's `message` after the messages before it; the other arguments as in Tokenizer.encode_chat.
 
-    Raises NotShown unless the reply has the whole message, and the prompt all tools and messages of other roles;
+    Raises NotShown unless the reply has the whole message, and the prompt all tools, calls and messages of others;
     UserError if the template rejects the conversation.
     """
     masked = MaskedChat(chat, [*before, message], tools, forbid, trusted, options)
@@ -222,13 +222,12 @@ class _Marks:
             key: self._text(value, fields[key]) if key in fields and isinstance(value, str) else value
             for key, value in message.items()
         }
+        calls = len(self.names)
         if message.get("tool_calls"):
             marked["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
         self.last = set(range(first, len(self.names)))
-        kept = (
-            self.last if role != "assistant" else {mark for mark in self.last if self.names[mark].startswith("a call")}
-        )
-        self.required |= kept
+        # A template may leave out what the assistant said and thought before, but not its calls.
+        self.required |= set(range(calls if role == "assistant" else first, len(self.names)))
         return marked
 
     def left_out(self, text: str, wanted: Collection[int]) -> str | None:
