@@ -73,7 +73,7 @@ def evaluate_sets(
 def evaluate(world: World) -> tuple[Metrics, dict[str, Records]]:
     """(metrics of each evaluation set of the card, their records by name of the set) for the weights that a run has
     published."""
-    exam, records = world.game.exam(world.cfg), dict[str, Records]()
+    exam, records = world.game.exam_of(world.cfg), dict[str, Records]()
     sets = [ExamSet(world.cfg, exam, card, world.exams[card.name]) for card in world.cfg.evaluate.sets]
     metrics = evaluate_sets(sets, tools_of(world), lambda name, rows, values: records.update({name: rows}))
     return metrics, records
@@ -145,7 +145,7 @@ def evaluation(
         "rollout": cfg.rollout.model_copy(update={"max_length": longest}),
     }
     world_cfg = all_generate(cfg.model_copy(update=changes))
-    searches = any(exams.searches(one.exam) for one in sets)
+    searches = any(one.exam.role.may_search for one in sets)
     with index_folder(target, cfg) as index:
         world = assemble_world(world_cfg, index, str(folder), judges_of(sets), tell=tell, searches=searches)
         yield Evaluation(world, sets, model, others, grader)
@@ -155,7 +155,7 @@ def card_sets(cfg: Config) -> list[ExamSet]:
     """The evaluation sets of the card, checked as in `ExamSet.load`. Raises UserError if it has none."""
     if not cfg.evaluate.sets:
         raise UserError("the card has no evaluation set; add an [[evaluate.sets]] table with name and path.")
-    exam = game_of(cfg).exam(cfg)
+    exam = game_of(cfg).exam_of(cfg)
     return [ExamSet.load(cfg, exam, eval_set) for eval_set in cfg.evaluate.sets]
 
 

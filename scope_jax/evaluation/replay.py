@@ -64,7 +64,8 @@ def answers_after(one: ExamSet, tools: Tools, searched: Sequence[Answer]) -> lis
         Rollout(f"{place}", answer.prompt, prompt_ids=before_last_turn(answer.completion))
         for place, answer in enumerate(searched)
     ]
-    agent = Agent(one.exam.policy, one.cfg.evaluate.sampling_of(one.eval_set), stop=one.exam.stop)
+    speaker = one.exam.role.agent
+    agent = Agent(speaker.policy, one.cfg.evaluate.sampling_of(one.eval_set), stop=speaker.stop)
     groups = tools.play("replay", rollouts, agent)
     return [
         replace(answer, completion=completion, text=one.exam.read(completion))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from scope_jax.config import Config, EvalSet, Measure, parse_section
+from scope_jax.config import Config, EvalSet, Measure, SamplingSection, parse_section
 from scope_jax.config.exams import EvalSection
 from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.data.schemas import Kind
@@ -19,6 +19,8 @@ from scope_jax.games import game_of, overridden
 from scope_jax.play import exams, prompting
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam, Row, Tokens
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.searching import cut_off
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
@@ -91,11 +93,11 @@ def suite_sets(
 def _suite_set(cfg: Config, suite: SuiteCard, as_game: bool, given: frozenset[str]) -> ExamSet:
     eval_set = EvalSet(**{name: getattr(suite, name) for name in EvalSet.model_fields})
     cfg = cfg.model_copy(update={"evaluate": _evaluate(cfg, eval_set)})
-    game = game_of(cfg).exam(cfg)
+    game = game_of(cfg).exam_of(cfg)
     own = game if as_game and cfg.system in suite.games else None
     if own is not None and own.prompt_tokens is not None and suite.prompt_tokens and "prompt_tokens" not in given:
         suite = suite.model_copy(update={"prompt_tokens": max(suite.prompt_tokens, own.prompt_tokens)})
-    return ExamSet.load(cfg, suite_exam(cfg, suite, own, game.policy), eval_set, counts_questions=True)
+    return ExamSet.load(cfg, suite_exam(cfg, suite, own, game.role.agent.policy), eval_set, counts_questions=True)
 
 
 def _tell_unjudged(cfg: Config, wanted: Sequence[SuiteCard], tell: Callable[[str], None]) -> None:
@@ -158,14 +160,13 @@ def suite_exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> 
         )
     accuracy, by_task = exams.document_accuracy(cfg) if suite.form == "document" else (ACCURACY[suite.form], {})
     return Exam(
-        policy=policy,
+        role=Role(suite.name, Agent(policy, SamplingSection(), stop=suite.stop)),
         prompt=lambda row, tokens: prompt(cfg, suite, row, tokens),
         read=lambda completion: read(suite, completion),
         measures=suite.measures,
         accuracy=accuracy,
         by_task=by_task,
         kind=KINDS[suite.form],
-        stop=suite.stop,
     )
 
 

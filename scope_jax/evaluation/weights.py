@@ -73,7 +73,7 @@ def find_weights(target: Path, cfg: Config | ServedModel, policy: str | None = N
         raise UserError(f"{target} is one model, without policies; remove --policy.")
     if policy is not None and policy not in names:
         raise UserError(f"{target} has no policy {policy!r}; give one of {', '.join(names)}.")
-    name = policy or (game_of(cfg).exam(cfg).policy if isinstance(cfg, Config) else names[0])
+    name = policy or (game_of(cfg).exam_of(cfg).role.agent.policy if isinstance(cfg, Config) else names[0])
     for folder in (target, target / name):
         if _is_model(folder):
             return StoredWeights(folder, name)

@@ -20,10 +20,10 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp
+from scope_jax.games import dpo, sft, ssp
 from scope_jax.play.game import Game
 
-BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp)
+BUILT_IN = (dpo, sft, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
 
@@ -77,12 +77,12 @@ def game_of(cfg: Config) -> Game:
     Raises CardError for a game that searches without a [retrieval] table, and for one that the game does not use.
     """
     game = find(cfg.system)
-    if game.searches and cfg.retrieval is None:
+    if game.searches(cfg) and cfg.retrieval is None:
         raise CardError(
             f"the table [retrieval] is missing, but {cfg.system} searches; add it, with corpus (a file) or url (a "
             "search server)."
         )
-    if cfg.retrieval is not None and not game.searches:
+    if cfg.retrieval is not None and not game.searches(cfg):
         raise CardError(f"{cfg.system} does not search; remove the table [retrieval].")
     return game
 

@@ -143,6 +143,8 @@ class Episode:
     """What judges were asked about it, and said."""
     finish: str = ""
     """The finish reason of what was sampled for it; "": nothing was, as for a given answer."""
+    label: str = ""
+    """What the names of its metrics begin with; "": its role."""
 
     @staticmethod
     def from_completion(

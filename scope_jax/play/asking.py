@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from scope_jax.config import AskSection, JudgeSection
-from scope_jax.learner.types import Metrics, Reply
-from scope_jax.play import metric_names, searching
+from scope_jax.learner.types import Reply
+from scope_jax.play import searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
-from scope_jax.play.tools import BASE, Agent, Rollout, Tools, single_turn
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Rollout
+from scope_jax.play.tools import Tools
 from scope_jax.retrieval.exchange import shown
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import THOUGHT
@@ -53,10 +54,6 @@ class Replies(Generic[Read]):
     def by(self, keys: Iterable[Key]) -> dict[Key, ReadReply[Read]]:
         """The answer to each request by its key. keys: those of the requests, in order."""
         return dict(zip(keys, map(ReadReply, self.read, self.given), strict=True))
-
-    def counts(self, job: str) -> Metrics:
-        """The numbers of requests as metrics `judge/<job>/…`."""
-        return {f"judge/{job}/{name}": float(getattr(self, name)) for name in metric_names.JUDGE}
 
 
 def ask(
@@ -114,48 +111,26 @@ def ask(
     )
 
 
-@dataclass(frozen=True)
-class Judge:
-    """The judge for one job."""
+def ask_role(
+    tools: Tools, role: Role, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str
+) -> Replies[Read]:
+    """`ask` of a role, the base or an external model, for a `read` that takes the first closed pair of tags."""
+    model = role.external
+    if model is None:
+        return ask(_in_engine(tools, role), questions, read, nudge=nudge, closed=True)
 
-    name: str
-    """The job, used as the role in the engine or as the name of an external model in `Tools.judge`."""
-    key: str
-    """The key of the job's table in the card."""
-    card: AskSection
-    """That table."""
+    def send(requests: Sequence[str], again: bool) -> list[Reply]:
+        return tools.judge(requests, by=role.name, temperature=model.temperature, max_tokens=model.max_tokens)
 
-    @property
-    def outside(self) -> dict[str, JudgeSection]:
-        """The external model under the name of the job; {} if the base model does it."""
-        if self.card.endpoint is None:
-            return {}
-        table = self.card.endpoint.model_dump()
-        return {self.name: JudgeSection(**table, temperature=self.card.temperature, max_tokens=self.card.max_tokens)}
+    external = (f"the {role.name} at {shown(model.url)}", role.table)
+    return ask(send, questions, read, nudge=nudge, external=external, closed=True)
 
-    def ask(
-        self, tools: Tools, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str
-    ) -> Replies[Read]:
-        """`ask` with this judge, for a `read` that takes the first closed pair of tags."""
-        endpoint = self.card.endpoint
-        if endpoint is None:
-            return ask(self._in_engine(tools), questions, read, nudge=nudge, closed=True)
 
-        def send(requests: Sequence[str], again: bool) -> list[Reply]:
-            return tools.judge(
-                requests, by=self.name, temperature=self.card.temperature, max_tokens=self.card.max_tokens
-            )
+def _in_engine(tools: Tools, role: Role) -> Send:
+    def send(questions: Sequence[str], again: bool) -> list[Reply]:
+        ending = " again" if again else ""
+        rollouts = [Rollout(f"{place}{ending}", Messages(question)) for place, question in enumerate(questions)]
+        groups = tools.play(role.name, rollouts, role.agent)
+        return [Reply(group[0].text, cut=searching.cut_off(group[0])) for group in groups]
 
-        external = (f"the {self.name} at {shown(endpoint.url)}", self.key)
-        return ask(send, questions, read, nudge=nudge, external=external, closed=True)
-
-    def _in_engine(self, tools: Tools) -> Send:
-        def send(questions: Sequence[str], again: bool) -> list[Reply]:
-            ending = " again" if again else ""
-            rollouts = [Rollout(f"{place}{ending}", Messages(question)) for place, question in enumerate(questions)]
-            groups = tools.play(
-                self.name, rollouts, Agent(BASE, single_turn(self.card.temperature, self.card.max_tokens))
-            )
-            return [Reply(group[0].text, cut=searching.cut_off(group[0])) for group in groups]
-
-        return send
+    return send

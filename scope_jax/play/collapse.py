@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play.metric_names import LENGTHS
 from scope_jax.play.rewards import mean
 from scope_jax.play.tool_turns import UNFINISHED
 
+LENGTHS = ("response_tokens", "response_length", "cut_off", "prompt_too_long")  # of `searching.lengths`
 REJECTED = "rejected_"  # before the reason, in the name of the share of episodes that it rejected
 LONGEST = 40  # characters of a reason in a name
 _NO_WORD = re.compile(r"\W+")
-SIGNS = (*LENGTHS.split(), "identical_pairs", "valid", "trained")
+SIGNS = (*LENGTHS, "identical_pairs", "valid", "trained")
 ESTIMATED = ("response_tokens", "cut_off", "identical_pairs", "valid", "reward")  # those with a standard error
 Estimate = tuple[float, float | None]  # a mean and its standard error, None if there is none
 Grouped = list[tuple[str, float]]  # values, each with the group that it belongs to
@@ -113,10 +113,3 @@ def _signs(episodes: Sequence[Episode]) -> dict[str, Estimate]:
     reasons = Counter(_NO_WORD.sub("_", reason)[:LONGEST] for reason in told if isinstance(reason, str) and reason)
     shares = {f"{REJECTED}{name}": (n / len(episodes), None) for name, n in sorted(reasons.items())}
     return {sign: clustered(each) for sign, each in values.items()} | shares
-
-
-def names(roles: Iterable[str]) -> Iterator[str]:
-    """The names of these metrics, apart from `<role>/rejected_<reason>` of reasons that only the game knows."""
-    for role in roles:
-        yield from (f"{role}/{sign}" for sign in SIGNS)
-        yield from (f"{role}/{sign}_se" for sign in ESTIMATED)

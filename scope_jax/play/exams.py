@@ -1,7 +1,7 @@
 """The exam of a game: how it answers the questions of evaluation sets, and what a card with such sets needs.
 
-An `Exam` is the game's own part: the policy that answers, its prompts and searches, how an answer is parsed, and the
-default measures. The rest comes from [evaluate] in the card. `scope_jax.evaluation` measures the answers.
+An `Exam` is the game's own part: the role that answers, its prompts, how an answer is parsed, and the default
+measures. The rest comes from [evaluate] in the card. `scope_jax.evaluation` measures the answers.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure, SamplingSection
 from scope_jax.data.schemas import Kind
 from scope_jax.errors import UserError
 from scope_jax.play import grading, pairwise, rating, rubrics
-from scope_jax.play.asking import Judge
+from scope_jax.play.roles import Role, external_models, judge_role
+from scope_jax.play.rollouts import Rollout
 from scope_jax.play.rubrics import Grader
-from scope_jax.play.tool_calls import SEARCH_NAME, Tool
-from scope_jax.play.tools import Agent, Rollout, Tools
+from scope_jax.play.tools import Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
@@ -27,18 +27,14 @@ Tokens = Callable[[str], int]  # the number of tokens of a text
 JUDGE = "exam judge"  # the name of [evaluate.judge] among a run's external models
 GRADER = "exam grader"  # that of [evaluate.grader]
 GRADED = frozenset(("rubric", "points", "rating"))  # measures for which a grader reads the answer
-COUNTED = {  # by what a set is measured, and whether its game searches, it has some of these
-    *("searches", "answer_tokens", "ungraded", "not_sampled"),
-    *("judge_requests", "judge_unparsed", "pairwise_asked", "pairwise_unparsed"),
-}
 
 
 @dataclass(frozen=True)
 class Exam:
     """How a game answers questions."""
 
-    policy: str
-    """The policy that answers."""
+    role: Role
+    """Who answers, with its turns."""
     prompt: Callable[[Row, Tokens], Messages]
     """The prompt for a row; the second argument counts tokens, for prompts that truncate what they quote."""
     read: Callable[[Completion], str | None]
@@ -55,22 +51,6 @@ class Exam:
     own: Mapping[str, Callable[[Sequence[Answer], Tools], Sequence[float | None]]] = field(default_factory=dict)
     """Measures of the game's own by name, which cards list like the built-in ones: a number for each answer, or None
     for one that it does not measure. They are averaged."""
-    tools: tuple[Tool | str, ...] = ()
-    """What its turns may call, as in `Agent`."""
-    finals: tuple[str, ...] = ()
-    """As in `Agent`, with `tools`."""
-    calls: Literal["all", "stop", "first"] = "all"
-    """As in `Agent`, with `tools`."""
-    malformed: Literal["answer", "end", "remind"] = "answer"
-    """As in `Agent`, with `tools`."""
-    reminder: str = ""
-    """As in `Agent`, with `tools`."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a turn."""
-    max_turns: int = 1
-    """Most turns of an episode, unless the card says otherwise."""
-    searches: Callable[[Completion], int] | None = None
-    """Counts the searches of an episode; None in a game that does not search."""
     prompts: str | None = None
     """The folder with the game's own judge.txt; None: `evaluate.prompts`."""
     grader: Grader | None = None
@@ -105,18 +85,13 @@ class Answer:
 def max_turns_of(cfg: Config, exam: Exam) -> int:
     """Most turns of an episode. Raises ValueError if the card has a number, but its game's exam has no searches."""
     if cfg.evaluate.max_turns is None:
-        return exam.max_turns
-    if not exam.tools:
+        return exam.role.agent.max_turns
+    if not exam.role.agent.tools:
         raise UserError(
             f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched or "
             "called, so an episode has one turn; remove it."
         )
     return cfg.evaluate.max_turns
-
-
-def searches(exam: Exam) -> bool:
-    """True if its turns may search."""
-    return any((tool if isinstance(tool, str) else tool.name) == SEARCH_NAME for tool in exam.tools)
 
 
 def measures_of(exam: Exam, eval_set: EvalSet) -> tuple[str, ...]:
@@ -144,18 +119,9 @@ def _used_measures(cfg: Config, exam: Exam) -> set[str]:
     return names.union(exam.accuracy, *exam.by_task.values()) if "accuracy" in names else names
 
 
-def metric_names(cfg: Config, exam: Exam) -> set[str]:
-    """`<set>/<name>` of what the card's exams measure and count, apart from scores by dimension."""
-    return {
-        f"{eval_set.name}/{name}"
-        for eval_set in cfg.evaluate.sets
-        for name in COUNTED.union("score" if name == "rubric" else name for name in measures_of(exam, eval_set))
-    }
-
-
 def uses_base(cfg: Config, exam: Exam) -> bool:
     """True if the base model grades answers of the card's exams."""
-    return graded(_used_measures(cfg, exam)) and not grader_of(cfg, exam).judge.outside
+    return graded(_used_measures(cfg, exam)) and grader_of(cfg, exam).judge.external is None
 
 
 def graded(measures: Collection[str]) -> bool:
@@ -167,7 +133,7 @@ def judges(cfg: Config, exam: Exam) -> dict[str, JudgeSection]:
     """The external models that the card's exams use, by name. Raises ValueError if the card lacks one of them."""
     used = _used_measures(cfg, exam)
     models = dict([judge_of(cfg)[:2]]) if used & {"judge", "pairwise"} else {}
-    return models | grader_of(cfg, exam).judge.outside if graded(used) else models
+    return models | external_models([grader_of(cfg, exam).judge]) if graded(used) else models
 
 
 def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
@@ -185,7 +151,7 @@ def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
 def grader_of(cfg: Config, exam: Exam) -> Grader:
     """The rubric grader: the one set in `evaluate.grader`, or the game's own."""
     if cfg.evaluate.grader is not None:
-        judge = Judge(GRADER, "evaluate.grader", cfg.evaluate.grader)
+        judge = judge_role(GRADER, "evaluate.grader", cfg.evaluate.grader)
         return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
     if exam.grader is None:
         raise UserError(
@@ -238,22 +204,25 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
             "no answer, which counts as wrong. Raise it, or shorten them."
         )
     sampling = cfg.evaluate.sampling_of(eval_set)
-    agent = Agent(
-        exam.policy,
-        sampling,
+    agent = replace(
+        exam.role.agent,
+        sampling=sampling,
         max_turns=max_turns_of(cfg, exam),
-        stop=exam.stop,
-        tools=exam.tools,
-        finals=exam.finals,
-        calls=exam.calls,
-        malformed=exam.malformed,
-        reminder=exam.reminder,
+        max_prompt_tokens=None,
+        tempered=True,
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
     groups = tools.play("eval", rollouts, agent, eval_set.samples)
-    counted = exam.searches or (lambda completion: None)
     return [
-        Answer(row, messages, completion, exam.read(completion), counted(completion), number, sampling)
+        Answer(
+            row=row,
+            prompt=messages,
+            completion=completion,
+            text=exam.read(completion),
+            searches=exam.role.count_searches(cfg, completion),
+            sample=number,
+            sampling=sampling,
+        )
         for row, messages, group in zip(rows, conversations, groups, strict=True)
         for number, completion in enumerate(group)
     ]
@@ -274,3 +243,18 @@ def chances(tools: Tools, policy: str, sampling: SamplingSection, cases: Sequenc
     rows = [tools.encode([*asked, said], len(asked))[0] for asked, said in zip(before, after, strict=True)]
     scores = tools.score(policy, rows, temperature=sampling.temperature)
     return [math.exp(float(logprobs_T.sum())) for logprobs_T in scores]
+
+
+def plain_exam(role: Role) -> Exam:
+    """Questions as user messages; the answer is the whole last turn, without its thinking."""
+    return Exam(
+        role=role,
+        prompt=lambda row, tokens: Messages(row["question"]),
+        read=_last_turn,
+        measures=("accuracy",),
+        accuracy=("exact-match", "math"),
+    )
+
+
+def _last_turn(completion: Completion) -> str | None:
+    return completion.turns[-1].content.strip() or None if completion.turns else None

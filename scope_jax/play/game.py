@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,14 +14,16 @@ from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Episode, Metrics, Update
-from scope_jax.play.exams import Exam
+from scope_jax.play import roles, samples
+from scope_jax.play.exams import Exam, plain_exam
+from scope_jax.play.roles import Role
+from scope_jax.play.step import Memory, Played, Step
 from scope_jax.play.tool_calls import Service, Tool
 from scope_jax.play.tools import Tools
 
 ACTOR = "actor"
 FILES = tuple(kind for kind in get_args(Kind) if kind in DataSection.model_fields)  # keys of [data] named as their kind
-Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
-Play = Callable[[Config, Tools, Memory, int], tuple[list[Episode], Memory, Metrics]]
+Updates = tuple[Update, ...]
 
 
 @dataclass(frozen=True)
@@ -67,46 +70,40 @@ class Game:
     """Also the name of its table in the card."""
     options: type[Section]
     """That table."""
-    play: Play
-    """One step, on rows and completions from the tools: its episodes, a new memory, metrics.
+    roles: Callable[[Config], tuple[Role, ...]]
+    """Who speaks and who learns under a card; the order of those that learn is that of policies and updates."""
+    play: Callable[[Step[Any]], Played]
+    """One step, on rows and samples from the step: its episodes, and what happened, for `remember`.
 
-    For the report: records of settings that change during a run (`play.settings`) among the episodes, and, in their
-    text, why one was "rejected" ("": it was not). Signs of collapse are measured from the episodes (`play.collapse`).
+    For the report: values of settings that change during a run, and, in the text of an episode, why it was "rejected"
+    ("": it was not). Signs of collapse are measured from the episodes (`play.collapse`).
     """
-    updates: Callable[[Config], tuple[Update, ...]]
-    """The learner updates of a step, in order; updates without trained episodes are skipped."""
-    exam: Callable[[Config], Exam]
-    """Prompts, parser and measures of its exams."""
+    remember: Callable[[Config, Memory, Any, int], tuple[Memory, Metrics]] = lambda cfg, memory, outcome, number: (
+        memory,
+        {},
+    )
+    """(card, memory, outcome of a step, its number from 0) → the memory after it, and metrics that describe that."""
+    start: Callable[[Config], Memory] = lambda cfg: {}
+    """Memory before the first step."""
+    arrange: Callable[[Config, Updates], Updates] = lambda cfg, updates: updates
+    """The learner updates of a step, from one for each role that learns: a game that merges, repeats or reorders them
+    does it here. Updates without trained episodes are skipped."""
+    exam: Callable[[Config], Exam] | None = None
+    """How it answers exams; None: its first role answers plain questions (`exams.plain_exam`)."""
     data: tuple[str, ...] = ()
     """The keys of [data] that it reads, the file of its rows first."""
     source: Callable[[Config], Source | None] | None = None
-    """The source of the data rows, or of none, if that is not the file of the first key of `data`."""
+    """The source of the data rows, if that is not the file of the first key of `data`."""
     check: Callable[[Config], None] = lambda cfg: None
     """Raises ValueError, one sentence, for a card whose tables do not go together."""
-    policies: Callable[[Config], tuple[str, ...]] = lambda cfg: (ACTOR,)
-    """The trained policies; each has its own optimiser and starts from the base model unless the card sets another
-    checkpoint."""
-    uses_base: Callable[[Config], bool] = lambda cfg: False
-    """True if it samples from the base model (a frozen judge), apart from its use as the KL reference."""
     tools: Callable[[Config], tuple[Tool, ...]] = lambda cfg: ()
     """What its agents may call by name. Called once for a run, which starts the services of its tools before anything
     is sampled, and closes them at its end. A game that searches has the tool "search" besides."""
-    searches: bool = False
-    """True if some role searches; the card needs a [retrieval] table if and only if this is True."""
-    judges: Callable[[Config], Mapping[str, JudgeSection]] = lambda cfg: {}
-    """The external models it uses, by name."""
-    system_messages: Callable[[Config], tuple[Path, ...]] = lambda cfg: ()
-    """Files with system messages of its roles, if the card's prompt folder has any."""
-    check_prompts: Callable[[Config], None] = lambda cfg: None
-    """Fills in every prompt once; raises `templates.PromptError` with file and variable."""
-    start: Callable[[Config], Memory] = lambda cfg: {}
-    """Memory before the first step."""
-    finished: Callable[[Config, Memory, int], bool] = lambda cfg, memory, step: False
-    """True if the game is finished after `step` steps (`train.steps` ends a run in any case)."""
+    iterations: Callable[[Config, Memory], int] | None = None
+    """Number of completed iterations; the run ends with the number that the key `iterations` of the game's table has,
+    which may change when a run is resumed. None: a game without iterations, whose card sets train.steps."""
     total_steps: Callable[[Config], int | None] = lambda cfg: cfg.train.steps
     """Number of steps of a complete run, None if it is not known in advance."""
-    iterations: Callable[[Config, Memory], int] | None = None
-    """Number of completed iterations, which end a run; None: a game without iterations, whose card sets train.steps."""
     waits: Callable[[Config, Memory], bool] = lambda cfg, memory: False
     """True if the next step, as at the beginning of a stage, needs the weights after all updates before it, so that
     `train.one_step_off_policy` does not play it ahead."""
@@ -117,12 +114,8 @@ class Game:
     """(card, memory, its card) → the memory of another run, for a run with `card` that continues from it."""
     batch: str = ""
     """The keys that set the size of a step, if that is not train.batch_size."""
-    resumable: tuple[str, ...] = ()
-    """Options that may change when a run is resumed."""
     panels: tuple[Panel, ...] = (ACCURACY, REWARD, GRADIENT)
     """The charts of a run's report; the first shows the measure of its exams."""
-    metrics: Callable[[Config], Iterable[str]] | None = None
-    """The names of all metrics that a step may have, so that [[train.watch]] can be checked; None: any."""
     starter: Starter = Starter()
     """What `scope-jax new` writes."""
     title: str = ""
@@ -131,15 +124,53 @@ class Game:
     def __post_init__(self) -> None:
         if not self.title:
             object.__setattr__(self, "title", self.name.upper())
-        if self.source is None and (not self.data or self.data[0] not in FILES):
+        if self.source is None and self.data and self.data[0] not in FILES:
             raise UserError(
                 f"the game {self.name} needs a `source`, or one of {', '.join(FILES)} at the head of `data`."
             )
+
+    def policies(self, cfg: Config) -> tuple[str, ...]:
+        """The trained policies; each has its own optimiser and starts from the base model unless the card sets another
+        checkpoint."""
+        return roles.policies(self.roles(cfg))
+
+    def uses_base(self, cfg: Config) -> bool:
+        """True if it samples from the base model (a frozen judge), apart from its use as the KL reference."""
+        return roles.sample_base(self.roles(cfg))
+
+    def judges(self, cfg: Config) -> dict[str, JudgeSection]:
+        """The external models it uses, by the names of their roles."""
+        return roles.external_models(self.roles(cfg))
+
+    def searches(self, cfg: Config) -> bool:
+        """True if some role searches; the card needs a [retrieval] table if and only if this is True."""
+        return any(role.may_search for role in self.roles(cfg))
+
+    def updates(self, cfg: Config) -> Updates:
+        """The learner updates of a step, in order."""
+        return self.arrange(cfg, roles.updates(self.roles(cfg)))
+
+    def system_messages(self, cfg: Config) -> tuple[Path, ...]:
+        """Files with system messages of its roles, if the card's prompt folder has any."""
+        prompts = [prompt for role in self.roles(cfg) for prompt in role.prompts]
+        return tuple(dict.fromkeys(file for prompt in prompts for file in prompt.system_file(cfg)))
+
+    def check_prompts(self, cfg: Config) -> None:
+        """Reads every prompt of its roles; raises `templates.PromptError` with file and variable."""
+        for role in self.roles(cfg):
+            for prompt in role.prompts:
+                prompt.check(cfg)
+
+    def exam_of(self, cfg: Config) -> Exam:
+        """How it answers exams."""
+        return plain_exam(self.roles(cfg)[0]) if self.exam is None else self.exam(cfg)
 
     def rows(self, cfg: Config) -> Source | None:
         """The source of the data rows; None for a card that needs none. Raises UserError if the card has no file."""
         if self.source is not None:
             return self.source(cfg)
+        if not self.data:
+            return None
         kind = cast(Kind, self.data[0])
         if (path := getattr(cfg.data, kind)) is None:
             raise UserError(f"data.{kind} is missing; {self.name} needs a file of {kind}.")
@@ -149,7 +180,47 @@ class Game:
         """Number of completed iterations, 0 in a game without iterations."""
         return 0 if self.iterations is None else self.iterations(cfg, memory)
 
+    def finished(self, cfg: Config, memory: Memory) -> bool:
+        """True if all iterations are completed (`train.steps` ends a run in any case)."""
+        return self.iterations is not None and self.iterations(cfg, memory) >= getattr(cfg, self.name).iterations
+
 
 def services_of(tools: Iterable[Tool]) -> list[Service]:
     """What must run for these tools, each once."""
     return list(dict.fromkeys(tool.service for tool in tools if tool.service is not None))
+
+
+# ------------------------------------------------------------------------------------------------------------- a step
+def play_step(
+    game: Game, cfg: Config, tools: Tools, memory: Memory, number: int
+) -> tuple[list[Episode], Memory, Metrics]:
+    """(episodes, memory, metrics) of the step after `number` steps; `memory` is not modified.
+
+    Raises UserError for what a game of one's own may not return: what is no step, and metrics that are no numbers.
+    """
+    speakers = game.roles(cfg)
+    step = Step(cfg, getattr(cfg, game.name), {role.name: role for role in speakers}, tools, memory, number)
+    played = game.play(step)
+    _check_played(game, played)
+    after, of_memory = game.remember(cfg, memory, played.outcome, number)
+    automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
+    episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
+    return episodes, after, automatic | played.metrics | of_memory
+
+
+def _check_played(game: Game, played: Any) -> None:
+    if not isinstance(played, Played):
+        what = f"a tuple of {len(played)}" if isinstance(played, tuple) else f"a {type(played).__name__}"
+        raise UserError(
+            f"play of the game {game.name} returned {what}; it is no async function or generator, and returns "
+            "Played(episodes, outcome, metrics)."
+        )
+    if other := next((one for one in played.episodes if not isinstance(one, Episode)), None):
+        raise UserError(f"play of the game {game.name} returned a {type(other).__name__} among its episodes.")
+    if not isinstance(played.metrics, Mapping):
+        raise UserError(
+            f"play of the game {game.name} returned a {type(played.metrics).__name__} as metrics; return a dict."
+        )
+    for name, value in played.metrics.items():
+        if not isinstance(value, Real | None) and not hasattr(value, "item"):
+            raise UserError(f"play of the game {game.name} returned {value!r:.60} as the metric {name}, not a number.")

@@ -10,14 +10,11 @@ from typing import Any
 from scope_jax.config import Config, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode, Metrics
-from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACTOR
+from scope_jax.play.step import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.retrieval.rows import Row
-from scope_jax.rollouts.types import Completion
-from scope_jax.text.messages import Messages
 
-METRICS = ("episodes", "too_long")
 LOOK_AHEAD = 64  # rows that are looked at if none of the first step fits
 
 
@@ -101,16 +98,11 @@ def metrics(tools: Tools, role: str, fitting: Sequence[bool], episodes: Sequence
     return {f"{role}/episodes": float(len(episodes)), f"{role}/too_long": float(too_long)}
 
 
-def exam(cfg: Config) -> Exam:
-    """Questions as user messages; the answer is the whole reply, without its thinking."""
-    return Exam(
-        policy=ACTOR,
-        prompt=lambda row, tokens: Messages(row["question"]),
-        read=_answer,
-        measures=("accuracy",),
-        accuracy=("exact-match", "math"),
-    )
+def start(cfg: Config) -> Memory:
+    """No row has been drawn."""
+    return {"drawn": 0}
 
 
-def _answer(completion: Completion) -> str | None:
-    return completion.turns[-1].content.strip() or None if completion.turns else None
+def remember(cfg: Config, memory: Memory, outcome: None, number: int) -> tuple[Memory, Metrics]:
+    """The position in the stream of rows after a step."""
+    return {"drawn": memory["drawn"] + cfg.train.batch_size}, {}

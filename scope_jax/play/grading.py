@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scope_jax.config import GradingRule, one_of
-from scope_jax.learner.types import Judgement, Metrics, Reply
+from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import asking, rewards
+from scope_jax.play.prompting import Prompt
 from scope_jax.text import templates
 from scope_jax.text.parsing import neutralise, without_thinking
 
 _WORD = re.compile(r"[a-z']+")
 _NEGATIONS = ("not", "cannot", "no", "nor", "neither", "never", "hardly")
+JUDGE = Prompt("judge", ("question", "prediction", "ground_truth"), ("prediction", "ground_truth"), system=False)
 Ask = Callable[[Sequence[str]], list[Reply]]  # replies of the judge model to single user messages
 
 
@@ -96,22 +98,9 @@ def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> 
     )
 
 
-def counts(calls: Sequence[Grades]) -> Metrics:
-    """The judge's metrics of a step, summed over its calls: `judge/asked`, `retried`, `malformed` and `refused`."""
-    totals = {
-        "asked": sum(call.asked for call in calls),
-        "retried": sum(call.retried for call in calls),
-        "malformed": sum(call.malformed for call in calls),
-        "refused": sum(call.refused for call in calls),
-    }
-    return {f"judge/{name}": float(total) for name, total in totals.items()}
-
-
 def prompt(folder: str) -> str:
-    """The template of a judge request, `judge.txt` in the prompt folder; raises PromptError."""
-    return templates.load(
-        folder, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
-    )
+    """The template of a judge request, `judge.txt` of a prompt folder; raises PromptError."""
+    return templates.load(folder, JUDGE.name, known=JUDGE.variables, required=JUDGE.required or ())
 
 
 def _message(template: str, case: Case) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from pathlib import Path
 
 from scope_jax.config import Config
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME
@@ -74,3 +76,61 @@ def for_searcher(
     """`searcher_template`, filled in."""
     template = searcher_template(cfg, folder, role, tuple(values), required)
     return templates.fill_messages(template, {**values, **search_syntax(cfg)})
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt file of a role: `<name>.txt` in the card's prompt folder, perhaps with `<name>.system.txt` beside it."""
+
+    name: str
+    """Of the file."""
+    variables: tuple[str, ...] = ()
+    """What it may show."""
+    required: tuple[str, ...] | None = None
+    """What it must show; None: all of them."""
+    searches: bool = False
+    """The role may search: {search} and {results} are variables too, and the search is declared as a tool."""
+    system: bool = True
+    """A system message may stand beside it."""
+    lines_of: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Variables that show a line of another file of the folder, with the name of that file."""
+
+    def template(self, cfg: Config) -> Messages:
+        """The messages before they are filled in. Raises PromptError for a missing or invalid file."""
+        required = self.variables if self.required is None else self.required
+        folder = folder_of(cfg)
+        if self.searches:
+            return searcher_template(cfg, folder, self.name, self.variables, required)
+        if not self.system:
+            return Messages(_template(folder, self.name, self.variables, required))
+        return _messages(folder, self.name, self.variables, required)
+
+    def messages(self, cfg: Config, **values: object) -> Messages:
+        """The messages with these values of the variables. Raises PromptError."""
+        syntax = search_syntax(cfg) if self.searches else {}
+        return templates.fill_messages(self.template(cfg), {**values, **syntax})
+
+    def text(self, cfg: Config, **values: object) -> str:
+        """The user message alone, filled in. Raises PromptError."""
+        return self.messages(cfg, **values).user
+
+    def lines(self, cfg: Config, variable: str) -> list[str]:
+        """The lines of the file that a variable shows one of. Raises PromptError."""
+        text = templates.load(folder_of(cfg), self.lines_of[variable], known=(), required=())
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def check(self, cfg: Config) -> None:
+        """Reads all its files. Raises PromptError with file and variable."""
+        shown = templates.variables(self.template(cfg).user)
+        for variable in self.lines_of:
+            if variable in shown:
+                self.lines(cfg, variable)
+
+    def system_file(self, cfg: Config) -> tuple[Path, ...]:
+        """The file of its system message, if there is one."""
+        return templates.system_files(folder_of(cfg), [self.name]) if self.system else ()
+
+
+def folder_of(cfg: Config) -> str:
+    """The prompt folder of the card's game, its key `prompts`."""
+    return getattr(cfg, cfg.game_table).prompts

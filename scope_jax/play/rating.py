@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from scope_jax.config import Config
 from scope_jax.play import prompting
-from scope_jax.play.asking import Judge
+from scope_jax.play.asking import ask_role
+from scope_jax.play.roles import Role
 from scope_jax.play.rubrics import RubricCase
 from scope_jax.play.tools import Tools
 from scope_jax.text import parsing
@@ -28,14 +29,14 @@ def value(mark: int) -> float:
     return (mark - MIDDLE) / (HIGHEST - MIDDLE)
 
 
-def rate(cfg: Config, prompts: str, judge: Judge, tools: Tools, cases: Sequence[RubricCase]) -> list[int | None]:
+def rate(cfg: Config, prompts: str, judge: Role, tools: Tools, cases: Sequence[RubricCase]) -> list[int | None]:
     """The mark of each answer, None if the judge gave none; a missing answer gets the lowest without a request.
 
     prompts: the folder with rating.txt and nudge_rating.txt. Raises JudgeError and PromptError.
     """
     questions = {index: question(cfg, prompts, case) for index, case in enumerate(cases) if case.answer}
     nudge = prompting.filled(prompts, "nudge_rating", {}) if questions else ""
-    answers = judge.ask(tools, list(questions.values()), mark_of, nudge).by(questions)
+    answers = ask_role(tools, judge, list(questions.values()), mark_of, nudge).by(questions)
     return [answers[index].read if index in answers else LOWEST for index in range(len(cases))]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from scope_jax.learner.types import Datum, Episode
+from scope_jax.learner.types import Datum
 from scope_jax.rollouts.types import Completion
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -45,18 +45,6 @@ def mean(values: Sequence[float]) -> float:
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The mean of each entry; entries without values are left out."""
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
-
-
-def parts_of(role: str, episodes: Sequence[Episode], *names: str, prefix: str = "") -> dict[str, list[float]]:
-    """Values by metric name: the rewards of a role's episodes, and those parts of them that are named.
-
-    prefix: of the metrics; "": the role.
-    """
-    prefix, chosen = prefix or role, [episode for episode in episodes if episode.role == role]
-    values = {f"{prefix}/reward": [episode.reward for episode in chosen]}
-    for name in names:
-        values[f"{prefix}/{name}"] = [episode.parts[name] for episode in chosen if name in episode.parts]
-    return values
 
 
 def shares(prefix: str, values: Sequence[str], names: Sequence[str]) -> dict[str, float]:

@@ -160,6 +160,8 @@ class Rollout:
     not run, and the move ends."""
     prompt_ids: tuple[int, ...] | None = None
     """Token ids of the prompt; None: those of `messages` through the chat template."""
+    label: str = ""
+    """What the names of its samples' metrics begin with; "": as the step says."""
     play: Play | None = None
     """The generator of an interaction, for `Tools.interact`; None: one prompt for one agent, for `Tools.play`."""
 

@@ -9,7 +9,8 @@ from typing import Any
 from scope_jax.config import Config, Ungraded, one_of
 from scope_jax.learner.types import Judgement
 from scope_jax.play import prompting
-from scope_jax.play.asking import Judge, ReadReply, Replies
+from scope_jax.play.asking import ReadReply, Replies, ask_role
+from scope_jax.play.roles import Role
 from scope_jax.play.tools import Tools
 from scope_jax.text import parsing
 
@@ -89,7 +90,7 @@ def score_of(reply: str) -> bool | None:
 class Grader:
     """The settings of rubric grading."""
 
-    judge: Judge
+    judge: Role
     """Who grades."""
     prompts: str
     """The folder with grader.txt and nudge_score.txt."""
@@ -143,7 +144,7 @@ def grade(
         for k, criterion in enumerate(case.rubric)
     }
     nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
-    replies = grader.judge.ask(tools, list(questions.values()), score_of, nudge)
+    replies = ask_role(tools, grader.judge, list(questions.values()), score_of, nudge)
     answers = replies.by(questions)
     grades = []
     for index, case in enumerate(cases):

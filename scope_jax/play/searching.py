@@ -7,10 +7,12 @@ tags are looked for in the rest of a turn (`Turn.content`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from scope_jax.config import Config, FormatRule, one_of
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tool_turns import UNFINISHED, read_calls
 from scope_jax.retrieval.rows import is_text
@@ -96,10 +98,10 @@ def queries_of(text: str, dialect: Dialect) -> list[str]:
     return [call.arguments[SEARCH_ARGUMENT] for call in found if call.valid]
 
 
-def until(final: str) -> dict[str, Any]:
-    """The fields of an agent, or of an exam, that may search: every search ends a turn and is run, `<final>` ends the
-    episode, and so does a turn without a search."""
-    return {"tools": (SEARCH_NAME,), "finals": (final,), "calls": "stop", "malformed": "end"}
+def with_searches(agent: Agent, final: str) -> Agent:
+    """The agent as one that may search: every search ends a turn and is run, `<final>` ends the episode, and so does a
+    turn without a search."""
+    return replace(agent, tools=(SEARCH_NAME,), finals=(final,), calls="stop", malformed="end")
 
 
 def contents(completion: Completion) -> list[str]:
@@ -156,11 +158,6 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
 def tokens_sampled(completion: Completion) -> int:
     """Number of sampled tokens."""
     return int(sum(bool(flag) for flag in completion.sampled_T))
-
-
-def episode_stats(role: str, completions: Sequence[Completion], searches: Sequence[int]) -> dict[str, list[float]]:
-    """Values by metric name for episodes with searches: number of searches, and `lengths`."""
-    return {f"{role}/searches": [float(count) for count in searches], **lengths(role, completions)}
 
 
 def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:

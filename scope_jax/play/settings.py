@@ -14,34 +14,47 @@ from scope_jax.learner.types import Episode, Judgement
 
 @dataclass(frozen=True)
 class SettingChange:
-    """An attempt to change a setting.
-
-    at: number of steps done. problem: why there is no new value; "" if there is one, which may equal the value before.
-    judgements: what an external model replied.
-    """
+    """An attempt to change a setting."""
 
     at: int
+    """Number of steps done."""
     problem: str = ""
+    """Why there is no new value; "" if there is one, which may equal the value before."""
     judgements: Sequence[Judgement] = ()
+    """What an external model replied."""
 
 
-def record(
-    name: str, value: Mapping[str, Any], *, by: str, since: int, attempt: SettingChange | None = None
-) -> Episode:
-    """The value of a setting in a step, or after an attempt to change it, as an episode that is not trained.
+@dataclass(frozen=True)
+class SettingRecord:
+    """The value of a setting in a step, or after an attempt to change it."""
 
-    by: who set it (of an attempt: who tried to). since: number of steps done when the value came into force.
-    """
-    text: dict[str, Any] = {"setting": name, "value": dict(value), "by": by, "since": since}
-    if attempt is not None:
-        text |= {"at": attempt.at, "problem": attempt.problem}
-    return Episode(
-        role=name,
-        policy="none",
-        group=name if attempt is None else f"{name}/after {attempt.at}",
-        datums=(),
-        reward=0.0,
-        trained=False,
-        text=text,
-        judgements=() if attempt is None else tuple(attempt.judgements),
-    )
+    name: str
+    """Of the setting."""
+    value: Mapping[str, Any]
+    """Plain data."""
+    by: str
+    """Who set it; of an attempt: who tried to."""
+    since: int
+    """Number of steps done when the value came into force."""
+    attempt: SettingChange | None = None
+    """The attempt that it is about; None: it is the value that was in force."""
+
+    @property
+    def episode(self) -> Episode:
+        """The record as an episode that is not trained."""
+        text: dict[str, Any] = {"setting": self.name, "value": dict(self.value), "by": self.by, "since": self.since}
+        group, judgements = self.name, ()
+        if self.attempt is not None:
+            text |= {"at": self.attempt.at, "problem": self.attempt.problem}
+            group = f"{self.name}/after {self.attempt.at}"
+            judgements = tuple(self.attempt.judgements)
+        return Episode(
+            role=self.name,
+            policy="none",
+            group=group,
+            datums=(),
+            reward=0.0,
+            trained=False,
+            text=text,
+            judgements=judgements,
+        )

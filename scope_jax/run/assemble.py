@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +17,13 @@ from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
-from scope_jax.learner.batching import DEPTH
-from scope_jax.learner.learner import METRICS, Learner
+from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
 from scope_jax.models.config import ModelConfig, differences
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
-from scope_jax.play import collapse, exams
+from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
@@ -42,7 +39,6 @@ from scope_jax.run.checkpoint import Saved
 from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
-from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.run.processes import DividedRollouts, teller
 from scope_jax.run.programs import programs
 from scope_jax.run.recording import Recording
@@ -177,12 +173,11 @@ def assemble(
         check_beginning(cfg, name, folder)
     check_ahead(cfg, game)
     check_replay(cfg, game)
-    check_names(cfg, game)
     check_reference(cfg, game)
     game.check_prompts(cfg)
     source = game.rows(cfg)
     rows = () if source is None else sources.load(source)
-    judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))} if services else {}
+    judges = {**game.judges(cfg), **exams.judges(cfg, game.exam_of(cfg))} if services else {}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell, services=services)
     world.scoring.check(game.policies(cfg))
     learning = kernels.for_learning(world.cfg, world.model, tell)
@@ -278,7 +273,7 @@ def assemble_world(
     started. Otherwise as `assemble`.
     """
     game = game_of(cfg)
-    exam = game.exam(cfg)
+    exam = game.exam_of(cfg)
     held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
     exams.check_prompts(cfg, exam, held_out)
     model = weights.checked_config(checkpoint)
@@ -327,7 +322,7 @@ def assemble_world(
 
 def check_reference(cfg: Config, game: Game) -> None:
     """Raises UserError if the base is sampled or grades in a run in which the reference takes its place."""
-    sampled = game.uses_base(cfg) or exams.uses_base(cfg, game.exam(cfg))
+    sampled = game.uses_base(cfg) or exams.uses_base(cfg, game.exam_of(cfg))
     if sampled and game.new_reference(cfg, game.start(cfg)) is not None:
         raise UserError(
             f"the base grades exams of this card, but {game.title} replaces it as reference; give [evaluate.grader] an "
@@ -358,7 +353,7 @@ def keeps_reference(cfg: Config, game: Game) -> bool:
     """True if a loss needs a reference, the game or an exam samples from the base model, or policies are adapters."""
     if cfg.model.adapter is not None:
         return True  # adapters are over it
-    samples = game.uses_base(cfg) or exams.uses_base(cfg, game.exam(cfg))
+    samples = game.uses_base(cfg) or exams.uses_base(cfg, game.exam_of(cfg))
     return samples or any(update.card.needs_reference for update in game.updates(cfg))
 
 
@@ -382,7 +377,7 @@ def joiner_of(cfg: Config, game: Game, tokenizer: Tokenizer, own: Sequence[Tool]
     turns, prompts or tools."""
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     schemas = tuple(tool.schema for tool in own)
-    tools = (SEARCH, *schemas) if game.searches or not own else schemas
+    tools = (SEARCH, *schemas) if game.searches(cfg) or not own else schemas
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options, tools)
     for file in game.system_messages(cfg):
         joiner.check_system(file)
@@ -408,30 +403,3 @@ def ends_of(card: ModelSection, tokenizer: Tokenizer) -> str:
         f"the chat template {writes}, not with a token of the tokenizer; replies end with {named}, and run to their "
         "limit if the model does not write it; set model.stop to what the model writes after a reply."
     )
-
-
-# ------------------------------------------------------------------------------------------------------ watched metrics
-def check_names(cfg: Config, game: Game) -> None:
-    """Raises UserError for a rule of [[train.watch]] on a metric that the card's game cannot have; a game without
-    `metrics` may have any.
-
-    A step lacks a metric for which it has no value, so a name cannot be checked by what the first steps have.
-    """
-    if not cfg.train.watch or game.metrics is None:
-        return
-    updates = game.updates(cfg)
-    known = {*game.metrics(cfg), "staleness", *NAMES, *(f"time/{phase}" for phase in PHASES)}
-    known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
-    roles = {share.role for update in updates for share in update.roles}
-    known |= {*(f"{role}/baseline" for role in roles), *collapse.names(roles)}
-    depths = range(-(-max(cfg.learner.buckets) // DEPTH))
-    known |= {f"{role}/mismatch_{name}@{depth + 1}k" for role in roles for name in ("bias", "kl") for depth in depths}
-    known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
-    for rule in cfg.train.watch:
-        name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric
-        if name not in known and not re.match(r"eval/[^/]+/score_", name):
-            near = difflib.get_close_matches(rule.metric, sorted(known), n=3, cutoff=0.0)
-            raise UserError(
-                f"[[train.watch]] names the metric {rule.metric!r}, which {cfg.system} does not have under this card; "
-                f"similar names are {', '.join(near)}."
-            )

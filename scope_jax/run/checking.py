@@ -24,7 +24,7 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.driver import EpisodeContext
 from scope_jax.play.exams import Exam
-from scope_jax.play.game import services_of
+from scope_jax.play.game import play_step, services_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Rollout
@@ -41,7 +41,6 @@ from scope_jax.run.assemble import (
     Doubt,
     check_ahead,
     check_beginning,
-    check_names,
     check_policies,
     check_reference,
     check_replay,
@@ -149,7 +148,6 @@ def _game(cfg: Config) -> str:
     check_policies(cfg, game)
     check_ahead(cfg, game)
     check_replay(cfg, game)
-    check_names(cfg, game)
     check_reference(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
@@ -252,7 +250,7 @@ def _first_prompts(cfg: Config, joiner: Joiner) -> str:
     game = game_of(cfg)
     source = game.rows(cfg)
     tools = RenderingTools(cfg, joiner, () if source is None else sources.load(source))
-    rendered = first_prompts(tools, lambda tools: game.play(cfg, tools, game.start(cfg), 0))
+    rendered = first_prompts(tools, lambda tools: play_step(game, cfg, tools, game.start(cfg), 0))
     return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
 
 
@@ -268,7 +266,7 @@ def _given_answers(cfg: Config, tokenizer: Tokenizer, joiner: Joiner) -> str:
 
 
 def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:
-    exam = game_of(cfg).exam(cfg)
+    exam = game_of(cfg).exam_of(cfg)
     rows = _rows(exam, card)[:EXAM_ROWS]
     tools = RenderingTools(cfg, joiner, (), exam=True)
     rendered = first_prompts(tools, lambda tools: exams.play(cfg, exam, tools, rows, card))
@@ -288,7 +286,7 @@ def _data(cfg: Config) -> str:
 
 
 def _exam(cfg: Config, card: EvalSet) -> str:
-    exam = game_of(cfg).exam(cfg)
+    exam = game_of(cfg).exam_of(cfg)
     rows = _rows(exam, card)
     exams.check_prompts(cfg, exam, {card.name: rows})
     return f"{len(rows)} rows in {card.path}"
@@ -348,12 +346,12 @@ def _teachers(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
 
 def _judges(cfg: Config) -> list[str]:
     game = game_of(cfg)
-    return list({**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))})
+    return list({**game.judges(cfg), **exams.judges(cfg, game.exam_of(cfg))})
 
 
 def _judge(cfg: Config, name: str) -> str:
     game = game_of(cfg)
-    card = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}[name]
+    card = {**game.judges(cfg), **exams.judges(cfg, game.exam_of(cfg))}[name]
     client = JudgeClient(card)
     try:
         client.probe()

@@ -110,7 +110,8 @@ def _tied(cfg: Config) -> dict[str, Any]:
 
 def is_free(cfg: Config, key: str) -> bool:
     """True for a key of a card that may differ between two processes of one run."""
-    free = (*FREE, *(f"{cfg.game_table}.{name}" for name in find(cfg.system).resumable))
+    repeats = find(cfg.system).iterations is not None  # their number ends a run, and may be raised
+    free = (*FREE, *((f"{cfg.game_table}.iterations",) if repeats else ()))
     *_, table, name = ("", *key.split("."))
     asking = table in PLACES and name in ASKING
     return asking or any(key == name or key.startswith(name + ".") for name in free)

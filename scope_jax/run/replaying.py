@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
+from scope_jax.play.game import play_step
 from scope_jax.run import checkpoint, records
 from scope_jax.run.assemble import assemble
 from scope_jax.run.metrics import record_of
@@ -67,7 +68,7 @@ def replay(cfg: Config, run: Path, step: int, say: Callable[[str], None]) -> Rep
     world = trainer.world
     world.sampler.publish(states)
     world.recording.replay(run, step)
-    episodes, _, _ = world.game.play(cfg, world.tools(step - 1), memory["game"], step - 1)
+    episodes, _, _ = play_step(world.game, cfg, world.tools(step - 1), memory["game"], step - 1)
     after = [json.loads(json.dumps(record_of(step, episode))) for episode in episodes]
     pairs = range(max(len(before), len(after)))
     return Replay(step, len(before), tuple(i for i in pairs if _played(before, i) != _played(after, i)))

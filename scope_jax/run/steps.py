@@ -19,16 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from scope_jax.errors import UserError
-from scope_jax.games import GAMES
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.collapse import with_signs
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import play_step
+from scope_jax.play.step import Memory
 from scope_jax.run import host_memory
 from scope_jax.run.assemble import Trainer, sampled
 from scope_jax.run.checkpoint_writer import Checkpoints
@@ -40,7 +38,7 @@ from scope_jax.run.watch import RunEnd, idle_roles, idle_updates, roles_without_
 T = TypeVar("T")
 
 
-class Played(NamedTuple):
+class PlayedStep(NamedTuple):
     """A step of a game before its update."""
 
     episodes: list[Episode]
@@ -63,7 +61,7 @@ class Position:
     """The game's, after the step that was played last."""
     baselines: Mapping[str, float]
     """Moving baselines by "policy/role"."""
-    ahead: Played | None
+    ahead: PlayedStep | None
     """The next step, if it is played already."""
 
 
@@ -116,7 +114,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------------------------------- one step
     @contextmanager
-    def next(self) -> Iterator[Played]:
+    def next(self) -> Iterator[PlayedStep]:
         """The next step as it is played; in the block it is learned from, and the weights are published."""
         at, game = self._at, self.world.game
         at.done += 1
@@ -171,16 +169,13 @@ class Steps:
         if self.world.mesh.devices.flat[0].platform == "cpu":
             host_memory.give_back()
 
-    def _play(self, step: int, lacking: int = 0) -> Played:
+    def _play(self, step: int, lacking: int = 0) -> PlayedStep:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these
         lack."""
         self.world.execution.begin()
-        returned = self.world.game.play(self.cfg, self.world.tools(step), self._at.memory, step)
-        if self.cfg.system not in GAMES:
-            check_step(self.world.game, returned)
-        episodes, memory, metrics = returned
+        episodes, memory, metrics = play_step(self.world.game, self.cfg, self.world.tools(step), self._at.memory, step)
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
-        return Played(episodes, memory, with_signs(metrics, episodes) | staleness)
+        return PlayedStep(episodes, memory, with_signs(metrics, episodes) | staleness)
 
     def publish(self, states: States, baselines: Mapping[str, float]) -> None:
         """Takes over what an update has made: the engine samples with these weights from now on."""
@@ -212,35 +207,16 @@ class Steps:
         return sentences + ([missing] if missing else [])
 
 
-def check_step(game: Game, returned: Any) -> None:
-    """Raises UserError for what a game of one's own may not return from `play`: what is no step, and metrics that are
-    no numbers."""
-    if not (isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], list | tuple)):
-        what = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
-        raise UserError(
-            f"play of the game {game.name} returned {what}; it is no async function or generator, and returns (a list "
-            "of episodes, memory, metrics)."
-        )
-    episodes, _, metrics = returned
-    if other := next((one for one in episodes if not isinstance(one, Episode)), None):
-        raise UserError(f"play of the game {game.name} returned a {type(other).__name__} among its episodes.")
-    if not isinstance(metrics, Mapping):
-        raise UserError(f"play of the game {game.name} returned a {type(metrics).__name__} as metrics; return a dict.")
-    for name, value in metrics.items():
-        if not isinstance(value, Real | None) and not hasattr(value, "item"):
-            raise UserError(f"play of the game {game.name} returned {value!r:.60} as the metric {name}, not a number.")
-
-
 # ------------------------------------------------------------------------------------------------------ in checkpoints
-def packed(played: Played) -> str:
+def packed(played: PlayedStep) -> str:
     """The step as text (JSON, compressed, in base64) from which `unpacked` makes the same step, bit for bit."""
     plain = {**played._asdict(), "episodes": [_of_episode(episode) for episode in played.episodes]}
     return base64.b64encode(zlib.compress(json.dumps(plain, default=_plain).encode(), level=1)).decode()
 
 
-def unpacked(text: str) -> Played:
+def unpacked(text: str) -> PlayedStep:
     plain = json.loads(zlib.decompress(base64.b64decode(text)))
-    return Played(**plain | {"episodes": [_to_episode(episode) for episode in plain["episodes"]]})
+    return PlayedStep(**plain | {"episodes": [_to_episode(episode) for episode in plain["episodes"]]})
 
 
 def _plain(value: Any) -> Any:

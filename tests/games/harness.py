@@ -16,10 +16,12 @@ from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Metrics, Reply
 from scope_jax.play import searching
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game
+from scope_jax.play.game import play_step as game_step
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Ask, Context, Interaction, Play, Response
+from scope_jax.play.step import Memory
 from scope_jax.play.tool_calls import SEARCH_NAME, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, tools_of
 from scope_jax.play.tool_responder import stops_of, tool_responder
@@ -296,7 +298,7 @@ class ScriptedTools:
 
 def search_responder(search: Any, dialect: dialects.Dialect, mode: Mode = "raw", **fields: Any) -> Any:
     """What responds to the turns of an agent that searches and ends with <answer>. fields: of `Agent`."""
-    agent = Agent("actor", SamplingSection(), **{**searching.until("answer"), **fields})
+    agent = replace(searching.with_searches(Agent("actor", SamplingSection()), "answer"), **fields)
     tools = (searching.search_tool(search, dialect),)
     return tool_responder("agent", agent, tools, run_batches, Joiner(mode, Characters(), dialect))
 
@@ -320,7 +322,7 @@ def play_step(
 ) -> tuple[list[Episode], Memory, Metrics]:
     """One step of a game on these rows, regardless of the position in the data stream."""
     tools.given = items
-    return game.play(cfg, tools, memory, step)
+    return game_step(game, cfg, tools, memory, step)
 
 
 def doc(number: int, title: str, text: str) -> str:
@@ -444,7 +446,7 @@ def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
 def run_exam(game: Game, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
     """Records of an exam, greedy and with short turns unless `changes` overrides it."""
     one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
-    ready = ExamSet(cfg, game.exam(cfg), one, rows)
+    ready = ExamSet(cfg, game.exam_of(cfg), one, rows)
     return ready.records(tools, ready.answers(tools))
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from scope_jax.config import Config, LossCard
+from scope_jax.config import Config, LossCard, SamplingSection
 from scope_jax.config.base import GameSection
-from scope_jax.data.sources import Source
-from scope_jax.errors import UserError
-from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import given
-from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Memory, Panel
-from scope_jax.play.tools import Tools
+from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.step import Played, Step
 
 ROLE = "dpo"
 
@@ -34,57 +31,43 @@ def check(cfg: Config) -> None:
     given.check_loss(cfg, ROLE, options(cfg).loss, ("dpo_beta", "label_smoothing", "tempered"))
 
 
-def source(cfg: Config) -> Source:
-    """The pairs. Raises UserError if the card has none."""
-    if cfg.data.preferences is None:
-        raise UserError("data.preferences is missing; dpo needs a file of preferences.")
-    return Source(cfg.data.preferences, "preferences", cfg.data)
+def roles(cfg: Config) -> tuple[Role, ...]:
+    """The actor, whose answers are given; it speaks in exams only."""
+    return (Role(ROLE, Agent(ACTOR, SamplingSection()), loss=options(cfg).loss, table=ROLE),)
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+def play(step: Step[DpoSection]) -> Played:
     """Two episodes for each of the next `train.batch_size` pairs, of reward 1 and 0; a pair of which one is too long
     for a row is left out."""
-    first, size = memory["drawn"], cfg.train.batch_size
+    first, size = step.memory["drawn"], step.cfg.train.batch_size
     pairs = [
-        tuple((given.encoded(tools, row[name]), reward) for name, reward in (("chosen", 1.0), ("rejected", 0.0)))
-        for row in tools.rows(first, size)
+        tuple((given.encoded(step.tools, row[name]), reward) for name, reward in (("chosen", 1.0), ("rejected", 0.0)))
+        for row in step.rows(first, size)
     ]
-    fitting = [all(given.fits(cfg, each) for each, _ in pair) for pair in pairs]
-    given.check_some_fit(cfg, tools, first, fitting, ("chosen", "rejected"))
+    fitting = [all(given.fits(step.cfg, each) for each, _ in pair) for pair in pairs]
+    given.check_some_fit(step.cfg, step.tools, first, fitting, ("chosen", "rejected"))
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=reward)
         for place, (pair, fits) in enumerate(zip(pairs, fitting, strict=True))
         if fits
         for each, reward in pair
     ]
-    return episodes, {"drawn": first + size}, given.metrics(tools, ROLE, fitting, episodes)
-
-
-def updates(cfg: Config) -> tuple[Update, ...]:
-    """One, of all pairs."""
-    return (Update(ACTOR, options(cfg).loss, (RoleShare(ROLE),)),)
-
-
-def metrics(cfg: Config) -> Iterator[str]:
-    """The names of all metrics that a step may have."""
-    yield from (f"{ROLE}/{name}" for name in given.METRICS)
+    return Played(episodes, metrics=given.metrics(step.tools, ROLE, fitting, episodes))
 
 
 GAME = Game(
     name="dpo",
     options=DpoSection,
+    roles=roles,
     play=play,
-    updates=updates,
-    exam=given.exam,
+    remember=given.remember,
+    start=given.start,
     check=check,
-    start=lambda cfg: {"drawn": 0},
     data=("preferences",),
-    source=source,
     panels=(
         ACCURACY,
         Panel("Pairs ranked as given", (f"{ROLE}/implicit_accuracy",), True),
         Panel("Loss", (f"{ROLE}/loss",), False),
         GRADIENT,
     ),
-    metrics=metrics,
 )

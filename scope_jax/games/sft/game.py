@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from scope_jax.config import Config, LossCard
+from scope_jax.config import Config, LossCard, SamplingSection
 from scope_jax.config.base import GameSection
-from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import given
-from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Memory, Panel
-from scope_jax.play.tools import Tools
+from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.step import Played, Step
 
 ROLE = "sft"
 
@@ -32,39 +31,33 @@ def check(cfg: Config) -> None:
     given.check_loss(cfg, ROLE, options(cfg).loss, ("aggregation", "constant_length", "tempered"))
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+def roles(cfg: Config) -> tuple[Role, ...]:
+    """The actor, whose answers are given; it speaks in exams only."""
+    return (Role(ROLE, Agent(ACTOR, SamplingSection()), loss=options(cfg).loss, table=ROLE),)
+
+
+def play(step: Step[SftSection]) -> Played:
     """The episodes of the next `train.batch_size` conversations; those that are too long for a row are left out."""
-    first, size = memory["drawn"], cfg.train.batch_size
-    encoded = [given.encoded(tools, row) for row in tools.rows(first, size)]
-    fitting = [given.fits(cfg, each) for each in encoded]
-    given.check_some_fit(cfg, tools, first, fitting)
+    first, size = step.memory["drawn"], step.cfg.train.batch_size
+    encoded = [given.encoded(step.tools, row) for row in step.rows(first, size)]
+    fitting = [given.fits(step.cfg, each) for each in encoded]
+    given.check_some_fit(step.cfg, step.tools, first, fitting)
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=0.0)
         for place, (each, fits) in enumerate(zip(encoded, fitting, strict=True))
         if fits
     ]
-    return episodes, {"drawn": first + size}, given.metrics(tools, ROLE, fitting, episodes)
-
-
-def updates(cfg: Config) -> tuple[Update, ...]:
-    """One, of all conversations."""
-    return (Update(ACTOR, options(cfg).loss, (RoleShare(ROLE),)),)
-
-
-def metrics(cfg: Config) -> Iterator[str]:
-    """The names of all metrics that a step may have."""
-    yield from (f"{ROLE}/{name}" for name in given.METRICS)
+    return Played(episodes, metrics=given.metrics(step.tools, ROLE, fitting, episodes))
 
 
 GAME = Game(
     name="sft",
     options=SftSection,
+    roles=roles,
     play=play,
-    updates=updates,
-    exam=given.exam,
+    remember=given.remember,
+    start=given.start,
     check=check,
-    start=lambda cfg: {"drawn": 0},
     data=("conversations",),
     panels=(ACCURACY, Panel("Loss", (f"{ROLE}/loss",), False), GRADIENT),
-    metrics=metrics,
 )

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scope_jax.config import Config
-from scope_jax.games.ssp.options import options
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Judgement
-from scope_jax.play.game import Memory
 from scope_jax.play.rewards import mean
-from scope_jax.rollouts.types import Completion
-from scope_jax.text.messages import Messages
+from scope_jax.play.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -37,10 +34,8 @@ class Proposal:
     """What it was asked for."""
     attempt: int
     """Among those for this slot; more than one only with resampling."""
-    prompt: Messages
-    """The proposer's prompt."""
-    completion: Completion
-    """What it sampled."""
+    sample: Sample
+    """The proposer's episode."""
     question: str | None
     """Q(τ); None if there is none."""
     reason: str
@@ -71,10 +66,8 @@ class Solved:
 
     problem: Problem
     """What was asked."""
-    prompt: Messages
-    """The solver's prompt."""
-    completions: tuple[Completion, ...]
-    """The episodes."""
+    samples: tuple[Sample, ...]
+    """The solver's episodes."""
     predictions: tuple[str | None, ...]
     """A(ρ); None without an answer."""
     formed: tuple[bool, ...]
@@ -107,15 +100,21 @@ def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_eve
     return [*pool, *new]
 
 
-def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int) -> Memory:
-    """The pool with this step's valid questions, or emptied at the end of a period (App. B.1)."""
-    if options(cfg).fill not in ("replay", "replay-reset"):
-        return memory
-    kept = ("fresh", "replay") if options(cfg).replay_keep_reused else ("fresh",)
-    new = [
+def replays(card: SSPSection) -> bool:
+    """True if the slots of invalid questions are filled from the pool."""
+    return card.fill in ("replay", "replay-reset")
+
+
+def period(card: SSPSection) -> int | None:
+    """Steps between two times that the pool is emptied; None: it never is."""
+    return card.replay_reset_every if card.fill == "replay-reset" else None
+
+
+def new_entries(card: SSPSection, solved: Sequence[Solved], step: int) -> list[Entry]:
+    """The step's valid questions for the pool, reused ones only if the card says so."""
+    kept = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
+    return [
         entry(group.problem.question, group.problem.golds, step, mean(group.rewards))
         for group in solved
         if group.problem.origin in kept
     ]
-    period = options(cfg).replay_reset_every if options(cfg).fill == "replay-reset" else None
-    return {"pool": after_step(memory["pool"], new, step, period)}

@@ -1,0 +1,160 @@
+"""`Step`: all that a game has in one step, and `Played`: what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from scope_jax.config import Config, SamplingSection
+from scope_jax.data.keys import rng
+from scope_jax.learner.types import Episode, Metrics
+from scope_jax.play import asking, grading
+from scope_jax.play.asking import Replies
+from scope_jax.play.prompting import folder_of
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Interaction, Rollout
+from scope_jax.play.samples import Sample, sample_of
+from scope_jax.play.settings import SettingRecord
+from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import Row
+
+Card = TypeVar("Card")
+Read = TypeVar("Read")
+Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
+JUDGED = ("asked", "retried", "malformed", "refused")  # numbers of requests to a judge, which are metrics
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step of a game before its updates."""
+
+    episodes: Sequence[Episode]
+    """Of all roles, without advantages."""
+    outcome: Any = None
+    """What happened, plain data: `Game.remember` makes the memory after the step of it."""
+    metrics: Metrics = field(default_factory=dict)
+    """The game's own. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same name here
+    takes their place."""
+    settings: Sequence[SettingRecord] = ()
+    """Values of settings that change during a run, for the report."""
+
+
+@dataclass
+class Ledger:
+    """What happened in a step, for its metrics."""
+
+    samples: list[Sample] = field(default_factory=list)
+    """Everything that was sampled for the step's `play` and `interact`, in order."""
+    requests: Metrics = field(default_factory=dict)
+    """Numbers of requests to judges, by metric."""
+
+
+@dataclass(frozen=True)
+class Step(Generic[Card]):
+    """One step of a game: its card, its place in the run, and what it may use. Nothing in it outlives the step."""
+
+    cfg: Config
+    """The whole card."""
+    card: Card
+    """The game's own table of it."""
+    roles: Mapping[str, Role]
+    """By name."""
+    tools: Tools
+    """What a step needs besides sampling: tokens, searches, comparisons, records."""
+    memory: Memory
+    """The game's, after the steps before. It is not modified."""
+    number: int
+    """Steps before this one."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """For its metrics."""
+
+    def rng(self, name: str, *places: int | str) -> np.random.Generator:
+        """Random numbers that depend on the run's seed, this name and these places alone; the step's number is a place
+        like any other."""
+        return rng(name, self.cfg.seed, *places)
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        """Rows of the game's data by their position in an endless stream, see `Tools.rows`."""
+        return self.tools.rows(first, count)
+
+    def play(
+        self,
+        role: str,
+        rollouts: Sequence[Rollout],
+        *,
+        samples: int = 1,
+        sampling: SamplingSection | None = None,
+        key: str = "",
+        label: str = "",
+    ) -> list[list[Sample]]:
+        """`samples` of each rollout by a role, in order; equal prompts are prefilled once.
+
+        sampling: in place of the role's own. key: what enters the keys of the requests in place of the role's name.
+        label: what the names of metrics begin with; "": the key, or the role's name. A rollout may have its own.
+        """
+        speaker = self._speaker(role, sampling)
+        groups = self.tools.play(key or role, rollouts, speaker.agent, samples)
+        return [
+            [self._sample(each, speaker, rollout, rollout.label or label or key or role) for each in group]
+            for rollout, group in zip(rollouts, groups, strict=True)
+        ]
+
+    def interact(
+        self, roles: Sequence[str], rollouts: Sequence[Rollout], *, samples: int = 1, key: str
+    ) -> list[list[Interaction]]:
+        """`samples` of each rollout, in order, whose generators ask these roles for turns; their completions are
+        samples, whose metrics begin with the role's name after the rollout's label, if it has one."""
+        speakers = {name: self.roles[name] for name in roles}
+        agents = {name: role.agent for name, role in speakers.items()}
+        groups = self.tools.interact(key, rollouts, agents, samples)
+        return [
+            [self._interaction(each, speakers, rollout) for each in group]
+            for rollout, group in zip(rollouts, groups, strict=True)
+        ]
+
+    def ask(
+        self, role: str, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str = ""
+    ) -> Replies[Read]:
+        """The replies of a judge, the base or an external model, to these prompts (`asking.ask_role`); the numbers of
+        requests are metrics `judge/<role>/…`."""
+        replies = asking.ask_role(self.tools, self.roles[role], questions, read, nudge)
+        self.count(f"judge/{role}", replies)
+        return replies
+
+    def grade(self, rule: str, cases: Sequence[grading.Case]) -> grading.Grades:
+        """The grades of answers (`grading.grade`); the numbers of requests to the judge are metrics `judge/…`."""
+        grades = grading.grade(rule, folder_of(self.cfg), self.tools.judge, cases)
+        self.count("judge", grades)
+        return grades
+
+    def count(self, prefix: str, requests: Replies[Any] | grading.Grades) -> None:
+        """Adds numbers of requests to a judge to the metrics `<prefix>/…` of the step."""
+        for name in JUDGED:
+            metric = f"{prefix}/{name}"
+            self.ledger.requests[metric] = self.ledger.requests.get(metric, 0.0) + float(getattr(requests, name))
+
+    def tell(self, sentence: str) -> None:
+        """Shows the user one sentence among the messages of the run."""
+        self.tools.tell(sentence)
+
+    def _speaker(self, role: str, sampling: SamplingSection | None) -> Role:
+        speaker = self.roles[role]
+        if sampling is None:
+            return speaker
+        return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
+
+    def _sample(self, completion: Any, role: Role, rollout: Rollout, label: str, shown: bool = True) -> Sample:
+        sample = sample_of(completion, role, rollout.name, rollout.messages if shown else None, label)
+        self.ledger.samples.append(sample)
+        return sample
+
+    def _interaction(self, played: Interaction, speakers: Mapping[str, Role], rollout: Rollout) -> Interaction:
+        prefix = f"{rollout.label}_" if rollout.label else ""
+        said = {
+            name: self._sample(completion, speakers[name], rollout, f"{prefix}{name}", shown=False)
+            for name, completion in played.completions.items()
+        }
+        return replace(played, completions=said)
