@@ -35,6 +35,7 @@ from scope_jax.learner.learner import scored
 from scope_jax.learner.types import Episode
 from scope_jax.models import flops
 from scope_jax.models.config import ModelConfig
+from scope_jax.play.game import play_step
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.train import learn
 
@@ -118,7 +119,7 @@ def main() -> None:
         for step in range(args.steps):
             trainer.world.sampler.publish(states)
             before = jax.device_get(states)
-            episodes, memory, _ = trainer.world.game.play(cfg, trainer.world.tools(step), memory, step)
+            episodes, memory, _ = play_step(trainer.world.game, cfg, trainer.world.tools(step), memory, step)
             states, rated, baselines, _ = learn(trainer, states, episodes, baselines)
             for update in trainer.world.game.updates(cfg):
                 roles = {share.role for share in update.roles}

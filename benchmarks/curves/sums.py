@@ -3,11 +3,12 @@
 import task
 
 from scope_jax.config import LossCard, SamplingSection, Section
-from scope_jax.learner.types import Episode, RoleShare, Update
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, REWARD, Game
-from scope_jax.play.rewards import mean, means, parts_of
-from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.rewards import mean
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.step import Played
 from scope_jax.text.messages import Messages
 
 
@@ -18,36 +19,27 @@ class Options(Section):
     loss: LossCard
 
 
-def play(cfg, tools, memory, step):
-    options = cfg.options(Options)
-    rows = sorted(tools.rows(0, task.STEPS * task.PROMPTS), key=lambda row: row["place"])  # all of them, once
-    rows = rows[step * task.PROMPTS : (step + 1) * task.PROMPTS]
+def roles(cfg):
+    card = cfg.options(Options)
+    return (Role("solver", Agent("actor", card.sampling), loss=card.loss),)
+
+
+def play(step):
+    rows = sorted(step.rows(0, task.STEPS * task.PROMPTS), key=lambda row: row["place"])  # all of them, once
+    rows = rows[step.number * task.PROMPTS : (step.number + 1) * task.PROMPTS]
     rollouts = [Rollout(row["question"], Messages(row["question"])) for row in rows]
-    groups = tools.play("solver", rollouts, Agent("actor", options.sampling), task.SAMPLES)
     episodes = [
-        Episode.from_completion(
-            completion,
-            rollout.messages,
-            {"prediction": completion.content},
-            role="solver",
-            policy="actor",
-            group=rollout.name,
-            reward=task.right(row, completion.content),
-        )
-        for row, rollout, group in zip(rows, rollouts, groups, strict=True)
-        for completion in group
+        sample.episode(task.right(row, sample.content), text={"prediction": sample.content}, group=row["question"])
+        for row, group in zip(rows, step.play("solver", rollouts, samples=task.SAMPLES), strict=True)
+        for sample in group
     ]
     short = mean([float(len(episode.text["prediction"]) < task.ANSWER) for episode in episodes])
-    return episodes, memory, means(parts_of("solver", episodes)) | {"solver/short": short}
-
-
-def updates(cfg):
-    return (Update("actor", cfg.options(Options).loss, (RoleShare("solver"),)),)
+    return Played(episodes, metrics={"solver/short": short})
 
 
 def exam(cfg):
     return Exam(
-        "actor",
+        roles(cfg)[0],
         lambda row, tokens: Messages(row["question"]),
         lambda completion: completion.content,
         ("right",),
@@ -55,4 +47,4 @@ def exam(cfg):
     )
 
 
-GAME = Game("sums", Options, play, updates, exam, data=("rows",), panels=(ACCURACY, REWARD))
+GAME = Game("sums", Options, roles, play, exam=exam, data=("rows",), panels=(ACCURACY, REWARD))

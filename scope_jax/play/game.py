@@ -194,21 +194,21 @@ def services_of(tools: Iterable[Tool]) -> list[Service]:
 def play_step(
     game: Game, cfg: Config, tools: Tools, memory: Memory, number: int
 ) -> tuple[list[Episode], Memory, Metrics]:
-    """(episodes, memory, metrics) of the step after `number` steps; `memory` is not modified.
-
-    Raises UserError for what a game of one's own may not return: what is no step, and metrics that are no numbers.
-    """
+    """(episodes, memory, metrics) of the step after `number` steps; `memory` is not modified. Raises as `check_played`
+    does."""
     speakers = game.roles(cfg)
     step = Step(cfg, getattr(cfg, game.name), {role.name: role for role in speakers}, tools, memory, number)
     played = game.play(step)
-    _check_played(game, played)
+    check_played(game, played)
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
     automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
     return episodes, after, automatic | played.metrics | of_memory
 
 
-def _check_played(game: Game, played: Any) -> None:
+def check_played(game: Game, played: Any) -> None:
+    """Raises UserError for what a game of one's own may not return from `play`: what is no step, and metrics that are
+    no numbers."""
     if not isinstance(played, Played):
         what = f"a tuple of {len(played)}" if isinstance(played, tuple) else f"a {type(played).__name__}"
         raise UserError(

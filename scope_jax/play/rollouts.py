@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.play.tool_calls import Tool
 from scope_jax.rollouts.types import Completion, ToolResult, Turn
 from scope_jax.text.messages import Messages
+
+Said = TypeVar("Said", bound=Completion)
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Interaction:
+class Interaction(Generic[Said]):
     """A rollout of several agents that has been played."""
 
     value: Any
     """What its generator returned: plain data. None if it failed."""
-    completions: Mapping[str, Completion]
+    completions: Mapping[str, Said]
     """By name, of each agent that was asked."""
     calls: tuple[ToolResult, ...] = ()
     """The generator's own calls of tools."""

@@ -20,6 +20,7 @@ from scope_jax.play.samples import Sample, sample_of
 from scope_jax.play.settings import SettingRecord
 from scope_jax.play.tools import Tools
 from scope_jax.retrieval.rows import Row
+from scope_jax.rollouts.types import Completion
 
 Card = TypeVar("Card")
 Read = TypeVar("Read")
@@ -104,7 +105,7 @@ class Step(Generic[Card]):
 
     def interact(
         self, roles: Sequence[str], rollouts: Sequence[Rollout], *, samples: int = 1, key: str
-    ) -> list[list[Interaction]]:
+    ) -> list[list[Interaction[Sample]]]:
         """`samples` of each rollout, in order, whose generators ask these roles for turns; their completions are
         samples, whose metrics begin with the role's name after the rollout's label, if it has one."""
         speakers = {name: self.roles[name] for name in roles}
@@ -146,15 +147,17 @@ class Step(Generic[Card]):
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
 
-    def _sample(self, completion: Any, role: Role, rollout: Rollout, label: str, shown: bool = True) -> Sample:
+    def _sample(self, completion: Completion, role: Role, rollout: Rollout, label: str, shown: bool = True) -> Sample:
         sample = sample_of(completion, role, rollout.name, rollout.messages if shown else None, label)
         self.ledger.samples.append(sample)
         return sample
 
-    def _interaction(self, played: Interaction, speakers: Mapping[str, Role], rollout: Rollout) -> Interaction:
+    def _interaction(
+        self, played: Interaction[Completion], speakers: Mapping[str, Role], rollout: Rollout
+    ) -> Interaction[Sample]:
         prefix = f"{rollout.label}_" if rollout.label else ""
         said = {
             name: self._sample(completion, speakers[name], rollout, f"{prefix}{name}", shown=False)
             for name, completion in played.completions.items()
         }
-        return replace(played, completions=said)
+        return Interaction(played.value, said, played.calls, played.failed)

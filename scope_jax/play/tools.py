@@ -39,7 +39,7 @@ class Tools(Protocol):
 
     def interact(
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
-    ) -> list[list[Interaction]]:
+    ) -> list[list[Interaction[Completion]]]:
         """`samples` of each rollout, in order, whose generators (`Rollout.play`) ask these agents for turns; keys as
         for `play`, and from the agent's name.
         """

@@ -15,6 +15,7 @@ import pytest
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES
 from scope_jax.play import functions
+from scope_jax.play.game import play_step
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.parsing import THOUGHT
 from tests.games import (
@@ -120,7 +121,7 @@ def played(world: World, name: str, opened: bool) -> tuple[list[Any], dict[str, 
     game = GAMES[name.partition(",")[0]]
     if name == "ssp":
         scripted.given = harness.ITEMS
-    episodes, _, metrics = game.play(cfg, scripted, game.start(cfg) if memory is None else memory, 0)
+    episodes, _, metrics = play_step(game, cfg, scripted, game.start(cfg) if memory is None else memory, 0)
     return episodes, metrics
 
 

@@ -51,18 +51,6 @@ def test_shares():
     assert rewards.shares("rejected/", [], ("a",)) == {}
 
 
-def test_rewards_and_their_parts_are_metrics_of_a_role_or_of_a_stage():
-    episodes = [
-        Episode("solver", "actor", "g", (), 2.0, {"format": 1.0, "rubric": 0.5, "gate": 0.0}),
-        Episode("solver", "actor", "g", (), 1.0, {"format": 0.0}),
-        Episode("challenger", "actor", "g", (), 9.0, {"format": 9.0}),
-    ]
-    values = {"reward": [2.0, 1.0], "format": [1.0, 0.0], "rubric": [0.5], "length": []}
-    for prefix, chosen in (("", "solver"), ("estimate", "estimate")):
-        parts = rewards.parts_of("solver", episodes, "format", "rubric", "length", prefix=prefix)
-        assert parts == {f"{chosen}/{name}": numbers for name, numbers in values.items()}
-
-
 def test_a_value_for_each_turn_is_the_credit_of_its_tokens():
     """Two turns in one row, and a third after a new prompt, in a row of its own."""
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scope_jax.games import GAMES, ssp
 from scope_jax.games.ssp import messages, rules
-from scope_jax.games.ssp.options import options
+from scope_jax.games.ssp.options import SSPSection, options
 from scope_jax.games.ssp.roles import open_slots
 from scope_jax.games.ssp.state import Slot
+from scope_jax.play.collapse import LENGTHS
+from scope_jax.play.step import Step
 from scope_jax.text import parsing
 from tests.games.harness import (
     EOS,
     ITEMS,
     RESULTS,
     Plan,
+    ScriptedTools,
     card,
     episodes_of,
     plain,
@@ -108,15 +113,16 @@ def test_one_step(mixed: Plan):
         "proposer/cut_off": 0.0,
         "solver/prompt_too_long": 0.0,
         "proposer/prompt_too_long": 0.0,
+        "solver/correct": 0.25,
+        "proposer/solver_mean": 0.25,  # of the two valid questions: (½ + 0)/2
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    lengths = {
-        "solver/response_tokens",
-        "solver/response_length",
-        "proposer/response_tokens",
-        "proposer/response_length",
-    }
-    assert set(metrics) == set(expected) | lengths | {f"proposer/rejected_{reason}" for reason in rules.REASONS}
+    lengths = {f"{label}/{name}" for label in ("solver", "proposer", "verify", "dummy") for name in LENGTHS}
+    assert {name for name in metrics if name not in expected} == (
+        {name for name in lengths if name not in expected}
+        | {"dummy/searches"}
+        | {f"proposer/rejected_{reason}" for reason in rules.REASONS}
+    )
 
 
 def test_training_rows_equal_the_engines_tokens():
@@ -175,10 +181,15 @@ def test_blank_lines_between_the_examples_are_no_examples(tmp_path: Path):
 def test_the_required_number_of_searches_depends_on_seed_step_and_place():
     cfg = card(data={"min_searches": 1, "max_searches": 5})
     rows = [{"answers": [f"a{index}"], "searches": None} for index in range(200)]
-    first = [slot.searches for slot in open_slots(cfg, rows, 3)]
-    assert first == [slot.searches for slot in open_slots(cfg, rows, 3)]
-    assert first[:50] == [slot.searches for slot in open_slots(cfg, rows[:50], 3)]
-    assert first != [slot.searches for slot in open_slots(cfg, rows, 4)]
+
+    def searches(number: int, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        step = Step(cfg, cfg.options(SSPSection), {}, ScriptedTools(Plan(), given=rows), {}, number)
+        return [slot.searches for slot in open_slots(step)]
+
+    first = searches(3, rows)
+    assert first == searches(3, rows)
+    assert first[:50] == searches(3, rows[:50])
+    assert first != searches(4, rows)
     assert set(first) == {1, 2, 3, 4, 5}
 
 

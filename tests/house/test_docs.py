@@ -123,7 +123,7 @@ class Options(Section):
     {docstring}
     way: Literal["left", "right"] = "left"
     {described}
-GAME = Game("fork", Options, None, None, None, data=("answers",))
+GAME = Game("fork", Options, None, None, data=("answers",))
 """
 
 

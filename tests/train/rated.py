@@ -8,19 +8,26 @@ import numpy as np
 
 from scope_jax.config import Config
 from scope_jax.games import find
-from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play.game import Memory
-from scope_jax.play.tools import Tools
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.step import Played, Step
+from scope_jax.play.tools import BASE, single_turn
 
 EXAMPLE = find("examples/distillation.py")
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    episodes, memory, metrics = EXAMPLE.play(cfg, tools, memory, step)
-    rows = [datum for episode in episodes for datum in episode.datums]
-    for by in ("actor", "base", *cfg.teachers):
-        metrics[f"rated/{by}"] = float(np.mean(np.concatenate(tools.score(by, rows))))
-    return episodes, memory, metrics
+def roles(cfg: Config) -> tuple[Role, ...]:
+    return *EXAMPLE.roles(cfg), Role("rater", Agent(BASE, single_turn(1.0, 1)))
 
 
-GAME = replace(EXAMPLE, play=play, uses_base=lambda cfg: True)
+def play(step: Step) -> Played:
+    played = EXAMPLE.play(step)
+    rows = [datum for episode in played.episodes for datum in episode.datums]
+    rated = {
+        f"rated/{by}": float(np.mean(np.concatenate(step.tools.score(by, rows))))
+        for by in ("actor", "base", *step.cfg.teachers)
+    }
+    return replace(played, metrics={**played.metrics, **rated})
+
+
+GAME = replace(EXAMPLE, roles=roles, play=play)

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from scope_jax.config import Config, LossCard, Section
-from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
+from scope_jax.learner.types import Episode
 from scope_jax.play.exams import Exam
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game
+from scope_jax.play.roles import Role, merged
 from scope_jax.play.rollouts import Agent, Ask, Context, Rollout
+from scope_jax.play.step import Played, Step
 from scope_jax.play.tool_calls import SEARCH, Tool, tool
-from scope_jax.play.tools import Tools, single_turn
+from scope_jax.play.tools import single_turn
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
@@ -72,28 +74,30 @@ def scene(prompt: Messages) -> Any:
     return play
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    options = cfg.options(Options)
+def roles(cfg: Config) -> tuple[Role, ...]:
+    loss = cfg.options(Options).loss
+    solver = single_turn(1.0, 24).model_copy(update={"max_response_tokens": 200})
+    second = single_turn(1.0, 6).model_copy(update={"max_response_tokens": 64})
+    searcher = Agent("actor", solver, max_turns=4, tools=("search",), finals=("answer",), calls="first")
+    return Role("solver", searcher, loss=loss), Role("second", Agent("actor", second, max_turns=3), loss=loss)
+
+
+def play(step: Step[Options]) -> Played:
+    card = step.card
     rollouts = []
-    for place, row in enumerate(tools.rows(options.first, options.scenes), options.first):
+    for place, row in enumerate(step.rows(card.first, card.scenes), card.first):
         prompt = Messages(f"Search and answer.\nQuestion: {row['question']}", tools=())
         rollouts.append(Rollout(f"{place}", play=scene(prompt)))
-    sampling = {name: single_turn(1.0, most) for name, most in (("solver", 24), ("second", 6))}
-    solver = sampling["solver"].model_copy(update={"max_response_tokens": 200})
-    second = sampling["second"].model_copy(update={"max_response_tokens": 64})
-    agents = {
-        "solver": Agent("actor", solver, max_turns=4, tools=("search",), finals=("answer",), calls="first"),
-        "second": Agent("actor", second, max_turns=3),
-    }
     episodes: list[Episode] = []
-    for rollout, group in zip(rollouts, tools.interact("scene", rollouts, agents, 2), strict=True):
+    for rollout, group in zip(
+        rollouts, step.interact(("solver", "second"), rollouts, samples=2, key="scene"), strict=True
+    ):
         for each in group:
-            for name, said in each.completions.items():
+            for said in each.completions.values():
                 text = {**each.value, "at": rollout.name, **digests(said)}
-                reward = float(int(text["tokens"][:2], 16) % 2)
-                fields = {"role": name, "policy": "actor", "group": f"{name}/{rollout.name}"}
-                episodes.append(Episode.from_completion(said, None, text, reward=reward, **fields))
-    return episodes, memory, {"scene/calls": float(np.mean([episode.text["calls"] for episode in episodes]))}
+                episodes.append(said.episode(float(int(text["tokens"][:2], 16) % 2), text=text))
+    calls = float(np.mean([episode.text["calls"] for episode in episodes]))
+    return Played(episodes, metrics={"scene/calls": calls})
 
 
 def digests(said: Completion) -> dict[str, str]:
@@ -104,12 +108,22 @@ def digests(said: Completion) -> dict[str, str]:
     return {"tokens": tokens.hexdigest(), "bits": bits.hexdigest()}
 
 
-def updates(cfg: Config) -> tuple[Update, ...]:
-    return (Update("actor", cfg.options(Options).loss, (RoleShare("solver"), RoleShare("second"))),)
-
-
 def exam(cfg: Config) -> Exam:
-    return Exam("actor", lambda row, tokens: Messages(row["question"]), lambda said: said.content, ("exact-match",))
+    return Exam(
+        Role("plain", Agent("actor", single_turn(1.0, 24))),
+        lambda row, tokens: Messages(row["question"]),
+        lambda said: said.content,
+        ("exact-match",),
+    )
 
 
-GAME = Game("scene", Options, play, updates, exam, data=("questions",), tools=tools_of)
+GAME = Game(
+    name="scene",
+    options=Options,
+    roles=roles,
+    play=play,
+    arrange=lambda cfg, updates: merged(updates),
+    exam=exam,
+    data=("questions",),
+    tools=tools_of,
+)

@@ -16,6 +16,7 @@ from scope_jax.data.schemas import SCHEMAS
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card
 from scope_jax.models import weights
+from scope_jax.play.game import play_step
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
 from tests.train import runs
@@ -62,7 +63,7 @@ def test_a_step_equals_torch(tmp_path, system):
     states, memory, _ = trainer.start(None)
     params = jax.tree.map(jnp.copy, states["actor"].params)
     weights.save_hf(tmp_path / "hf", trainer.world.model, params, dtype=jnp.float32, tokenizer=None)
-    episodes, memory, metrics = GAMES[system].play(cfg, trainer.world.tools(0), memory["game"], 0)
+    episodes, memory, metrics = play_step(GAMES[system], cfg, trainer.world.tools(0), memory["game"], 0)
     named = GAMES[system].metrics
     assert named is not None and set(metrics) == set(named(cfg))
     assert memory == {"drawn": 6} and metrics[f"{system}/episodes"] == len(episodes) == (6 if system == "sft" else 12)
@@ -80,7 +81,7 @@ def test_rows_that_are_too_long_are_left_out_and_told(tmp_path):
     trainer = assemble(cfg, tmp_path, tell=told.append)
     tools = trainer.world.tools(0)
     object.__setattr__(trainer.world, "rows", rows)
-    episodes, _, metrics = GAMES["sft"].play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, metrics = play_step(GAMES["sft"], cfg, tools, {"drawn": 0}, 0)
     assert len(episodes) == 1 and metrics["sft/too_long"] == 1.0
     assert told[-1].startswith("1 of 2 rows of this step are longer than the largest of learner.buckets")
 
@@ -93,11 +94,11 @@ def test_a_run_whose_rows_are_all_too_long_is_refused(tmp_path, system):
     trainer = assemble(cfg, tmp_path)
     object.__setattr__(trainer.world, "rows", [schema(long, "f:1", {})])
     with pytest.raises(UserError, match=r"none of 66 rows fits into the largest of learner\.buckets, 64 tokens"):
-        GAMES[system].play(cfg, trainer.world.tools(0), {"drawn": 0}, 0)
+        play_step(GAMES[system], cfg, trainer.world.tools(0), {"drawn": 0}, 0)
     fits = schema({**long, "completion": "Rome", "chosen": "Rome", "rejected": "Oslo"}, "f:1", {})
     object.__setattr__(trainer.world, "rows", [schema(long, "f:1", {})] * 5 + [fits])
     for drawn in (0, 2):  # a step without any row is no end, if others fit
-        assert len(GAMES[system].play(cfg, trainer.world.tools(0), {"drawn": drawn}, 0)[0]) <= 4
+        assert len(play_step(GAMES[system], cfg, trainer.world.tools(0), {"drawn": drawn}, 0)[0]) <= 4
 
 
 @pytest.mark.parametrize(

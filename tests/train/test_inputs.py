@@ -35,15 +35,19 @@ FILES = {
 
 
 ARENA = """
-from scope_jax.config import Section
+from scope_jax.config import SamplingSection, Section
 from scope_jax.games import ssp
 from scope_jax.play.game import Game
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
 
 class Options(Section):
     tasks: dict[str, str]
 
-game = ssp.GAME
-GAME = Game("arena", Options, game.play, game.updates, game.exam, data=("answers",), searches=True)
+def roles(cfg):
+    return (Role("solver", Agent("actor", SamplingSection(), tools=("search",))),)
+
+GAME = Game("arena", Options, roles, ssp.GAME.play, data=("answers",))
 """
 
 

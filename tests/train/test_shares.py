@@ -224,7 +224,7 @@ def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pyt
     asked: list[tuple[str, ...]] = []
     world = _world(asked)
     tools = StepTools(world, 0)
-    agent = Agent("actor", SamplingSection(), **searching.until("answer"))
+    agent = searching.with_searches(Agent("actor", SamplingSection()), "answer")
     found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
     assert [[completion.text for completion in samples] for samples in found] == [
         [raw(XML.observation(["found Oslo"]))]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from scope_jax.games import load_card
+from scope_jax.play.game import play_step
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.assemble import assemble
 from scope_jax.run.sampler import Sampler
@@ -42,7 +43,7 @@ def test_a_step_trains_both_roles_in_one_update(tmp_path: Any) -> None:
     world.sampler.publish(states)
     before = jax.device_get(states["actor"].params)
 
-    episodes, after, metrics = world.game.play(world.cfg, world.tools(0), memory["game"], 0)
+    episodes, after, metrics = play_step(world.game, world.cfg, world.tools(0), memory["game"], 0)
     assert after == {"drawn": 3} and metrics["challenger/attempts"] == 2.0
     assert [e.reward for e in episodes if e.role == "challenger"] == [1.0, -0.1] * 3  # p = 1/2, and the penalty
     assert [e.reward for e in episodes if e.role == "reasoner"] == [1.0, 0.0, 1.0, 0.0] * 3

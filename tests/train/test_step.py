@@ -13,6 +13,7 @@ from scope_jax.games import load_card
 from scope_jax.learner import advantages, batching, splitting
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Episode
+from scope_jax.play.game import play_step
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
@@ -37,7 +38,7 @@ def started(trainer: Trainer) -> dict[str, TrainState]:
 @pytest.fixture(scope="module")
 def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     world = trainer.world
-    played, _, metrics = world.game.play(world.cfg, world.tools(0), world.game.start(world.cfg), 0)
+    played, _, metrics = play_step(world.game, world.cfg, world.tools(0), world.game.start(world.cfg), 0)
     assert metrics["solver/searches"] > 0
     return played
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scope_jax.games import load_card
+from scope_jax.play.game import play_step
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
 
@@ -22,7 +23,7 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     states, remembered, _ = trainer.start(None)
     memory = remembered["game"]
     world.sampler.publish(states)
-    episodes, _, metrics = world.game.play(world.cfg, world.tools(0), memory, 0)
+    episodes, _, metrics = play_step(world.game, world.cfg, world.tools(0), memory, 0)
     searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
     assert metrics["proposer/searches"] > 0
     assert searched and {min(len(e.datums), 2) for e in episodes} == rows

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from scope_jax.config import Config, LossCard, Section
-from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
+from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game
 from scope_jax.play.rewards import mean
-from scope_jax.play.tools import Agent, Rollout, Tools, single_turn
-from scope_jax.rollouts.types import Completion
+from scope_jax.play.roles import Role, merged
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.samples import Sample
+from scope_jax.play.step import Memory, Played, Step
+from scope_jax.play.tools import single_turn
 from scope_jax.text.messages import Messages
 
 Row = Mapping[str, Any]
@@ -38,53 +41,67 @@ def start(cfg: Config) -> Memory:
     return {"drawn": 0}
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+def roles(cfg: Config) -> tuple[Role, ...]:
+    """Baselines: all callers for a caller, all guessers of the same letter for a guesser."""
+    loss, agent = cfg.options(Options).loss, Agent("actor", single_turn(1.0, 1))
+    callers = loss.model_copy(update={"advantage": "batch-mean"})
+    return Role("caller", agent, loss=loss, advantage=callers, weight=0.5), Role("guesser", agent, loss=loss)
+
+
+def play(step: Step[Options]) -> Played:
     """Samples callers until `rows` of them named a letter of their list, then the guesses at these letters."""
-    options, drawn = cfg.options(Options), memory["drawn"]
-    called: dict[str, tuple[Row, Completion]] = {}
+    first, card = step.memory["drawn"], step.card
+    drawn = first
+    called: dict[str, tuple[Row, Sample]] = {}
     playable: dict[str, Row] = {}
-    for _ in range(options.most_draws):
-        rows = {f"{drawn + i}": row for i, row in enumerate(tools.rows(drawn, options.rows))}
-        drawn += options.rows
-        for name, (call,) in zip(rows, say(tools, "caller", rows, 1), strict=True):
+    for _ in range(card.most_draws):
+        rows = {f"{drawn + i}": row for i, row in enumerate(step.rows(drawn, card.rows))}
+        drawn += card.rows
+        for name, (call,) in zip(rows, say(step, "caller", rows, 1), strict=True):
             called[name] = rows[name], call
         playable = {name: row for name, (row, call) in called.items() if call.content in row["answers"]}
-        if len(playable) >= options.rows:
+        if len(playable) >= card.rows:
             break
-    guesses = dict(zip(playable, say(tools, "guesser", playable, options.guesses), strict=True))
+    guesses = dict(zip(playable, say(step, "guesser", playable, card.guesses), strict=True))
     hits = {name: [float(guess.content == called[name][1].content) for guess in guesses[name]] for name in playable}
     gains = {name: (1 + mean(hits[name])) / 2 for name in playable}  # half for a letter of the list
-    episodes = [episode("caller", "all", call, gains.get(name, 0.0)) for name, (_, call) in called.items()]
+    episodes = [episode(call, "all", gains.get(name, 0.0)) for name, (_, call) in called.items()]
     for name in playable:
-        episodes += [episode("guesser", name, g, hit) for g, hit in zip(guesses[name], hits[name], strict=True)]
+        episodes += [episode(guess, name, hit) for guess, hit in zip(guesses[name], hits[name], strict=True)]
     metrics = {"caller/valid": len(playable) / len(called), "rows/drawn": float(len(called))}
-    if hits:
-        metrics["guesser/reward"] = mean([hit for own in hits.values() for hit in own])
-    return episodes, {"drawn": drawn}, metrics
+    return Played(episodes, outcome=drawn - first, metrics=metrics)
 
 
-def say(tools: Tools, role: str, rows: Mapping[str, Row], samples: int) -> list[list[Completion]]:
-    told = {name: message(row) for name, row in rows.items()}
-    return tools.play(role, [Rollout(*each) for each in told.items()], Agent("actor", single_turn(1.0, 1)), samples)
+def remember(cfg: Config, memory: Memory, outcome: int, number: int) -> tuple[Memory, Metrics]:
+    """outcome: rows that were drawn."""
+    return {"drawn": memory["drawn"] + outcome}, {}
+
+
+def say(step: Step[Options], role: str, rows: Mapping[str, Row], samples: int) -> list[list[Sample]]:
+    rollouts = [Rollout(name, message(row)) for name, row in rows.items()]
+    return step.play(role, rollouts, samples=samples)
 
 
 def message(row: Row) -> Messages:
     return Messages(f"name one of {' '.join(row['answers'])}", system="you say one letter and no more")
 
 
-def episode(role: str, group: str, said: Completion, reward: float) -> Episode:
-    return Episode(role, "actor", group, Datum.from_completion(said), reward, text={"said": said.content})
-
-
-def updates(cfg: Config) -> tuple[Update, ...]:
-    """One update of both roles. Baselines: all callers for a caller, all guessers of the same letter for a guesser."""
-    loss = cfg.options(Options).loss
-    callers = RoleShare("caller", advantage=loss.model_copy(update={"advantage": "batch-mean"}), weight=0.5)
-    return (Update("actor", loss, (callers, RoleShare("guesser"))),)
+def episode(said: Sample, group: str, reward: float) -> Episode:
+    return said.episode(reward, group=group, text={"said": said.content})
 
 
 def exam(cfg: Config) -> Exam:
-    return Exam("actor", lambda row, tokens: message(row), lambda said: said.content, ("exact-match",))
+    return Exam(roles(cfg)[0], lambda row, tokens: message(row), lambda said: said.content, ("exact-match",))
 
 
-GAME = Game("coordination", Options, play, updates, exam, data=("answers",), start=start)
+GAME = Game(
+    name="coordination",
+    options=Options,
+    roles=roles,
+    play=play,
+    remember=remember,
+    start=start,
+    arrange=lambda cfg, updates: merged(updates),
+    exam=exam,
+    data=("answers",),
+)

@@ -13,13 +13,15 @@ from typing import Any
 from pydantic import Field
 
 from scope_jax.config import Config, LossCard, Section
-from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
+from scope_jax.learner.types import Episode
 from scope_jax.play.exams import Exam
-from scope_jax.play.game import Game, Memory
+from scope_jax.play.game import Game
 from scope_jax.play.rewards import mean
+from scope_jax.play.roles import Role, merged
 from scope_jax.play.rollouts import Agent, Ask, Context, Response, Rollout
+from scope_jax.play.step import Played, Step
 from scope_jax.play.tool_calls import Tool
-from scope_jax.play.tools import Tools, single_turn
+from scope_jax.play.tools import single_turn
 from scope_jax.text.messages import Messages
 
 SEATS = ("first", "second")
@@ -39,8 +41,13 @@ class Options(Section):
     """The loss of both."""
 
 
-def policies(cfg: Config) -> tuple[str, ...]:
-    return cfg.options(Options).policies
+def roles(cfg: Config) -> tuple[Role, ...]:
+    card = cfg.options(Options)
+    sampling = single_turn(1.0, 1).model_copy(update={"max_response_tokens": None})
+    return tuple(
+        Role(seat, Agent(card.policies[place % len(card.policies)], sampling, max_turns=3), loss=card.loss)
+        for place, seat in enumerate(SEATS)
+    )
 
 
 def duel(row: Any) -> Any:
@@ -59,51 +66,36 @@ def duel(row: Any) -> Any:
     return play
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    options = cfg.options(Options)
-    rows = tools.rows(step * options.games, options.games)
+def play(step: Step[Options]) -> Played:
+    card, tools = step.card, step.tools
+    rows = step.rows(step.number * card.games, card.games)
     rollouts = [Rollout(f"{place}", play=duel(row)) for place, row in enumerate(rows)]
-    names = options.policies
-    agents = {seat: Agent(names[i % len(names)], single_turn(1.0, 1), max_turns=3) for i, seat in enumerate(SEATS)}
-    for seat in SEATS:
-        agents[seat] = Agent(
-            agents[seat].policy,
-            agents[seat].sampling.model_copy(update={"max_response_tokens": None}),
-            max_turns=3,
-        )
     episodes: list[Episode] = []
-    for rollout, group in zip(rollouts, tools.interact("duel", rollouts, agents, options.samples), strict=True):
+    for group in step.interact(SEATS, rollouts, samples=card.samples, key="duel"):
         for each in group:
             for place, seat in enumerate(SEATS):
                 if seat in each.completions:
-                    episodes.append(
-                        Episode.from_completion(
-                            each.completions[seat],
-                            None,
-                            {"at": each.value["at"]},
-                            role=seat,
-                            policy=agents[seat].policy,
-                            group=f"{seat}/{rollout.name}",
-                            reward=float(each.value["loser"] != place),
-                        )
-                    )
+                    reward = float(each.value["loser"] != place)
+                    episodes.append(each.completions[seat].episode(reward, text={"at": each.value["at"]}))
     lengths = tools.each("length", lambda text: [len(text), time.time_ns()], [e.text["at"] for e in episodes])
     coin = tools.once("coin", time.time_ns)
-    return episodes, memory, {"games/length": mean([each[0] for each in lengths]), "games/coin": float(coin % 97)}
-
-
-def updates(cfg: Config) -> tuple[Update, ...]:
-    options = cfg.options(Options)
-    if len(options.policies) == 1:
-        return (Update(options.policies[0], options.loss, tuple(map(RoleShare, SEATS))),)
-    return tuple(
-        Update(name, options.loss, (RoleShare(seat),)) for name, seat in zip(options.policies, SEATS, strict=True)
+    return Played(
+        episodes, metrics={"games/length": mean([each[0] for each in lengths]), "games/coin": float(coin % 97)}
     )
 
 
 def exam(cfg: Config) -> Exam:
-    first = policies(cfg)[0]
-    return Exam(first, lambda row, tokens: Messages("say a letter"), lambda said: said.content, ("exact-match",))
+    return Exam(
+        roles(cfg)[0], lambda row, tokens: Messages("say a letter"), lambda said: said.content, ("exact-match",)
+    )
 
 
-GAME = Game("duel", Options, play, updates, exam, data=("answers",), policies=policies)
+GAME = Game(
+    name="duel",
+    options=Options,
+    roles=roles,
+    play=play,
+    arrange=lambda cfg, updates: merged(updates),
+    exam=exam,
+    data=("answers",),
+)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.games import game_of, load_card
 from scope_jax.play.collapse import with_signs
+from scope_jax.play.game import play_step
 from scope_jax.run.metrics import read_lines
 from tests.games.harness import ScriptedTools
 
@@ -47,7 +48,7 @@ def test_the_game_has_under_70_lines_and_plays_a_step(here: Path) -> None:
         data=[{"question": "a", "answers": ["7"]}, {"question": "b", "answers": ["8"]}],
     )
     game = game_of(cfg)
-    episodes, memory, metrics = game.play(cfg, tools, game.start(cfg), 3)
+    episodes, memory, metrics = play_step(game, cfg, tools, game.start(cfg), 3)
     assert tools.taken == [(6, 2)] and memory == {}
     assert [episode.reward for episode in episodes] == [1.0, 1.0, 0.0, 0.0] + [0.0] * 4
     assert [episode.group for episode in episodes] == ["solver/0"] * 4 + ["solver/1"] * 4
@@ -57,7 +58,7 @@ def test_the_game_has_under_70_lines_and_plays_a_step(here: Path) -> None:
         "solver/identical_pairs"
     ] == pytest.approx((1 / 6 + 1) / 2)
     assert [share.role for update in game.updates(cfg) for share in update.roles] == ["solver"]
-    assert game.exam(cfg).policy == "actor"
+    assert game.exam_of(cfg).role.agent.policy == "actor"
 
 
 @pytest.mark.slow
