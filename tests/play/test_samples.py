@@ -25,6 +25,7 @@ from tests.games.harness import sampled_turn
 
 CFG = harness.card()
 LOSS = LossCard()
+SAY = Messages("Say a word.")
 SOLVER = Role("solver", Agent("actor", SamplingSection(temperature=0.7)), loss=LOSS, rejections=("short", "long"))
 
 
@@ -35,7 +36,7 @@ def completion(text: str, finish: str = "stop") -> Completion:
 
 
 def sample(text: str, finish: str = "stop", role: Role = SOLVER, label: str = "solver") -> Sample:
-    return sample_of(completion(text, finish), role, "7", Messages("Say a word."), label)
+    return sample_of(completion(text, finish), role, "7", SAY, label)
 
 
 def test_a_sample_makes_its_own_episode() -> None:
@@ -121,7 +122,7 @@ def game(play: object, **fields: object) -> Game:
 def test_a_games_own_metrics_and_those_of_its_memory_take_their_places() -> None:
     def play(step: Step) -> Played:
         assert step.roles == {"solver": SOLVER} and step.number == 4 and step.memory == {"sum": 1}
-        groups = step.play("solver", [Rollout("a"), Rollout("b", label="other")], samples=2)
+        groups = step.play("solver", [Rollout("a", SAY), Rollout("b", SAY, label="other")], samples=2)
         episodes = [one.episode(1.0) for group in groups for one in group]
         setting = SettingRecord("speed", {"v": 1}, by="card", since=0)
         return Played(episodes, outcome=5, metrics={"solver/reward": 0.25}, settings=[setting])
@@ -142,7 +143,7 @@ def test_another_key_and_another_sampling() -> None:
     hot = SamplingSection(temperature=0.1, max_tokens=7)
 
     def play(step: Step) -> Played:
-        ((one,),) = step.play("solver", [Rollout("a")], key="grounding", sampling=hot)
+        ((one,),) = step.play("solver", [Rollout("a", SAY)], key="grounding", sampling=hot)
         assert one.temperature == 0.1 and one.label == "grounding" and one.role.name == "solver"
         return Played([one.episode(0.0)])
 

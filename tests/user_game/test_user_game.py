@@ -26,10 +26,12 @@ from scope_jax.learner.types import Episode
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
+from scope_jax.play.collapse import LENGTHS
+from scope_jax.play.game import check_played, play_step
+from scope_jax.play.step import Played
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.run.metrics import to_toml
-from scope_jax.run.steps import check_step
 from scope_jax.run.watch import roles_without_update
 from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
@@ -178,10 +180,12 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
         lambda now: "a" if now.role == "guesser" or int(now.name) % 2 else "!",
         data=[{"answers": ["a", "b"]}, {"answers": ["a", "c"]}],
     )
-    episodes, memory, metrics = game_of(cfg).play(cfg, tools, {"drawn": 30}, 0)
+    episodes, memory, metrics = play_step(game_of(cfg), cfg, tools, {"drawn": 30}, 0)
     assert tools.taken == [(30, 6), (36, 6)] and memory == {"drawn": 42}
     assert [e.reward for e in episodes if e.role == "caller"] == [0.0, 1.0] * 6
-    assert metrics == {"caller/valid": 0.5, "rows/drawn": 12.0, "guesser/reward": 1.0}
+    expected = {"caller/valid": 0.5, "caller/reward": 0.5, "rows/drawn": 12.0, "guesser/reward": 1.0}
+    lengths = {f"{role}/{name}" for role in ("caller", "guesser") for name in LENGTHS}
+    assert metrics.keys() == expected.keys() | lengths and {name: metrics[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -220,17 +224,17 @@ def episode(**changes: Any) -> Episode:
 @pytest.mark.parametrize(
     ("returned", "complaint"),
     [
-        (([episode()], {}, {"guesser/reward": np.float32(1), "guesser/none": None}), ""),
+        (Played([episode()], metrics={"guesser/reward": np.float32(1), "guesser/none": None}), ""),
         (([episode()], {}), "returned a tuple of 2; it is no async function or generator, and returns"),
         (None, "returned a NoneType; it is"),
-        (([{"reward": 1.0}], {}, {}), "returned a dict among its episodes"),
-        (([episode()], {}, ["reward"]), "returned a list as metrics; return a dict"),
-        (([episode()], {}, {"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a number"),
+        (Played([{"reward": 1.0}]), "returned a dict among its episodes"),
+        (Played([episode()], metrics=["reward"]), "returned a list as metrics; return a dict"),
+        (Played([episode()], metrics={"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a"),
     ],
 )
 def test_what_play_may_return(folder: Path, returned: object, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
-        check_step(game_of(load_card(folder / "card.toml")), returned)
+        check_played(game_of(load_card(folder / "card.toml")), returned)
 
 
 def test_episodes_that_no_update_takes(folder: Path) -> None:
@@ -246,7 +250,7 @@ def test_episodes_that_no_update_takes(folder: Path) -> None:
 def test_play_is_no_async_function(folder: Path) -> None:
     game, coroutine = game_of(load_card(folder / "card.toml")), later()
     with pytest.raises(UserError, match="returned a coroutine; it is no async function"):
-        check_step(game, coroutine)
+        check_played(game, coroutine)
     coroutine.close()
 
 
