@@ -203,7 +203,7 @@ def play_step(
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
     automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
-    return episodes, after, automatic | played.metrics | of_memory
+    return episodes, after, automatic | dict(played.metrics) | of_memory
 
 
 def check_played(game: Game, played: Any) -> None:

@@ -36,8 +36,8 @@ class Played:
     """Of all roles, without advantages."""
     outcome: Any = None
     """What happened, plain data: `Game.remember` makes the memory after the step of it."""
-    metrics: Metrics = field(default_factory=dict)
-    """The game's own. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same name here
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The game's own numbers. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same name here
     takes their place."""
     settings: Sequence[SettingRecord] = ()
     """Values of settings that change during a run, for the report."""

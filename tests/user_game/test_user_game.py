@@ -221,14 +221,22 @@ def episode(**changes: Any) -> Episode:
     return Episode(**fields | changes)
 
 
+def wrongly(**fields: Any) -> Played:
+    """A step with a field of another type."""
+    played = Played([])
+    for name, value in fields.items():
+        object.__setattr__(played, name, value)
+    return played
+
+
 @pytest.mark.parametrize(
     ("returned", "complaint"),
     [
         (Played([episode()], metrics={"guesser/reward": np.float32(1), "guesser/none": None}), ""),
         (([episode()], {}), "returned a tuple of 2; it is no async function or generator, and returns"),
         (None, "returned a NoneType; it is"),
-        (Played([{"reward": 1.0}]), "returned a dict among its episodes"),
-        (Played([episode()], metrics=["reward"]), "returned a list as metrics; return a dict"),
+        (wrongly(episodes=[{"reward": 1.0}]), "returned a dict among its episodes"),
+        (wrongly(metrics=["reward"]), "returned a list as metrics; return a dict"),
         (Played([episode()], metrics={"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a"),
     ],
 )
