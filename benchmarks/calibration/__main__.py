@@ -20,9 +20,9 @@ if __name__ == "__main__":
     os.environ |= ABSENT
 
 from benchmarks.calibration.fit import SECONDS
+from benchmarks.calibration.largest import largest
 from benchmarks.calibration.rows import Row, error, least, predicted, rows
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
-from scope_jax.plan.engines import largest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plans.md"
 HOSTS = ("1xA100", "1xH100", "8xA100", "8xH100", "8xH200", "8xB200", "8xB300", "4xGB200")

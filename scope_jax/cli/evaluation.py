@@ -249,7 +249,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run; with WRITER also a checkpoint or model folder.")],
     writer: Annotated[
         Path | None,
-        typer.Argument(metavar="WRITER", help="SCOPE run, checkpoint or folder that answers after RUN's searches."),
+        typer.Argument(metavar="WRITER", help="Run, checkpoint or folder that answers after RUN's searches."),
     ] = None,
     step: Annotated[int | None, typer.Option(metavar="N", min=1, help="The step that is played again.")] = None,
     card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: that of RUN].")] = None,
@@ -264,7 +264,7 @@ def replay(
     if (step is None) == (writer is None):
         raise UserError("give --step N to play a step of the run again, or WRITER to answer after its searches.")
     for folder in (run, *([] if writer is None else [writer])):
-        check_folder(folder, "a SCOPE run, a checkpoint or a Hugging Face folder")
+        check_folder(folder, "a run, a checkpoint or a Hugging Face folder")
     if step is not None:
         if card is not None or base is not None or set_:
             raise UserError("a step is played again with the run's own card; leave out --card, --base and --set.")

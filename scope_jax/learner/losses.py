@@ -99,7 +99,7 @@ def by_sequence(card: LossCard) -> bool:
 
 def sequences_move(card: LossCard, scored: bool) -> bool:
     """Whether the sums that the card needs depend on the current log π. scored: whether log π_old is given
-    (Tokens.old_N)."""
+    (`LossInputs.old_N`)."""
     if card.objective == "dpo":
         return True
     off_policy = scored or card.old_logprobs == "rollout"

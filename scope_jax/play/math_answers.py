@@ -2,7 +2,7 @@
 
 The text is written by a model, and what it denotes can take unbounded time and memory to evaluate. The limit is one of
 CPU time, so that a busy machine does not change verdicts; a verdict of "timeout" may still differ from one machine to
-the next, which is why a run decides each comparison once, for all its processes, and records it (`run.world.Verdicts`).
+the next, which is why a run decides each comparison once, for all its processes, and records it (`run.recording`).
 """
 
 from __future__ import annotations

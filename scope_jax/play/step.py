@@ -37,8 +37,8 @@ class Played:
     outcome: Any = None
     """What happened, plain data: `Game.remember` makes the memory after the step of it."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The game's own numbers. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same name here
-    takes their place."""
+    """The game's own numbers. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same
+    name here takes their place."""
     settings: Sequence[SettingRecord] = ()
     """Values of settings that change during a run, for the report."""
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.calibration.largest import largest
 from scope_jax.games import load_card
 from scope_jax.models.families import from_hf
 from scope_jax.models.hf import hf_shapes
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
-from scope_jax.plan.engines import largest, meshes
+from scope_jax.plan.engines import meshes
 from scope_jax.plan.hardware import GIB, hardware
 from scope_jax.plan.page import lines
 from scope_jax.plan.planning import Planner

@@ -1,4 +1,4 @@
-"""What a call of `Tools.generate` asks the engine for."""
+"""What a call of `Tools.play` asks the engine for."""
 
 from __future__ import annotations
 

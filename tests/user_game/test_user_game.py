@@ -107,7 +107,7 @@ def prepare(folder: Path, model: ModelConfig = MODEL) -> None:
     (folder / "card.toml").write_text(CARD.format(game=GAME, folder=folder), encoding="utf-8")
 
 
-@pytest.mark.parametrize("data", [(), ("max_searches",), ("prompts", "answers"), ("tasks",), ("readings",)])
+@pytest.mark.parametrize("data", [("max_searches",), ("prompts", "answers"), ("tasks",), ("readings",)])
 def test_without_a_source_the_first_data_key_is_a_file_of_its_kind(data):
     game = find(str(GAME))
     with pytest.raises(UserError, match=r"coordination needs a `source`, or one of answers, questions, queries, "):
