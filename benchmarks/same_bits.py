@@ -4,8 +4,8 @@
 
 The cases are the nine games of Atlas, so long that each phase has trained once, supervised training, preferences and
 distillation, poker of two policies with whole weights and with adapters, steps that are played ahead, and an exam.
-Compared are metrics (times aside), episodes, answers of exams and exported weights; one line a case, exit code 1 if any
-differ. Runs that are already in `--out` are not repeated.
+Compared are metrics (times aside, and those that only one side has, which are listed), episodes, answers of exams and
+exported weights; one line a case, exit code 1 if any differ. Runs that are already in `--out` are not repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 TIMED = ("time/", "perf/")
 SHORT = ("train.save_every=1", "train.stall_timeout=3600")
+Line = dict[str, Any]
 NO_EXAM = ("evaluate.sets=[]",)
 
 
@@ -121,7 +122,7 @@ def trained(run: Path) -> int:
     return max((line.get("step", 0) for line in lines(run / "metrics.jsonl")), default=0)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def lines(path: Path) -> list[Line]:
     """The complete lines of a file of JSON Lines; [] if it does not exist."""
     if not path.exists():
         return []
@@ -139,6 +140,17 @@ def contents(run: Path) -> dict[str, Any]:
         "exams": lines(run / "exams.jsonl.gz"),
         "weights": weights,
     }
+
+
+def only_in(before: list[Line], after: list[Line]) -> tuple[set[str], set[str]]:
+    """(names of metrics that only the first side has, names that only the second has)."""
+    names = [{name for line in side for name in line} for side in (before, after)]
+    return names[0] - names[1], names[1] - names[0]
+
+
+def without(metrics: list[Line], names: set[str]) -> list[Line]:
+    """The metrics without those of these names."""
+    return [{name: value for name, value in line.items() if name not in names} for line in metrics]
 
 
 def main() -> int:
@@ -162,11 +174,16 @@ def main() -> int:
             if not (run / "out").exists():
                 train(checkout.absolute(), CASES[name], run, teacher)
             found.append(contents(run))
+        gone, new = only_in(found[0]["metrics"], found[1]["metrics"])
+        found = [one | {"metrics": without(one["metrics"], gone | new)} for one in found]
         differing = [part for part in found[0] if found[0][part] != found[1][part]]
         counts = ", ".join(f"{len(found[0][part])} {part}" for part in found[0])
         roles = sorted({episode["role"] for episode in found[0]["episodes"]})
         verdict = f"differ: {', '.join(differing)}" if differing else "the same"
         print(f"{name}: {verdict} ({counts}; roles {', '.join(roles)})", flush=True)
+        for what, metrics in (("gone", gone), ("new", new)):
+            if metrics:
+                print(f"    metrics that are {what}: {', '.join(sorted(metrics))}", flush=True)
         wrong += bool(differing)
     return int(wrong > 0)
 
