@@ -50,7 +50,6 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         for row in tools.rows(first, size)
     ]
     fitting = [all(given.fits(cfg, each) for each, _ in pair) for pair in pairs]
-    given.check_some_fit(cfg, tools, first, fitting, ("chosen", "rejected"))
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=reward)
         for place, (pair, fits) in enumerate(zip(pairs, fitting, strict=True))

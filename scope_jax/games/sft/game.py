@@ -37,7 +37,6 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     first, size = memory["drawn"], cfg.train.batch_size
     encoded = [given.encoded(tools, row) for row in tools.rows(first, size)]
     fitting = [given.fits(cfg, each) for each in encoded]
-    given.check_some_fit(cfg, tools, first, fitting)
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=0.0)
         for place, (each, fits) in enumerate(zip(encoded, fitting, strict=True))
