@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, TypeVar
 
 from scope_jax.config import Config, EvalSet, JudgeSection, ServedModel
 from scope_jax.data import sources
@@ -36,21 +36,6 @@ class WithExample(str):
     example = ""
 
 
-class once(Generic[T]):
-    """A property that is opened when it is first asked for; what it could not be opened for is raised each time."""
-
-    def __init__(self, open_it: Callable[[Any], T]) -> None:
-        self._open, self._name = open_it, open_it.__name__
-        self.__doc__ = open_it.__doc__
-
-    @overload
-    def __get__(self, parts: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, parts: OpenedModel, owner: type) -> T: ...
-    def __get__(self, parts: OpenedModel | None, owner: type) -> Self | T:
-        return self if parts is None else parts.kept(self._name, lambda: self._open(parts))
-
-
 class OpenedModel:
     """A model with its tokenizer. folder: where architecture and tokenizer are, None: model.checkpoint. model: its
     config, if it is known from elsewhere."""
@@ -70,16 +55,17 @@ class OpenedModel:
             raise result
         return result
 
-    @once
+    @property
     def model(self) -> ModelConfig:
         """Its config.json, compared with the weights beside it."""
-        return weights.checked_config(self.folder)
+        return self.kept("model", lambda: weights.checked_config(self.folder))
 
-    @once
+    @property
     def tokenizer(self) -> Tokenizer:
         """The card's tokenizer for the model."""
         card = self.cfg.model
-        return Tokenizer.load(card.tokenizer or self.folder, card.chat_template, model=self.folder)
+        folder = card.tokenizer or self.folder
+        return self.kept("tokenizer", lambda: Tokenizer.load(folder, card.chat_template, model=self.folder))
 
 
 class OpenedCard(OpenedModel):
@@ -101,54 +87,57 @@ class OpenedCard(OpenedModel):
         if judges is not None:
             self.results["judges"] = judges
 
-    @once
+    @property
     def game(self) -> Game:
         """The card's game."""
-        return game_of(self.cfg)
+        return self.kept("game", lambda: game_of(self.cfg))
 
-    @once
+    @property
     def exam(self) -> Exam:
         """How the game answers questions."""
-        return self.game.exam(self.cfg)
+        return self.kept("exam", lambda: self.game.exam(self.cfg))
 
-    @once
+    @property
     def judges(self) -> Mapping[str, JudgeSection]:
         """The external models of game and exams by name."""
-        return {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)}
+        return self.kept("judges", lambda: {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)})
 
-    @once
+    @property
     def prompts(self) -> None:
         """The game's prompts, filled in."""
-        self.game.check_prompts(self.cfg)
+        self.kept("prompts", lambda: self.game.check_prompts(self.cfg))
 
-    @once
+    @property
     def source(self) -> Source | None:
         """Where the rows of the data are, None for a game without any."""
-        return self.game.rows(self.cfg)
+        return self.kept("source", lambda: self.game.rows(self.cfg))
 
-    @once
+    @property
     def rows(self) -> Sequence[Row]:
         """The data, empty for a game without any."""
-        return () if self.source is None else sources.load(self.source)
+        return self.kept("rows", lambda: () if self.source is None else sources.load(self.source))
 
     def exam_rows(self, card: EvalSet) -> Sequence[Row]:
         """The rows of an evaluation set."""
         place = Source(card.path, exams.kind_of(self.exam, card), card)
         return self.kept(f"exam {card.name}", lambda: sources.load(place))
 
-    @once
+    @property
     def tools(self) -> tuple[Tool, ...]:
         """The game's own tools."""
-        return self.game.tools(self.cfg)
+        return self.kept("tools", lambda: self.game.tools(self.cfg))
 
-    @once
+    @property
     def tool_names(self) -> list[str]:
         """The names of all tools, the search's first."""
         return [*([] if self.cfg.retrieval is None else [SEARCH_NAME]), *(tool.name for tool in self.tools)]
 
-    @once
+    @property
     def joiner(self) -> Joiner:
         """How the card joins turns."""
+        return self.kept("joiner", self._joiner)
+
+    def _joiner(self) -> Joiner:
         card, schemas = self.cfg.model, tuple(tool.schema for tool in self.tools)
         tools = (SEARCH, *schemas) if self.game.searches or not schemas else schemas
         options: dict[str, Any] = dict(card.chat_template_kwargs)
@@ -157,13 +146,13 @@ class OpenedCard(OpenedModel):
             joiner.check_system(file)
         return joiner
 
-    @once
+    @property
     def corpus(self) -> Corpus:
         """The passages of an index in this process."""
         card = self.cfg.retrieval
         assert card is not None
-        assert card.corpus is not None
-        return load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
+        place = card.corpus or ""
+        return self.kept("corpus", lambda: load_corpus(place, {**card.columns}, card.split, card.hub_config))
 
     @property
     def corpus_if_read(self) -> Corpus | None:

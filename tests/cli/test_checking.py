@@ -18,15 +18,15 @@ from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.play import sandbox
-from scope_jax.run import checking
+from scope_jax.run import rules
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
 
 
-def finding(folder: Path) -> checking.Finding:
+def finding(folder: Path) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"model.checkpoint={folder}"])
-    return next(found for found in checking.check(cfg) if found.name.startswith("model "))
+    return next(found for found in rules.check(cfg) if found.name.startswith("model "))
 
 
 def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
 def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
     def wrong(*overrides: str) -> list[str]:
         cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", overrides)
-        early = itertools.takewhile(lambda found: found.name != "prompts", checking.check(cfg))
+        early = itertools.takewhile(lambda found: found.name != "prompts", rules.check(cfg))
         return [f"{found.name}: {found.text}" for found in early if found.wrong]
 
     assert wrong() == []
@@ -65,7 +65,7 @@ def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
 def test_episodes_longer_than_the_models_are_a_doubt() -> None:
     longer = ["rollout.max_length=2000", "learner.buckets=[2000]"]
     for overrides, key in ((longer, "rollout"), (["evaluate.max_length=2000"], "evaluate")):
-        first = next(one for one in checking.check(load_card("ssp/atlas", overrides)) if one.name.startswith("model "))
+        first = next(one for one in rules.check(load_card("ssp/atlas", overrides)) if one.name.startswith("model "))
         assert first.doubtful and f"is for 1,024 tokens, and {key}.max_length is 2,000: lower it" in first.text
 
 
@@ -84,9 +84,9 @@ def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def ends(folder: Path, *overrides: str) -> checking.Finding:
+def ends(folder: Path, *overrides: str) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"model.checkpoint={folder}", *overrides])
-    return next(found for found in checking.check(cfg) if found.name == "ends of replies")
+    return next(found for found in rules.check(cfg) if found.name == "ends of replies")
 
 
 def test_what_ends_a_reply_is_said(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_terminals_are_not_written_to_by_rows(tmp_path: Path) -> None:
     assert "\x1b" not in result.output and "a\ufffd[31m?" in result.output
 
 
-def tools_of(*overrides: str) -> checking.Finding:
+def tools_of(*overrides: str) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "absolute_zero" / "atlas.toml", overrides)
-    return next(found for found in checking.check(cfg) if found.name == "tools")
+    return next(found for found in rules.check(cfg) if found.name == "tools")
 
 
 def test_a_sandbox_that_cannot_start_is_reported_as_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ def test_an_unisolated_program_that_does_not_run_is_reported(monkeypatch: pytest
 
 
 def test_a_cache_that_holds_no_episode_is_reported() -> None:
-    def found(gib: float) -> checking.Finding:
+    def found(gib: float) -> rules.Finding:
         cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"rollout.cache_gib={gib}"])
-        return next(each for each in checking.check(cfg) if each.name.startswith("model "))
+        return next(each for each in rules.check(cfg) if each.name.startswith("model "))
 
     small = found(1e-7)
     assert small.wrong and "rollout.cache_gib = 1e-07 cannot hold one episode of rollout.max_length" in small.text
@@ -200,9 +200,9 @@ def test_a_cache_that_holds_no_episode_is_reported() -> None:
 
 
 def test_a_teacher_that_a_run_would_refuse_is_reported() -> None:
-    def teachers(*overrides: str) -> checking.Finding | None:
+    def teachers(*overrides: str) -> rules.Finding | None:
         cfg = load_card(ROOT / "examples" / "distillation.toml", overrides)
-        return next((found for found in checking.check(cfg) if found.name == "teachers"), None)
+        return next((found for found in rules.check(cfg) if found.name == "teachers"), None)
 
     same, other = (ROOT / "assets" / "atlas" / game / "base" for game in ("ssp", "spice"))
     found = teachers(f'teachers.teacher.checkpoint="{same}"')
