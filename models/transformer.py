@@ -281,7 +281,7 @@ def hidden(
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
     picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
     """
-    _check_tensor(cfg, shards.size)
+    check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     stacked = isinstance(params["layers"], dict)
