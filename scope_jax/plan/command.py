@@ -35,7 +35,7 @@ def plan(
     """
     cfg = load_card(card, sets)
     model, source = model_of(cfg.model.checkpoint, model_config)
-    enforce(OpenedCard(cfg, model=model), plannable(cfg))
+    enforce(OpenedCard(cfg, model=model), plannable(cfg, model_config is not None))
     vectors, uncounted = index_vectors(cfg, index)
     planner = Planner(model, on, vectors, whole, tell)
     with on.tracing():

@@ -78,9 +78,10 @@ def enforce(opened: OpenedCard, here: frozenset[Need], tell: Callable[[str], Non
             tell(f"{name}: {result}")
 
 
-def plannable(cfg: Config) -> frozenset[Need]:
-    """What a plan looks at: the card, the model, and what of tokenizer and other models is on this machine."""
-    here = _here(cfg, lambda folder: Path(folder).is_dir())
+def plannable(cfg: Config, given: bool = False) -> frozenset[Need]:
+    """What a plan looks at: the card, the model, and what of tokenizer and other models is on this machine. given: the
+    model's config.json is another one than the card's, so that these do not belong to it."""
+    here = _here(cfg, lambda folder: Path(folder).is_dir() and not given)
     return here.difference(("encoder", "files", "tools", "services", "origin")) | frozenset[Need](("model",))
 
 
@@ -132,7 +133,7 @@ RULES = (
     Rule("reference", ("training",), card_rules.reference),
     Rule("watched metrics", ("training",), card_rules.watched),
     Rule("source of the data", ("training",), card_rules.source),
-    Rule("model {}", ("model", "files"), file_rules.base, file_rules.bases),
+    Rule("model {}", ("training", "model", "files"), file_rules.base, file_rules.bases),
     Rule("tokenizer and template", ("tokenizer",), card_rules.template),
     Rule("ends of replies", ("tokenizer",), card_rules.ends),
     Rule("vocabulary", ("model", "tokenizer"), card_rules.vocabulary),
@@ -142,8 +143,8 @@ RULES = (
     Rule("cache", ("model",), card_rules.budget),
     Rule("cascade", ("model",), card_rules.cascade),
     Rule("adapters", ("model",), card_rules.adapter),
-    Rule("model {}", ("training", "policies", "files"), file_rules.start, file_rules.starts),
     Rule("models of policies", ("training", "model", "policies"), file_rules.beginnings),
+    Rule("model {}", ("training", "policies", "files"), file_rules.start, file_rules.starts),
     Rule("teacher {}", ("training", "tokenizer", "teachers"), file_rules.teacher, file_rules.teachers),
     Rule("prompts", ("training", "files"), file_rules.prompts),
     Rule("data", ("training", "files"), file_rules.data),

@@ -18,6 +18,7 @@ from scope_jax.report.progress import Progress
 from scope_jax.run import card_rules
 from scope_jax.run.opened import OpenedCard
 from scope_jax.run.watch import RunEnd, Watch, watch_of
+from scope_jax.run.world import StepTools
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -88,7 +89,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
 
     def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
-        steps.append(step + 1)
+        if isinstance(tools, StepTools):  # a start looks at the first prompts of step 0
+            steps.append(step + 1)
         return [], memory, {"solver/entropy": VALUES[step], "solver/loss": 0.0, "proposer/loss": 0.0}
 
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
