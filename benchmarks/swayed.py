@@ -39,6 +39,7 @@ from scope_jax.play import exams
 from scope_jax.play.rubrics import Criterion, RubricCase, grade
 from scope_jax.play.tools import BASE, Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble_world
+from scope_jax.run.opened import OpenedCard
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -65,7 +66,7 @@ class Played:
 
     def __init__(self, game: str, folder: Path) -> None:
         self.cfg = load_card(ROOT / "configs" / game / "atlas.toml", ["evaluate.sets=[]"])
-        self._world = assemble_world(self.cfg, folder, self.cfg.model.checkpoint, {})
+        self._world = assemble_world(OpenedCard(self.cfg, judges={}), folder)
         weights = engine_weights(self._world, StoredWeights(Path(self.cfg.model.checkpoint), BASE))
         self._world.sampler.load(dict.fromkeys((BASE, "actor"), weights))
 

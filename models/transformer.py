@@ -83,12 +83,13 @@ def declare(cfg: ModelConfig) -> Params:
 
 def check_mesh(cfg: ModelConfig, mesh: Mesh) -> None:
     """Raises ValueError if the tensor axis of the mesh cannot split this model's heads, ffn and vocabulary evenly."""
-    _check_tensor(cfg, mesh.shape["tensor"])
+    check_tensor(cfg, mesh.shape["tensor"])
 
 
-def _check_tensor(cfg: ModelConfig, size: int) -> None:
+def check_tensor(cfg: ModelConfig, size: int, mesh: str = "mesh") -> None:
+    """`check_mesh` for a tensor axis of this size. mesh: its table in a card."""
     if (figure := kinds.undivided(cfg, size)) is not None:
-        raise UserError(f"mesh tensor={size} does not divide the model's {figure}; choose one that does.")
+        raise UserError(f"{mesh} tensor={size} does not divide the model's {figure}; choose one that does.")
 
 
 def block(
@@ -280,7 +281,7 @@ def hidden(
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
     picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
     """
-    _check_tensor(cfg, shards.size)
+    check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     stacked = isinstance(params["layers"], dict)

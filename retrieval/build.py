@@ -159,26 +159,41 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) -> Manifest | None:
     """The manifest to resume from; None for a new build in an empty folder."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return None
-    names = {entry.name.removesuffix(".part") for entry in folder.iterdir() if not is_partial(entry)}
-    ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN} and _mark(folder).exists()
-    if not (folder / MANIFEST).exists():
-        if not ours:
-            raise IndexFolderError(f"The folder {folder} has other files and no index; choose an empty or new folder.")
-        _clear(folder)  # killed before its manifest was written: nothing there is valid
-        return None
-    if rebuild:
+    if rebuild and (folder / MANIFEST).exists():
         _clear(folder)
         return None
-    manifest = _read_manifest(folder)
-    if manifest.corpus != corpus.fingerprint or manifest.embedder != embedder.identity:
-        other = "corpus" if manifest.corpus != corpus.fingerprint else "encoder"
-        raise IndexFolderError(
-            f"The index in {folder} was built from another {other}; choose another folder, or rebuild it with "
-            f"`scope-jax index CARD --rebuild --set retrieval.index={shlex.quote(str(folder))}`."
-        )
+    if (manifest := manifest_of(folder, corpus)) is None:
+        if folder.exists():
+            _clear(folder)  # killed before its manifest was written: nothing there is valid
+        return None
+    if manifest.embedder != embedder.identity:
+        raise _of_another("encoder", folder)
     return manifest
+
+
+def manifest_of(folder: Path, corpus: Corpus) -> Manifest | None:
+    """The manifest of an index of this corpus that is there, or was begun; None if none was.
+
+    Raises IndexFolderError if it is of another corpus, or if the folder has other files.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    if not (folder / MANIFEST).exists():
+        names = {entry.name.removesuffix(".part") for entry in folder.iterdir() if not is_partial(entry)}
+        if not (names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN} and _mark(folder).exists()):
+            raise IndexFolderError(f"The folder {folder} has other files and no index; choose an empty or new folder.")
+        return None
+    manifest = _read_manifest(folder)
+    if manifest.corpus != corpus.fingerprint:
+        raise _of_another("corpus", folder)
+    return manifest
+
+
+def _of_another(what: str, folder: Path) -> IndexFolderError:
+    return IndexFolderError(
+        f"The index in {folder} was built from another {what}; choose another folder, or rebuild it with "
+        f"`scope-jax index CARD --rebuild --set retrieval.index={shlex.quote(str(folder))}`."
+    )
 
 
 def _clear(folder: Path) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scope_jax.errors import UserError
 from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
+from scope_jax.models.config import ModelConfig
 from scope_jax.models.delta import Rows
 from scope_jax.models.pages import (
     Implementation,
@@ -51,6 +52,12 @@ from scope_jax.sharding.rules import expert_axes
 MOVED = 8  # pages per dispatch when they are copied, or moved to the host or back
 
 
+def check_cascade(lanes: int, model: ModelConfig) -> None:
+    """Raises UserError for cascade attention in a model that has no layer for it."""
+    if lanes and None not in model.windows:
+        raise UserError(f"rollout.cascade is {lanes}, but every layer has a window; set it to 0.")
+
+
 class PagedPrograms:
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
@@ -66,9 +73,11 @@ class PagedPrograms:
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
         self.lanes = config.cascade  # slots of a tile
-        if self.lanes and not (how.cascade and None in model.windows):
-            reason = "every layer has a window" if how.cascade else "JAX's kernel for TPUs does not give the sums"
-            raise UserError(f"rollout.cascade is {self.lanes}, but {reason}; set it to 0.")
+        check_cascade(self.lanes, model)
+        if self.lanes and not how.cascade:
+            raise UserError(
+                f"rollout.cascade is {self.lanes}, but JAX's kernel for TPUs does not give the sums; set it to 0."
+            )
         self._shards = Shards(
             fsdp=(),
             tensor="tensor" if mesh.shape["tensor"] > 1 else None,

@@ -210,9 +210,9 @@ def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
 
 def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> None:
     """What `check` does. left: models of the hub that are not downloaded."""
-    from scope_jax.run.checking import Finding
-    from scope_jax.run.checking import check as opened
     from scope_jax.run.fetching import fetched
+    from scope_jax.run.rules import Finding
+    from scope_jax.run.rules import check as opened
 
     wrong, findings = 0, {}
     unavailable: dict[str, Finding] = {}

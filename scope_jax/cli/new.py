@@ -66,28 +66,29 @@ def new(
             if played.data
             else f"{game} reads no data; remove --data."
         )
-    searched = corpus or (data if played.data[:1] == ("documents",) and played.searches else None)
-    if played.searches and searched is None:
-        raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
-    if not played.searches and corpus is not None:
-        raise UserError(f"{game} does not search; remove --corpus.")
     shape, unseen = _shape(model)
     wanted = max_length or 4096
     length = min(wanted, (shape and shape.max_positions) or wanted)
-    searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
+    exam = exam and _kept(exam, card)
     conversation = _conversation(played, shape, None if unseen else model)
     table: dict[str, Any] = {"system": _kept(game, card), "model": {"checkpoint": _kept(model, card), **conversation}}
     if data is not None:
         table["data"] = {played.data[0]: _kept(data, card)}
     table |= _limits(length) | {"train": {"steps": steps}}
-    if searched is not None:
-        table["retrieval"] = {"corpus": searched}
     if exam is not None:
         table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
     if played.starter.options:
         table[played.name] = dict(played.starter.options)
     from scope_jax.run.metrics import as_toml
 
+    searches = played.searches(overridden(table, set_ or (), str(card)))
+    searched = corpus or (data if played.data[:1] == ("documents",) else None)
+    if searches:
+        if searched is None:
+            raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
+        table["retrieval"] = {"corpus": _kept(searched, card)}
+    elif corpus is not None:
+        raise UserError(f"{game} does not search; remove --corpus.")
     overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
     with alone(card):
         if card.exists():  # by now

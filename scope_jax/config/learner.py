@@ -91,8 +91,8 @@ class LossCard(AdvantageCard):
     kl_bound: Weight = 0.0
     """A token's estimate is clamped to ± this; 0: no bound."""
     teacher: Literal["none", "k1", "k2", "k3"] = "none"
-    """Estimator of the KL to a teacher, whose log-probs of its episodes the game gets with `step.tools.score`: `k1`, `k2`,
-    `k3`, `none` (docs/losses.md#kl-to-a-teacher)."""
+    """Estimator of the KL to a teacher, whose log-probs of its episodes the game gets with `step.tools.score`: `k1`,
+    `k2`, `k3`, `none` (docs/losses.md#kl-to-a-teacher)."""
     teacher_coef: Coefficient = 1.0
     """Its coefficient."""
     entropy_coef: Coefficient = 0.0

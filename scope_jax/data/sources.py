@@ -113,8 +113,13 @@ class Documents(Sequence[Row]):
 
 def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
     """Rows `first` to `first + size` of an endless stream of epochs, each a new permutation of all rows."""
-    places = (divmod(position, len(rows)) for position in range(first, first + size))
-    return [rows[int(_order(len(rows), seed, epoch)[place])] for epoch, place in places]
+    return [rows[place] for place in places(len(rows), first, size, seed)]
+
+
+def places(count: int, first: int, size: int, seed: int) -> list[int]:
+    """The places of `items` among so many rows."""
+    positions = (divmod(position, count) for position in range(first, first + size))
+    return [int(_order(count, seed, epoch)[place]) for epoch, place in positions]
 
 
 @lru_cache(maxsize=2)  # a batch may span two epochs; permuting 21 million rows takes a second

@@ -37,9 +37,11 @@ from scope_jax.play import exams
 from scope_jax.play.exams import Answer
 from scope_jax.play.tools import Tools
 from scope_jax.run.adapters import base_of, kind_of
-from scope_jax.run.assemble import assemble_world
+from scope_jax.run.assemble import assemble_world, or_closed
 from scope_jax.run.checkpoint import run_of
 from scope_jax.run.meshes import all_generate
+from scope_jax.run.opened import OpenedCard
+from scope_jax.run.rules import SAMPLING, enforce
 from scope_jax.run.world import Tell, World
 
 Records = list[Record]
@@ -147,7 +149,10 @@ def evaluation(
     world_cfg = all_generate(cfg.model_copy(update=changes))
     searches = any(one.exam.role.may_search for one in sets)
     with index_folder(target, cfg) as index:
-        world = assemble_world(world_cfg, index, str(folder), judges_of(sets), tell=tell, searches=searches)
+        opened = OpenedCard(world_cfg, str(folder), searches=searches, judges=judges_of(sets))
+        with or_closed(opened):
+            enforce(opened, SAMPLING, tell)
+            world = assemble_world(opened, index, tell=tell)
         yield Evaluation(world, sets, model, others, grader)
 
 

@@ -28,7 +28,7 @@ from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import Work
 from scope_jax.learner.state import TrainState, advance, global_norm
 from scope_jax.models import attention, context, delta, kinds, transformer
-from scope_jax.models.config import Delta
+from scope_jax.models.config import Delta, ModelConfig
 from scope_jax.models.sums import rows_of
 from scope_jax.sharding.collectives import Shards, compiler_options
 from scope_jax.sharding.mesh import ROWS, TOKENS
@@ -57,9 +57,25 @@ def batch_specs(batch: Any) -> Any:
     return jax.tree.map(lambda x: by_dims.get(x.ndim, PartitionSpec()), batch)
 
 
+def context_attention(section: LearnerSection, model: ModelConfig, tensor: int, devices: int) -> context.How:
+    """How attention crosses the `devices` of a context group, in tensor groups of this size. Raises UserError if these
+    do not divide the model's heads, or the tokens of a bucket."""
+    states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Delta)]
+    for mixer in states[:1]:
+        delta.check_context(mixer.num_key_heads, tensor, devices)
+    for bucket in section.buckets:
+        context.token_order(bucket, devices)
+        if section.sequence_parallel and tensor > 1 and bucket // devices % tensor:
+            raise UserError(
+                f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
+                "choose multiples or turn learner.sequence_parallel off."
+            )
+    return context.resolve(section.context_attention, kinds.kv_heads(model, tensor), devices)
+
+
 class LearnerPrograms:
-    """`score`, `step` and `rest`, jitted: log-probs, an optimiser step, and that of an empty batch. Raises UserError if
-    the mesh does not divide the tokens of a bucket, or if its devices do not support the section's attention."""
+    """`score`, `step` and `rest`, jitted: log-probs, an optimiser step, and that of an empty batch. Raises UserError as
+    `context_attention` does, or if the devices do not support the section's attention."""
 
     def __init__(self, layout: Layout, section: LearnerSection) -> None:
         model, mesh = layout.model, layout.mesh
@@ -69,22 +85,12 @@ class LearnerPrograms:
         self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
-        kv_heads = kinds.kv_heads(model, tensor)
-        self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, divided)
-        states = [layer.mixer for layer in model.layers if isinstance(layer.mixer, Delta)]
-        for mixer in states[:1]:
-            delta.check_context(mixer.num_key_heads, tensor, divided)
+        self.context_attention: context.How = context_attention(section, model, tensor, divided)
+        states = any(isinstance(layer.mixer, Delta) for layer in model.layers)
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
         # A state is of one text: where texts part, each would need one of its own.
         shares = section.share_prefixes == "auto" and not states
         self.work = Work(model, sparse) if shares else None
-        for bucket in section.buckets:
-            context.token_order(bucket, divided)
-            if self.shards.sequence and bucket // divided % tensor:
-                raise UserError(
-                    f"learner.buckets has {bucket}, whose tokens mesh.tensor = {tensor} does not divide; "
-                    "choose multiples or turn learner.sequence_parallel off."
-                )
         options = compiler_options(mesh)
         if platform == "cpu" and layout.unstacked and section.remat != "none":
             # Otherwise XLA begins to compute all unrolled layers again at once, and keeps what they need.

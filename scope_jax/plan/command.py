@@ -12,6 +12,8 @@ from scope_jax.plan import engines, knobs, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware, without_compiler
 from scope_jax.plan.planning import Planner, figures, index_vectors
+from scope_jax.run.opened import OpenedCard
+from scope_jax.run.rules import enforce, plannable
 
 
 def plan(
@@ -33,6 +35,7 @@ def plan(
     """
     cfg = load_card(card, sets)
     model, source = model_of(cfg.model.checkpoint, model_config)
+    enforce(OpenedCard(cfg, model=model), plannable(cfg, model_config is not None))
     vectors, uncounted = index_vectors(cfg, index)
     planner = Planner(model, on, vectors, whole, tell)
     with on.tracing():

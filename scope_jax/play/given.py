@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.config import Config, LossCard
-from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play.game import ACTOR
 from scope_jax.play.step import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.retrieval.rows import Row
-
-LOOK_AHEAD = 64  # rows that are looked at if none of the first step fits
 
 
 @dataclass(frozen=True)
@@ -51,22 +48,6 @@ def encoded(tools: Tools, row: Row) -> Encoded:
 def fits(cfg: Config, one: Encoded) -> bool:
     """Whether each of its rows fits into a row of the learner."""
     return all(len(datum.ids_T) <= max(cfg.learner.buckets) for datum in one.datums)
-
-
-def check_some_fit(cfg: Config, tools: Tools, drawn: int, fitting: Sequence[bool], parts: Sequence[str] = ()) -> None:
-    """Raises UserError if no row of the first step, nor of the LOOK_AHEAD behind it, fits: nothing would be trained.
-
-    drawn: rows before this step. fitting: whether each of its rows fits. parts: the conversations of a row, by name.
-    """
-    if drawn or any(fitting):
-        return
-    later = tools.rows(cfg.train.batch_size, LOOK_AHEAD)
-    conversations = [[row[part] for part in parts] or [row] for row in later]
-    if not any(all(fits(cfg, encoded(tools, one)) for one in row) for row in conversations):
-        raise UserError(
-            f"none of {len(fitting) + LOOK_AHEAD} rows fits into the largest of learner.buckets, "
-            f"{max(cfg.learner.buckets)} tokens, so that nothing would be trained; add a larger bucket."
-        )
 
 
 def episode(one: Encoded, *, role: str, group: str, reward: float) -> Episode:

@@ -10,7 +10,7 @@ from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Malformed, ToolCall
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
-from scope_jax.play.turns import Cut, Joiner, Respond
+from scope_jax.play.turns import Cut, Joiner, Mode, Respond
 from scope_jax.rollouts.types import ToolResult, Turn
 from scope_jax.text.dialects import Call
 
@@ -23,14 +23,9 @@ def tool_responder(
 ) -> Respond:
     """Responds to the turns of the agent `name`; None after a turn that calls nothing, or ends its move.
 
-    In raw mode nothing can follow an end token that the policy has sampled. Raises UserError if no call would be
-    answered for that reason.
+    Raises as `check_answered` does.
     """
-    if joiner.mode == "raw" and agent.calls == "all" and not agent.stop:
-        raise UserError(
-            f'With model.turns = "raw" the agent {name!r} would read no result, as its turns run to their end token '
-            '(calls = "all"); choose model.turns = "chat", or calls = "stop" or "first".'
-        )
+    check_answered(name, agent, joiner.mode)
     by_name = {tool.name: tool for tool in tools}
 
     def shown(call: Call, result: ToolResult) -> str:
@@ -64,6 +59,16 @@ def tool_responder(
         return Cut(wanted[0].closed, text) if first else text
 
     return respond
+
+
+def check_answered(name: str, agent: Agent, mode: Mode) -> None:
+    """Raises UserError if no call of the agent `name` would be answered, as in raw mode nothing can follow an end token
+    that the policy has sampled."""
+    if mode == "raw" and agent.tools and agent.calls == "all" and not agent.stop:
+        raise UserError(
+            f'With model.turns = "raw" the agent {name!r} would read no result, as its turns run to their end token '
+            '(calls = "all"); choose model.turns = "chat", or calls = "stop" or "first".'
+        )
 
 
 def stops_of(agent: Agent, tools: Sequence[Tool], joiner: Joiner) -> tuple[str, ...]:

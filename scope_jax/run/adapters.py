@@ -69,16 +69,6 @@ def first_factors(cfg: Config, learner: Learner, policy: str) -> Any:
     return learner.layout.init_factors(jax.random.wrap_key_data(jnp.asarray(key_data(cfg.seed, "adapter", policy))))
 
 
-def check_folder(folder: str, section: AdapterSection, policy: str) -> None:
-    """Raises ValueError unless the folder, from which a policy starts, holds an adapter."""
-    if not peft.is_adapter(folder):
-        raise UserError(
-            f"model.policies.{policy} is {folder}, which holds no adapter (no adapter_config.json), but the policies "
-            "of this card are adapters; give a folder written by `scope-jax export` or PEFT."
-        )
-    peft.load_config(folder)
-
-
 def section_of(folder: Path, model: ModelConfig, section: AdapterSection | None) -> AdapterSection:
     """The [model.adapter] table of an adapter's folder, with the dtypes of the card's if it has one.
 

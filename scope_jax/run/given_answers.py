@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from scope_jax.config import Config
 from scope_jax.data import sources
-from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
 from scope_jax.models.tokenizer import Tokenizer
@@ -21,30 +20,31 @@ ROWS = 512  # are encoded
 EXAMPLE_CHARS = 4000  # of a row that is shown
 
 
-def given_answers(cfg: Config, source: Source, tokenizer: Tokenizer, joiner: Joiner) -> tuple[str, str]:
-    """(what the first ROWS of a source are as rows of the learner, one of them with its sampled tokens in brackets).
+def given_answers(cfg: Config, path: str, rows: Sequence[Row], tokenizer: Tokenizer, joiner: Joiner) -> tuple[str, str]:
+    """(what the first ROWS of the stream of `rows` are as rows of the learner, one of them with its sampled tokens in
+    brackets). path: where they are from.
 
     Raises UserError for a row that the chat template does not show as a whole, or if no row fits.
     """
-    rows = sources.load(source)[:ROWS]
+    places = sorted(sources.places(len(rows), 0, min(ROWS, len(rows)), cfg.seed))
     longest = max(cfg.learner.buckets)
     fitting: list[Datum] = []
     too_long = 0
-    for number, row in enumerate(rows, start=1):
+    for place in places:
         try:
-            datums = [*_encoded(row, tokenizer, joiner)]
+            datums = [*_encoded(rows[place], tokenizer, joiner)]
         except UserError as error:
-            raise UserError(f"row {number} of {source.path}: {error}") from None
+            raise UserError(f"row {place + 1} of {path}: {error}") from None
         if any(len(datum.ids_T) > longest for datum in datums):
             too_long += 1
         else:
             fitting += datums
-    left_out = f"{too_long} of {len(rows)} rows are longer than the largest of learner.buckets, {longest} tokens"
+    left_out = f"{too_long} of {len(places)} rows are longer than the largest of learner.buckets, {longest} tokens"
     if not fitting:
         raise UserError(f"{left_out}, so that nothing would be trained; add a larger bucket.")
     tokens = sum(len(datum.ids_T) for datum in fitting)
     trained = sum(int(datum.sampled_T.sum()) for datum in fitting)
-    text = f"{len(rows)} rows, {tokens / len(fitting):.0f} tokens on average, {trained / tokens:.0%} of them trained"
+    text = f"{len(places)} rows, {tokens / len(fitting):.0f} tokens on average, {trained / tokens:.0%} of them trained"
     text += f"; {left_out}, and left out" if too_long else ""
     return f"{text}; the first one, with the sampled tokens in ⟦ ⟧", marked_text(tokenizer, fitting[0])
 

@@ -62,8 +62,10 @@ def open_or_build_index(
     part: Part | None = None,
     rebuild: bool = False,
     say: Callable[[str], None] | None = None,
+    corpus: Corpus | None = None,
 ) -> LocalRetriever:
-    """The retriever over the card's corpus, whose index is first built, or completed, if necessary.
+    """The retriever over the card's corpus, whose index is first built, or completed, if necessary. corpus: if it was
+    read already.
 
     Of several processes, the first one builds it; each has its own copy in memory. part(name, done, total) reports
     progress; say(text) what was assumed about the encoder. rebuild: delete an existing index first.
@@ -74,10 +76,10 @@ def open_or_build_index(
     tell = part or (lambda name, done, total: None)
 
     def built() -> Embedder:
-        corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
-        embedder = neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
+        passages = corpus or load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
+        embedder = neural(card.encoder, mesh) or _lexical(card, passages, folder, tell)
         announce(card.encoder, say)
-        build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
+        build = partial(build_index, passages, embedder, folder, chunk=EMBED_CHUNK)
         with writing(folder):
             build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
             if card.kind == "scann":
@@ -199,8 +201,10 @@ def lookup_of(
     tell: Callable[[str], None] | None,
     *,
     compiled: bool = False,
+    corpus: Corpus | None = None,
 ) -> Lookup | None:
     """The card's server or index; None if the game does not search. compiled: an index's programs are, already.
+    corpus: if it was read already.
 
     A server is asked in a thread of its own. An index in this process, and the model that embeds queries, run programs
     on the devices that generate, so the decode loop calls them, between two dispatches.
@@ -209,14 +213,13 @@ def lookup_of(
     if card is None:
         return None
     if card.url is None:
-        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part, say=tell)
+        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part, corpus=corpus)
         if compiled:
             retrieve.compile(card.top_k)
     else:
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
         )
-        probe(card.url, card.timeout)
     return BatchedTool(partial(retrieve, top_k=card.top_k), own_thread=card.url is not None)
 
 

@@ -24,7 +24,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, batch_specs
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import peft, stacks, weights
+from scope_jax.models import stacks, weights
 from scope_jax.models.adapter import Adapter, declare_factors
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.lowrank import LowRank
@@ -68,12 +68,6 @@ class Scoring:
         }
         self._programs: dict[str, LearnerPrograms] = {}  # of the teachers, and of all policies under BASE
         self._held: dict[str, Any] = {}  # by teacher, its weights in host memory
-
-    def check(self, policies: Sequence[str]) -> None:
-        """Raises UserError or FileNotFoundError for a teacher that cannot rate the policies' tokens."""
-        check_teachers(self._cfg, policies, self._tokenizer)
-        for client in self._clients.values():
-            client.probe()
 
     def score(self, by: str, rows: Sequence[Datum], temperature: float = 1.0) -> list[np.ndarray]:
         """As `Tools.score`."""
@@ -199,27 +193,3 @@ def _factors(layers: Any, number: Any, *, model: ModelConfig, adapter: Adapter) 
         for layer, one in zip(layers, declared, strict=True)
     ]
     return {"layers": stacks.together(model, own, lambda *each: jnp.stack(each))}
-
-
-def check_teachers(cfg: Config, policies: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Raises UserError or FileNotFoundError for a teacher with the name of a policy, or another vocabulary."""
-    for name, teacher in cfg.teachers.items():
-        if name in (*policies, BASE):
-            raise UserError(f"[teachers.{name}] has the name of a policy; choose another one.")
-        if teacher.checkpoint is not None:
-            check_teacher(name, teacher.checkpoint, tokenizer)
-
-
-def check_teacher(name: str, folder: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError or FileNotFoundError unless the folder holds a model whose ids mean the same tokens."""
-    where = f"the teacher {name} in {folder}"
-    if peft.is_adapter(folder):
-        raise UserError(f"{where} is an adapter; export it merged with its base.")
-    model = weights.checked_config(folder)
-    theirs = Tokenizer.load(folder, exact=False)
-    if (other := tokenizer.difference(theirs)) is not None:
-        raise UserError(f"{where} has another vocabulary than the policies ({other}); choose one with the same.")
-    if tokenizer.vocab_size > model.vocab_size:
-        raise UserError(
-            f"{where} has {model.vocab_size} embeddings, fewer than the vocabulary of {tokenizer.vocab_size} tokens."
-        )

@@ -31,12 +31,12 @@ from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
-from scope_jax.run import kernels
+from scope_jax.run import card_rules, kernels
 from scope_jax.run.adapters import base_of
-from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, paged, threads_of
-from scope_jax.run.indexing import lookup_of, search_of
+from scope_jax.run.indexing import announce, lookup_of, probe, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
+from scope_jax.run.opened import Doubt, OpenedModel
 from scope_jax.run.programs import keep_programs, programs
 from scope_jax.text import dialects
 
@@ -104,15 +104,23 @@ def served(
     source = find_weights(target, cfg, policy)
     cfg = with_adapter(cfg, source)
     home = model_folder(cfg, source)
-    model = weights.checked_config(home)
-    tokenizer = tokenizer_of(cfg, model, str(home), tell)
+    opened = OpenedModel(cfg, str(home))
+    model, tokenizer = opened.model, opened.tokenizer
+    card_rules.vocabulary(opened)
+    if isinstance(found := card_rules.ends(opened), Doubt):
+        tell(f"ends of replies: {found}")
     if chats or tokenizer.has_template:
-        check_template(cfg, tokenizer)
+        card_rules.template(opened)
     if search and cfg.retrieval is None:
         raise UserError(
             "there is nothing to search: the card has no [retrieval] table; give a card with one (--card), or "
             "--set retrieval.corpus=FILE, or leave out --search."
         )
+    if search and cfg.retrieval is not None:
+        if cfg.retrieval.url is not None:
+            probe(cfg.retrieval.url, cfg.retrieval.timeout)
+        else:
+            announce(cfg.retrieval.encoder, tell)
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)

@@ -211,7 +211,7 @@ def test_a_fault_that_two_parts_meet_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "base" / "config.json").write_text(json.dumps(config | {"hidden_size": "x"}), encoding="utf-8")
     result = invoke("check", ROOT / "configs" / "ssp" / "atlas.toml", "--set", f"model.checkpoint={tmp_path / 'base'}")
     assert result.exit_code == 2 and result.stdout.count("WRONG") == result.stdout.count("hidden_size") == 1
-    assert "1 of 6 parts" in result.stderr
+    assert "1 of 11 parts" in result.stderr
 
 
 def test_a_new_card_that_is_wrong_does_not_stand_in_the_way(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_new_card_that_is_wrong_does_not_stand_in_the_way(tmp_path: Path) -> N
     right = invoke(*words, ATLAS / "answers.jsonl")
     assert right.exit_code == 0 and card.is_file() and f"{card} is written" in right.stderr.replace("\n", "")
     said = "a search is written <search>query</search> (model.dialect = xml), and the result follows as plain text"
-    assert f"tokens; {said} (model.turns = raw)" in right.stdout
+    assert f"ok     turns: {said} (model.turns = raw)" in right.stdout
 
 
 def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_bug_shows_where_it_is_and_asks_for_a_report(monkeypatch: pytest.Monke
         for _ in zip([1, 2], [1], strict=True):
             pass
 
-    monkeypatch.setattr("scope_jax.run.checking.check", broken)
+    monkeypatch.setattr("scope_jax.run.rules.check", broken)
     result = CliRunner().invoke(app, ["check", "ssp/atlas"])
     assert isinstance(result.exception, ValueError) and result.exit_code == 1
     assert "a bug in scope-jax" in result.stderr and "CONTRIBUTING.md" in result.stderr

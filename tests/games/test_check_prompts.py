@@ -11,7 +11,7 @@ from scope_jax.config import Config
 from scope_jax.config.base import EXAM_PROMPTS, prompts_of
 from scope_jax.games import GAMES, game_of, load_card
 from scope_jax.games.ssp.options import options
-from scope_jax.run.checking import check
+from scope_jax.run.rules import check
 from scope_jax.text.templates import PromptError
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,12 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.errors import UserError
-from scope_jax.games import GAMES, game_of, load_card, scope
+from scope_jax.games import GAMES, load_card, scope
 from scope_jax.games.scope import state
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
-from scope_jax.run.assemble import check_ahead
+from scope_jax.run import card_rules
 from scope_jax.run.meshes import all_generate, divided_devices
+from scope_jax.run.opened import OpenedCard
 from scope_jax.run.steps import Played, packed, unpacked
 
 ROOT = Path(__file__).parents[2]
@@ -106,13 +107,13 @@ def test_cards_that_cannot_play_ahead() -> None:
         load_card(ROOT / "configs/ssp/atlas.toml", [ON])
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0")
     with pytest.raises(UserError, match=r"the episodes of solver come from older weights.* set rollout_cap"):
-        check_ahead(cfg, game_of(cfg))
+        card_rules.ahead(OpenedCard(cfg))
     cfg = card("ssp/atlas.toml", "ssp.proposer.loss.rollout_cap=2.0", 'ssp.solver.loss.old_logprobs="rollout"')
-    check_ahead(cfg, game_of(cfg))
+    card_rules.ahead(OpenedCard(cfg))
     caps = ("scope.challenger.loss.rollout_cap=2.0", "scope.solver.loss.rollout_cap=2.0")
     cfg = card("scope/atlas.toml", *caps)
-    check_ahead(cfg, game_of(cfg))
+    card_rules.ahead(OpenedCard(cfg))
     cfg = card("scope/atlas.toml", *caps, "model.adapter.rank=4")
-    check_ahead(cfg, game_of(cfg))
+    card_rules.ahead(OpenedCard(cfg))
     off = load_card(ROOT / "configs/scope/atlas.toml", [DEVICES])
-    check_ahead(off, game_of(off))
+    card_rules.ahead(OpenedCard(off))

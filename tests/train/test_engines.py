@@ -6,13 +6,12 @@ import pytest
 
 from scope_jax.config.base import CardError
 from scope_jax.errors import UserError
-from scope_jax.games import game_of, load_card
+from scope_jax.games import load_card
 from scope_jax.models.kernels import attention_over_pages
 from scope_jax.models.pages import Loop
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines
-from scope_jax.run.assemble import check_replay
 from scope_jax.run.engines import engine_for
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
@@ -89,6 +88,3 @@ def test_picked_experts_are_kept_where_they_can_be_replayed():
             UserError, match=f"^learner.router_replay is on, but the model in .* {reason}.*; turn it off"
         ):
             engine_of(on, model=like(CFG, **changes))
-    cfg = load_card("configs/dpo/atlas.toml", [on])
-    with pytest.raises(UserError, match="dpo trains on given texts"):
-        check_replay(cfg, game_of(cfg))

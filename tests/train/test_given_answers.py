@@ -85,21 +85,6 @@ def test_rows_that_are_too_long_are_left_out_and_told(tmp_path):
     assert told[-1].startswith("1 of 2 rows of this step are longer than the largest of learner.buckets")
 
 
-@pytest.mark.parametrize("system", ["sft", "dpo"])
-def test_a_run_whose_rows_are_all_too_long_is_refused(tmp_path, system):
-    long = {"prompt": "a?", "completion": "Vienna " * 80, "chosen": "Vienna " * 80, "rejected": "Rome " * 80}
-    schema = SCHEMAS["conversations" if system == "sft" else "preferences"]
-    cfg = load_card(ROOT / "configs" / system / "atlas.toml", [*SHORT, "train.batch_size=2"])
-    trainer = assemble(cfg, tmp_path)
-    object.__setattr__(trainer.world, "rows", [schema(long, "f:1", {})])
-    with pytest.raises(UserError, match=r"none of 66 rows fits into the largest of learner\.buckets, 64 tokens"):
-        play_step(GAMES[system], cfg, trainer.world.tools(0), {"drawn": 0}, 0)
-    fits = schema({**long, "completion": "Rome", "chosen": "Rome", "rejected": "Oslo"}, "f:1", {})
-    object.__setattr__(trainer.world, "rows", [schema(long, "f:1", {})] * 5 + [fits])
-    for drawn in (0, 2):  # a step without any row is no end, if others fit
-        assert len(play_step(GAMES[system], cfg, trainer.world.tools(0), {"drawn": drawn}, 0)[0]) <= 4
-
-
 @pytest.mark.parametrize(
     ("system", "key", "sentence"),
     [

@@ -14,7 +14,9 @@ from scope_jax.errors import UserError
 from scope_jax.games.r_zero.game import GAME
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
-from scope_jax.run.assemble import Trainer, check_reference
+from scope_jax.run import card_rules
+from scope_jax.run.assemble import Trainer
+from scope_jax.run.opened import OpenedCard
 from scope_jax.run.world import World
 from tests.games.r_zero_world import card
 
@@ -56,6 +58,6 @@ def test_a_base_that_grades_exams_cannot_be_replaced() -> None:
     exams = {"sets": [{"name": "s", "path": "none", "measures": ["rubric"]}]}
     grader = {"temperature": 0.0, "max_tokens": 8}
     with pytest.raises(UserError, match=r"R-Zero replaces it as reference; give \[evaluate.grader\] an endpoint"):
-        check_reference(card(evaluate=exams | {"grader": grader}), GAME)
-    check_reference(card(evaluate=exams | {"grader": grader}, reference="base"), GAME)
-    check_reference(card(), GAME)
+        card_rules.reference(OpenedCard(card(evaluate=exams | {"grader": grader})))
+    card_rules.reference(OpenedCard(card(evaluate=exams | {"grader": grader}, reference="base")))
+    card_rules.reference(OpenedCard(card()))

@@ -15,8 +15,10 @@ from scope_jax.config import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card, ssp
 from scope_jax.report.progress import Progress
-from scope_jax.run.assemble import check_names
+from scope_jax.run import card_rules
+from scope_jax.run.opened import OpenedCard
 from scope_jax.run.watch import RunEnd, Watch, watch_of
+from scope_jax.run.world import StepTools
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -87,7 +89,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
 
     def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
-        steps.append(step + 1)
+        if isinstance(tools, StepTools):  # a start looks at the first prompts of step 0
+            steps.append(step + 1)
         return [], memory, {"solver/entropy": VALUES[step], "solver/loss": 0.0, "proposer/loss": 0.0}
 
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
@@ -150,15 +153,16 @@ def test_names_are_checked_against_what_a_game_can_have(game: str, metric: str, 
         load_card(CARDS[game], [f'train.watch=[{{metric="{name}", above=1.0}}]']) for name in (metric, near)
     )
     with pytest.raises(UserError, match=rf"names the metric '{metric}', which {game} does not have .*{near}"):
-        check_names(wrong, GAMES[game])
-    check_names(right, GAMES[game])
+        card_rules.watched(OpenedCard(wrong))
+    card_rules.watched(OpenedCard(right))
 
 
 @pytest.mark.parametrize("name", ["accuracy", "accuracy_se", "accuracy_pass@2", "searches"])
 def test_measures_of_an_exam_may_be_watched(name: str) -> None:
     card = load_card(CARD)
     (one, *_) = card.evaluate.sets
-    check_names(load_card(CARD, [f'train.watch=[{{metric="eval/{one.name}/{name}", below=0.1}}]']), GAMES["ssp"])
+    watched = load_card(CARD, [f'train.watch=[{{metric="eval/{one.name}/{name}", below=0.1}}]'])
+    assert card_rules.watched(OpenedCard(watched)) == ""
 
 
 def test_a_game_in_a_file_may_have_any_metric_and_the_user_is_told_of_one_that_no_step_had() -> None:

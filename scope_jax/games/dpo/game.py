@@ -45,7 +45,6 @@ def play(step: Step[DpoSection]) -> Played:
         for row in step.rows(first, size)
     ]
     fitting = [all(given.fits(step.cfg, each) for each, _ in pair) for pair in pairs]
-    given.check_some_fit(step.cfg, step.tools, first, fitting, ("chosen", "rejected"))
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=reward)
         for place, (pair, fits) in enumerate(zip(pairs, fitting, strict=True))

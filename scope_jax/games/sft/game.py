@@ -41,7 +41,6 @@ def play(step: Step[SftSection]) -> Played:
     first, size = step.memory["drawn"], step.cfg.train.batch_size
     encoded = [given.encoded(step.tools, row) for row in step.rows(first, size)]
     fitting = [given.fits(step.cfg, each) for each in encoded]
-    given.check_some_fit(step.cfg, step.tools, first, fitting)
     episodes = [
         given.episode(each, role=ROLE, group=f"{first + place}", reward=0.0)
         for place, (each, fits) in enumerate(zip(encoded, fitting, strict=True))

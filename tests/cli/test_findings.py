@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -18,15 +17,15 @@ from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.play import sandbox
-from scope_jax.run import checking
+from scope_jax.run import rules
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
 
 
-def finding(folder: Path) -> checking.Finding:
+def finding(folder: Path) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"model.checkpoint={folder}"])
-    return next(found for found in checking.check(cfg) if found.name.startswith("model "))
+    return next(found for found in rules.check(cfg) if found.name.startswith("model "))
 
 
 def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
@@ -38,35 +37,13 @@ def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
     assert found.wrong and "but config.json requires" in found.text
 
 
-def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
-    def wrong(*overrides: str) -> list[str]:
-        cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", overrides)
-        early = itertools.takewhile(lambda found: found.name != "prompts", checking.check(cfg))
-        return [f"{found.name}: {found.text}" for found in early if found.wrong]
-
-    assert wrong() == []
-    (said,) = wrong(f"model.policies={{nobody='{BASE}'}}")
-    assert said == "game: model.policies names 'nobody', but the card trains actor; correct it."
-    (said,) = wrong("train.one_step_off_policy=true", "rollout.devices=1")
-    assert "its loss does not correct for that; set rollout_cap there" in said
-    (said,) = wrong(f"model.tokenizer={ROOT / 'assets' / 'atlas' / 'scope' / 'base'}")
-    assert said.startswith("tokenizer and template: the tokenizer has 1266 tokens but the model")
-    for template in ("", "Answer the question.\n"):
-        (tmp_path / "mute.jinja").write_text(template)
-        (said,) = wrong(f"model.chat_template={tmp_path / 'mute.jinja'}")
-        assert "the chat template does not show what the user says, so that all prompts would be alike" in said
-    other = Path(shutil.copytree(BASE, tmp_path / "other"))
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    (said,) = wrong(f"model.policies={{actor='{other}'}}")
-    assert said.startswith(f"model {other}: the model in {other}, from which actor starts, differs from the base")
-
-
 def test_episodes_longer_than_the_models_are_a_doubt() -> None:
     longer = ["rollout.max_length=2000", "learner.buckets=[2000]"]
     for overrides, key in ((longer, "rollout"), (["evaluate.max_length=2000"], "evaluate")):
-        first = next(one for one in checking.check(load_card("ssp/atlas", overrides)) if one.name.startswith("model "))
-        assert first.doubtful and f"is for 1,024 tokens, and {key}.max_length is 2,000: lower it" in first.text
+        card = load_card("ssp/atlas", overrides)
+        first = next(one for one in rules.check(card) if one.name == "length of episodes")
+        assert first.doubtful and f"{key}.max_length is 2,000, but the model in" in first.text
+        assert "is for 1,024 tokens" in first.text and "lower it, unless the model is known to read more" in first.text
 
 
 def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
@@ -84,9 +61,9 @@ def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def ends(folder: Path, *overrides: str) -> checking.Finding:
+def ends(folder: Path, *overrides: str) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"model.checkpoint={folder}", *overrides])
-    return next(found for found in checking.check(cfg) if found.name == "ends of replies")
+    return next(found for found in rules.check(cfg) if found.name == "ends of replies")
 
 
 def test_what_ends_a_reply_is_said(tmp_path: Path) -> None:
@@ -162,9 +139,9 @@ def test_terminals_are_not_written_to_by_rows(tmp_path: Path) -> None:
     assert "\x1b" not in result.output and "a\ufffd[31m?" in result.output
 
 
-def tools_of(*overrides: str) -> checking.Finding:
+def tools_of(*overrides: str) -> rules.Finding:
     cfg = load_card(ROOT / "configs" / "absolute_zero" / "atlas.toml", overrides)
-    return next(found for found in checking.check(cfg) if found.name == "tools")
+    return next(found for found in rules.check(cfg) if found.name == "services of tools")
 
 
 def test_a_sandbox_that_cannot_start_is_reported_as_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +149,7 @@ def test_a_sandbox_that_cannot_start_is_reported_as_by_a_run(monkeypatch: pytest
         raise sandbox.NotStarted("no namespaces here")
 
     found = tools_of("sandbox.isolation=none")
-    assert not found.wrong and found.text == "python, ready"
+    assert not found.wrong and found.text == "ready"
     found = tools_of("sandbox.endpoint=http://127.0.0.1:9", "sandbox.retries=0")
     assert found.wrong and "the sandbox at http://127.0.0.1:9 does not run Python" in found.text
     monkeypatch.setattr(sandbox, "_Zygote", refused)
@@ -187,27 +164,3 @@ def test_an_unisolated_program_that_does_not_run_is_reported(monkeypatch: pytest
     monkeypatch.setattr(sandbox.Worker, "run", lambda *_: "MemoryError")
     found = tools_of("sandbox.isolation=none")
     assert found.wrong and "code of the model does not run ('MemoryError')" in found.text
-
-
-def test_a_cache_that_holds_no_episode_is_reported() -> None:
-    def found(gib: float) -> checking.Finding:
-        cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"rollout.cache_gib={gib}"])
-        return next(each for each in checking.check(cfg) if each.name.startswith("model "))
-
-    small = found(1e-7)
-    assert small.wrong and "rollout.cache_gib = 1e-07 cannot hold one episode of rollout.max_length" in small.text
-    assert not found(1.0).wrong
-
-
-def test_a_teacher_that_a_run_would_refuse_is_reported() -> None:
-    def teachers(*overrides: str) -> checking.Finding | None:
-        cfg = load_card(ROOT / "examples" / "distillation.toml", overrides)
-        return next((found for found in checking.check(cfg) if found.name == "teachers"), None)
-
-    same, other = (ROOT / "assets" / "atlas" / game / "base" for game in ("ssp", "spice"))
-    found = teachers(f'teachers.teacher.checkpoint="{same}"')
-    assert found is not None and not found.wrong
-    found = teachers(f'teachers.teacher.checkpoint="{other}"')
-    assert found is not None and found.wrong and "has another vocabulary than the policies" in found.text
-    found = teachers(f'teachers.actor.checkpoint="{same}"', f'teachers.teacher.checkpoint="{same}"')
-    assert found is not None and found.wrong and "[teachers.actor] has the name of a policy" in found.text

@@ -1,0 +1,284 @@
+"""The rules on what a card refers to: models, prompts, data, corpora, tools and services, which they open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from scope_jax.config import EvalSet
+from scope_jax.errors import UserError
+from scope_jax.models import peft, weights
+from scope_jax.models.config import ModelConfig, differences
+from scope_jax.models.seal import fault
+from scope_jax.models.tensorfile import Checkpoint
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play import exams
+from scope_jax.play.game import play_step, services_of
+from scope_jax.play.judge_client import JudgeClient, Unreachable
+from scope_jax.play.searching import written_search
+from scope_jax.play.tool_calls import SEARCH
+from scope_jax.retrieval.build import manifest_of
+from scope_jax.retrieval.exchange import shown
+from scope_jax.run.adapters import adapter_of
+from scope_jax.run.given_answers import KINDS, given_answers
+from scope_jax.run.indexing import described, probe
+from scope_jax.run.opened import Doubt, OpenedCard, WithExample
+from scope_jax.run.origin import check_game, checkpoint_at
+from scope_jax.run.processes import by_one
+from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
+from scope_jax.run.teacher_client import TeacherClient
+from scope_jax.text import dialects, templates
+
+RESULTS = {  # how they are added, by model.turns
+    "raw": "the result follows as plain text",
+    "chat": "the result follows as a message of the chat template",
+    "chat-trimmed": "the result follows as a message of the chat template, without the thoughts before it",
+}
+EXAM_ROWS = 256  # of an exam, whose prompts are counted
+
+
+# ------------------------------------------------------------------------------------------------- folders with models
+def bases(opened: OpenedCard) -> Sequence[str]:
+    return [opened.folder]
+
+
+def base(opened: OpenedCard, folder: str) -> str:
+    return _stored(folder, opened.model)
+
+
+def starts(opened: OpenedCard) -> Sequence[str]:
+    return list(dict.fromkeys(folder for folder in opened.cfg.model.policies.values() if folder != opened.folder))
+
+
+def start(opened: OpenedCard, folder: str) -> str:
+    """What a policy starts from."""
+    if opened.cfg.model.adapter is not None:
+        return _adapter(opened, folder)
+    return _stored(folder, weights.load_config(folder))
+
+
+def _stored(folder: str, model: ModelConfig) -> str:
+    """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files."""
+    found = f"{model.architecture}, {model.num_layers} layers"
+    if weights.is_orbax(folder):
+        if wrong := fault(Path(folder), sizes_only=True):
+            raise UserError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")
+        return f"{found}, in the orbax layout"
+    weights.stored_dtypes(folder)
+    with ExitStack() as stack:
+        return f"{found}, {len(Checkpoint(Path(folder), stack).names)} tensors"
+
+
+def _adapter(opened: OpenedCard, folder: str) -> str:
+    """Of a policy that starts from an adapter."""
+    if not peft.is_adapter(folder):
+        policy = next(name for name, start in opened.cfg.model.policies.items() if start == folder)
+        raise UserError(
+            f"model.policies.{policy} is {folder}, which holds no adapter (no adapter_config.json), but the policies "
+            "of this card are adapters; give a folder written by `scope-jax export` or PEFT."
+        )
+    contents, section = peft.load_config(folder), adapter_of(opened.cfg.model.adapter)
+    if section is not None and Path(opened.folder).is_dir():
+        peft.load(folder, opened.model, section)
+    return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
+
+
+def beginnings(opened: OpenedCard) -> str:
+    """Policies start from models like the base."""
+    for name, folder in opened.cfg.model.policies.items() if opened.cfg.model.adapter is None else ():
+        if differing := differences(opened.model, weights.load_config(folder)):
+            raise UserError(
+                f"the model in {folder}, from which {name} starts, differs from the base in {opened.folder} in "
+                f"{', '.join(differing)}; all policies must have the base's architecture."
+            )
+    return ""
+
+
+def teachers(opened: OpenedCard) -> Sequence[str]:
+    return [name for name, teacher in opened.cfg.teachers.items() if teacher.checkpoint is not None]
+
+
+def teacher(opened: OpenedCard, name: str) -> str:
+    """A teacher's model, whose ids mean the tokens of the policies."""
+    folder, tokenizer = opened.cfg.teachers[name].checkpoint or "", opened.tokenizer
+    where = f"the teacher {name} in {folder}"
+    if peft.is_adapter(folder):
+        raise UserError(f"{where} is an adapter; export it merged with its base.")
+    model = weights.checked_config(folder)
+    if (other := tokenizer.difference(Tokenizer.load(folder, exact=False))) is not None:
+        raise UserError(f"{where} has another vocabulary than the policies ({other}); choose one with the same.")
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{where} has {model.vocab_size} embeddings, fewer than the vocabulary of {tokenizer.vocab_size} tokens."
+        )
+    return f"{model.architecture}, {model.num_layers} layers, with the vocabulary of the policies"
+
+
+def encoder(opened: OpenedCard) -> str:
+    """The embedding model of the search; with a doubt where card and folder differ, or neither says something."""
+    card = opened.cfg.retrieval
+    if not opened.searches or card is None or card.encoder.checkpoint is None or card.url is not None:
+        return ""
+    found, notes = described(card.encoder)
+    Tokenizer.load(card.encoder.checkpoint, exact=False)
+    return Doubt(f"{found}; {' '.join(notes)}") if notes else found
+
+
+# ---------------------------------------------------------------------------------------------------- prompts and rows
+def prompts(opened: OpenedCard) -> str:
+    """The texts of the game's prompt folder, which are filled in; other files there are read."""
+    _ = opened.prompts
+    cfg = opened.cfg
+    place = getattr(getattr(cfg, cfg.game_table), "prompts", None)
+    if place is None:
+        return ""
+    folder = Path(place)
+    if not (files := sorted(folder.glob("*.txt"))):
+        raise FileNotFoundError(f"the prompt folder {folder} holds no .txt file; correct {cfg.game_table}.prompts.")
+    for file in files:
+        text = file.read_bytes().decode("utf-8-sig", "replace")
+        templates.load(folder, file.stem, known=sorted(templates.variables(text)), required=())
+    return f"{len(files)} files in {folder}"
+
+
+def data(opened: OpenedCard) -> str:
+    source = opened.source
+    return "" if source is None else f"{len(opened.rows)} {source.kind} in {source.path}"
+
+
+def sets(opened: OpenedCard) -> Sequence[str]:
+    return [one.name for one in opened.cfg.evaluate.sets]
+
+
+def _set(opened: OpenedCard, name: str) -> EvalSet:
+    return next(one for one in opened.cfg.evaluate.sets if one.name == name)
+
+
+def exam(opened: OpenedCard, name: str) -> str:
+    """The rows of an evaluation set, of which the first fills in the prompts."""
+    card = _set(opened, name)
+    rows = opened.exam_rows(card)
+    exams.check_prompts(opened.cfg, opened.exam, {name: rows})
+    return f"{len(rows)} rows in {card.path}"
+
+
+def search(opened: OpenedCard) -> str:
+    """A server answers, or there is a corpus; an index that is there is its own."""
+    card = opened.cfg.retrieval
+    if not opened.searches or card is None:
+        return ""
+    if card.url is not None:
+        probe(card.url, card.timeout)
+        return f"the server {shown(card.url)} answers"
+
+    def passages() -> str:
+        corpus = opened.corpus
+        there = card.index is not None and manifest_of(Path(card.index), corpus) is not None
+        state = "there" if there else "built when it is needed"
+        return f"{len(corpus)} passages in {card.corpus}; the index is {state}"
+
+    return by_one(passages)
+
+
+def origin(opened: OpenedCard) -> str:
+    """The run that this one starts from; a start has looked it up before, and a run that goes on needs it no more."""
+    if opened.cfg.train.origin is None:
+        return ""
+    place = checkpoint_at(opened.cfg.train.origin)
+    check_game(opened.cfg, place)
+    return str(place)
+
+
+# -------------------------------------------------------------------------------------------------- tools and services
+def tools(opened: OpenedCard) -> str:
+    """The game's own tools; names differ."""
+    names = opened.tool_names
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"the game {opened.game.name} has two tools of the name {min(twice)}; give each its own.")
+    return ", ".join(tool.name for tool in opened.tools)
+
+
+def turns(opened: OpenedCard) -> str:
+    """How calls are written and their results are read, in words; "" for a game without tools."""
+    card, joiner = opened.cfg.model, opened.joiner
+    if opened.cfg.retrieval is None and joiner.tools == (SEARCH,):  # what a joiner has if there are none
+        return ""
+    written = " ".join(written_search("query", dialects.load(card.dialect)).split())
+    call = f"a search is written {written}" if opened.cfg.retrieval is not None else "calls are written in a dialect"
+    return f"{call} (model.dialect = {card.dialect}), and {RESULTS[card.turns]} (model.turns = {card.turns})"
+
+
+def services(opened: OpenedCard) -> str:
+    """What tools need has started: a sandbox has run a program, a server answers."""
+    started = services_of(opened.tools)
+    for service in started:
+        service.start()
+    return "ready" if started else ""
+
+
+def endpoints(opened: OpenedCard) -> Sequence[str]:
+    return [name for name, teacher in opened.cfg.teachers.items() if teacher.endpoint is not None]
+
+
+def endpoint(opened: OpenedCard, name: str) -> str:
+    """A teacher's endpoint rates tokens, and has the vocabulary of the policies."""
+    card = opened.cfg.teachers[name].endpoint
+    assert card is not None
+    TeacherClient(name, card, opened.tokenizer, None).probe()
+    return f"{card.model} at {shown(card.url)}, with the vocabulary of the policies"
+
+
+def judges(opened: OpenedCard) -> Sequence[str]:
+    return list(opened.judges)
+
+
+def judge(opened: OpenedCard, name: str) -> str:
+    """An external model answers; a doubt about one without which a run goes on."""
+    card = opened.judges[name]
+    client = JudgeClient(card)
+    try:
+        client.probe()
+    except Unreachable as error:
+        if card.required:
+            raise
+        return Doubt(f"{str(error).removesuffix('.')}; the run goes on without it.")
+    finally:
+        client.close()
+    return f"{card.model} at {shown(card.url)} answers"
+
+
+# ------------------------------------------------------------------------------------------- what is sampled or trained
+def sampled_first(opened: OpenedCard) -> str:
+    """The prompts of the first step; "" if it samples none, or a judge decides what is sampled."""
+    _ = opened.prompts
+    cfg, game = opened.cfg, opened.game
+    tools = RenderingTools(cfg, opened.joiner, opened.rows)
+    rendered = first_prompts(tools, lambda tools: play_step(game, cfg, tools, game.start(cfg), 0))
+    return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
+
+
+def trained(opened: OpenedCard) -> str:
+    """Of conversations and preferences: what is trained of them, and one as the model sees it."""
+    source = opened.source
+    if source is None or source.kind not in KINDS:
+        return ""
+    text, example = given_answers(opened.cfg, source.path, opened.rows, opened.tokenizer, opened.joiner)
+    found = WithExample(text)
+    found.example = example
+    return found
+
+
+def exam_prompts(opened: OpenedCard, name: str) -> str:
+    card = _set(opened, name)
+    rows = opened.exam_rows(card)[:EXAM_ROWS]
+    tools = RenderingTools(opened.cfg, opened.joiner, (), exam=True)
+    rendered = first_prompts(tools, lambda tools: exams.play(opened.cfg, opened.exam, tools, rows, card))
+    return "" if rendered is None else _described(rendered)
+
+
+def _described(rendered: Rendered) -> str:
+    """Raises UserError if no prompt can be sampled."""
+    if not rendered.sampled():
+        raise UserError(rendered.described())
+    return rendered.described()

@@ -1,0 +1,162 @@
+"""What has to hold of a card: one list of rules, which `check` goes through to its end, and `train`, `eval` and `plan`
+up to the first fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from scope_jax.config import Config
+from scope_jax.errors import UserError, sentence
+from scope_jax.run import card_rules, file_rules
+from scope_jax.run.opened import FAULTS, Doubt, OpenedCard, WithExample
+
+T = TypeVar("T")
+Need = Literal[
+    "training", "model", "tokenizer", "policies", "teachers", "encoder", "files", "tools", "services", "origin"
+]
+ALL: frozenset[Need] = frozenset(get_args(Need))
+SAMPLING = ALL - frozenset[Need](("training", "policies", "teachers", "origin"))  # of a command that only samples
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that has to hold."""
+
+    name: str
+    """What `check` calls it, with a place for the item."""
+    needs: tuple[Need, ...]
+    """What has to be here: a machine without it leaves the rule out."""
+    holds: Callable[..., str]
+    """(opened card, item) → what was found, a `Doubt` about it, or "". Raises UserError or OSError, one sentence."""
+    items: Callable[[OpenedCard], Sequence[str]] | None = None
+    """Of a rule that holds for each of several items: these."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a rule: its name, and what was found, or what is wrong, or may be (`doubtful`)."""
+
+    name: str
+    text: str
+    wrong: bool
+    doubtful: bool = False
+    example: str = ""
+    """Lines that are shown below it."""
+
+
+def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
+    """A finding for each rule that fails, or has something to say; a fault that several of them meet is told once.
+
+    left: models that are not opened, as they are on the hub. Errors that are not the user's are raised.
+    """
+    opened = OpenedCard(cfg)
+    told: list[str] = []
+    try:
+        for name, result in _outcomes(opened, _here(cfg, lambda folder: folder not in left)):
+            if isinstance(result, FAULTS):
+                text = sentence(result)
+                if text not in told:
+                    yield Finding(name, text, True)
+                told.append(text)
+            elif result:
+                example = result.example if isinstance(result, WithExample) else ""
+                yield Finding(name, result, False, isinstance(result, Doubt), example)
+    finally:
+        opened.close()
+
+
+def enforce(opened: OpenedCard, here: frozenset[Need], tell: Callable[[str], None] | None = None) -> None:
+    """Raises the first fault among the rules that need only what is `here`; `tell` gets the doubts."""
+    for name, result in _outcomes(opened, here):
+        if isinstance(result, FAULTS):
+            raise result
+        if isinstance(result, Doubt) and tell is not None:
+            tell(f"{name}: {result}")
+
+
+def plannable(cfg: Config, given: bool = False) -> frozenset[Need]:
+    """What a plan looks at: the card, the model, and what of tokenizer and other models is on this machine. given: the
+    model's config.json is another one than the card's, so that these do not belong to it."""
+    here = _here(cfg, lambda folder: Path(folder).is_dir() and not given)
+    return here.difference(("encoder", "files", "tools", "services", "origin")) | frozenset[Need](("model",))
+
+
+def _here(cfg: Config, is_here: Callable[[str], bool]) -> frozenset[Need]:
+    """All but what needs a model's folder that is not here."""
+    teachers = [teacher.checkpoint for teacher in cfg.teachers.values() if teacher.checkpoint is not None]
+    encoder = cfg.retrieval.encoder.checkpoint if cfg.retrieval is not None else None
+    folders: dict[Need, Sequence[str]] = {
+        "model": (cfg.model.checkpoint,),
+        "tokenizer": (cfg.model.tokenizer or cfg.model.checkpoint,),
+        "policies": tuple(cfg.model.policies.values()),
+        "teachers": teachers,
+        "encoder": () if encoder is None else (encoder,),
+    }
+    return ALL.difference(need for need, needed in folders.items() if not all(map(is_here, needed)))
+
+
+def _outcomes(opened: OpenedCard, here: frozenset[Need]) -> Iterator[tuple[str, str | OSError | UserError]]:
+    """(name, what it found or what is wrong) of each rule and item."""
+    for rule in RULES:
+        if not here.issuperset(rule.needs):
+            continue
+        if rule.items is None:
+            yield rule.name, _tried(partial(rule.holds, opened))
+            continue
+        items = _tried(partial(rule.items, opened))
+        if isinstance(items, FAULTS):
+            yield rule.name, items
+            continue
+        for item in items:
+            yield rule.name.format(item), _tried(partial(rule.holds, opened, item))
+
+
+def _tried(work: Callable[[], T]) -> T | OSError | UserError:
+    try:
+        return work()
+    except FAULTS as wrong:
+        return wrong
+
+
+# ------------------------------------------------------------------------------------------------------------ the list
+RULES = (
+    Rule("game", ("training",), card_rules.game),
+    Rule("policies", ("training",), card_rules.policies),
+    Rule("names of teachers", ("training",), card_rules.teacher_names),
+    Rule("steps played ahead", ("training",), card_rules.ahead),
+    Rule("replay of experts", ("training",), card_rules.replay),
+    Rule("measures", ("training",), card_rules.measures),
+    Rule("reference", ("training",), card_rules.reference),
+    Rule("source of the data", ("training",), card_rules.source),
+    Rule("model {}", ("training", "model", "files"), file_rules.base, file_rules.bases),
+    Rule("tokenizer and template", ("tokenizer",), card_rules.template),
+    Rule("ends of replies", ("tokenizer",), card_rules.ends),
+    Rule("vocabulary", ("model", "tokenizer"), card_rules.vocabulary),
+    Rule("length of episodes", ("model",), card_rules.positions),
+    Rule("replay of experts", ("model",), card_rules.experts),
+    Rule("mesh", ("model",), card_rules.mesh),
+    Rule("cache", ("model",), card_rules.budget),
+    Rule("cascade", ("model",), card_rules.cascade),
+    Rule("adapters", ("model",), card_rules.adapter),
+    Rule("models of policies", ("training", "model", "policies"), file_rules.beginnings),
+    Rule("model {}", ("training", "policies", "files"), file_rules.start, file_rules.starts),
+    Rule("teacher {}", ("training", "tokenizer", "teachers"), file_rules.teacher, file_rules.teachers),
+    Rule("prompts", ("training", "files"), file_rules.prompts),
+    Rule("data", ("training", "files"), file_rules.data),
+    Rule("exam {}", ("training", "files"), file_rules.exam, file_rules.sets),
+    Rule("encoder", ("encoder", "files"), file_rules.encoder),
+    Rule("search", ("services",), file_rules.search),
+    Rule("origin", ("origin",), file_rules.origin),
+    Rule("tools", ("tools",), file_rules.tools),
+    Rule("turns", ("tokenizer", "tools"), file_rules.turns),
+    Rule("services of tools", ("services",), file_rules.services),
+    Rule("endpoint of teacher {}", ("training", "tokenizer", "services"), file_rules.endpoint, file_rules.endpoints),
+    Rule("model behind {}", ("services",), file_rules.judge, file_rules.judges),
+    Rule("first prompts", ("training", "tokenizer", "tools", "files"), file_rules.sampled_first),
+    Rule("given answers", ("training", "tokenizer", "tools", "files"), file_rules.trained),
+    Rule("prompts of exam {}", ("training", "tokenizer", "tools", "files"), file_rules.exam_prompts, file_rules.sets),
+)
