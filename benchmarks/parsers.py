@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules as azero_rules
+from scope_jax.games.absolute_zero.options import AbsoluteZeroSection
+from scope_jax.games.absolute_zero.state import identity
 from scope_jax.games.dr_zero import rules as dr_zero_rules
 from scope_jax.games.r_zero import rules as r_zero_rules
 from scope_jax.games.scope import rules as scope_rules
@@ -239,7 +241,7 @@ def _card(system: str, **tables: Any) -> Any:
 SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
 SCOPE = _card("scope", data={"documents": "none"})
 SCORE = _card("score", data={"queries": "none"})
-AZERO = azero_rules.Options(inputs=2)
+AZERO = AbsoluteZeroSection(inputs=2)
 SPICE = _card("spice", retrieval=None, data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
 _ARGUMENTS = {"code": {"type": "string"}, "limit": {"type": ["integer", "array", "null"]}}
@@ -343,7 +345,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         f"Absolute Zero, {task}": (
             lambda text, task=task: [
                 *(azero_rules.solution(task, text, formal) for formal in (True, False)),
-                azero_rules.draft(task, text, [azero_rules.identity(2)], AZERO),
+                azero_rules.draft(task, text, [identity(2)], AZERO),
             ],
             CODE,
         )

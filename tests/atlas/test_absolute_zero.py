@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games.absolute_zero import rules
-from scope_jax.games.absolute_zero.game import for_solver
+from scope_jax.games.absolute_zero.messages import for_solver
+from scope_jax.games.absolute_zero.options import options
+from scope_jax.games.absolute_zero.state import identity, task_of
 from tools.atlas import absolute_zero
 from tools.atlas.absolute_zero import Demonstrations, Function
 
@@ -40,7 +42,7 @@ def test_held_out_tasks_are_those_of_the_files_and_in_no_demonstration() -> None
         rows = [json.loads(line) for line in (WORLD / f"{kind}.jsonl").read_text().splitlines()]
         assert rows == [row for row in tasks if row["task"] == kind] and len(rows) == absolute_zero.HELD_OUT
     prompts = {row["messages"][0]["content"] for row in shown.rows(3000)}
-    asked = {for_solver(shown.card, row["task"], row).user for row in tasks if row["task"] != "induction"}
+    asked = {for_solver(shown.card, row["task"], task_of(row)).user for row in tasks if row["task"] != "induction"}
     assert len(asked) == 2 * absolute_zero.HELD_OUT and not prompts & asked
     programs = {row["program"] for row in tasks if row["task"] == "induction"}  # others have the same values
     assert len(programs) == absolute_zero.HELD_OUT // 4 and not any(one.program in programs for one in shown.open)
@@ -48,7 +50,7 @@ def test_held_out_tasks_are_those_of_the_files_and_in_no_demonstration() -> None
 
 def test_without_habits_every_reply_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absolute_zero, "HABITS", dict.fromkeys(absolute_zero.HABITS, 0.0))
-    shown, card = Demonstrations(1), Demonstrations(1).card.options(rules.Options)
+    shown, card = Demonstrations(1), options(Demonstrations(1).card)
     for row in shown.rows(600):
         prompt, reply = (message["content"] for message in row["messages"])
         assert rules.answer_of(reply) is not None
@@ -59,7 +61,7 @@ def test_without_habits_every_reply_is_right(monkeypatch: pytest.MonkeyPatch) ->
             assert first == "x" and rules.solution("deduction", reply) == str(value)
         elif "Another one" in prompt or prompt.endswith("Inputs, and a message."):
             kind = "induction" if "message" in prompt else "deduction"
-            assert rules.draft(kind, reply, [rules.identity(1)], card) is not None
+            assert rules.draft(kind, reply, [identity(1)], card) is not None
 
 
 def test_habits_are_as_frequent_as_they_say() -> None:

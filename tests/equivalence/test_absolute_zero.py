@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scope_jax.config import LossCard
-from scope_jax.games.absolute_zero.rules import Options
+from scope_jax.games.absolute_zero.options import AbsoluteZeroSection
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Datum, Episode
 
@@ -38,7 +38,7 @@ def whitened(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_advantages_equal_torch(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    paper = Options().loss
+    paper = AbsoluteZeroSection().loss
     released = LossCard(advantage="token-whiten", advantage_eps=1e-8)
     for role in ROLES:
         own = episodes(role, 64, rng)

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import LossCard, SamplingSection
+from scope_jax.config import Config, LossCard, SamplingSection
 from scope_jax.errors import UserError
-from scope_jax.games.absolute_zero import game, rules
+from scope_jax.games.absolute_zero import messages, roles, seeding, state
 from scope_jax.games.absolute_zero.game import GAME
+from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, options
+from scope_jax.games.absolute_zero.state import Task
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Episode
 from scope_jax.play.exams import Answer
+from scope_jax.play.game import play_step
+from scope_jax.play.rollouts import Rollout
+from scope_jax.play.step import Step
+from scope_jax.text.messages import Messages
 from tests.games.harness import ScriptedTools, TurnContext
 from tests.games.test_absolute_zero_rules import THOUGHT, card, completions, proposed
 from tests.games.test_absolute_zero_rules import sandbox as sandbox
@@ -61,7 +67,7 @@ def right(prompt: str) -> str:
 def test_a_step() -> None:
     cfg = card(batch=2, seeds=5, inputs=4, estimates=4, references=2, buffer=6)
     tools = ScriptedTools(script)
-    episodes, memory, metrics = GAME.play(cfg, tools, {}, 0)
+    episodes, memory, metrics = play_step(GAME, cfg, tools, {}, 0)
     # seeding: the identity, no valid one in the first batch, then two in each
     programs = ["def f(a):\n    return a", *(one.format(n) for n in (2, 3) for one in SEEDS)]
     for kind in ("deduction", "abduction"):
@@ -83,9 +89,7 @@ def test_a_step() -> None:
     by_role = {
         role: [one for one in episodes if one.role == role] for role in dict.fromkeys(one.role for one in episodes)
     }
-    assert [*by_role] == [
-        f"{kind}_{task}" for kind in ("propose", "solve") for task in cfg.options(rules.Options).tasks
-    ]
+    assert [*by_role] == [f"{kind}_{task}" for kind in ("propose", "solve") for task in options(cfg).tasks]
     for kind in ("deduction", "abduction", "induction"):
         first, second = by_role[f"propose_{kind}"]
         assert (first.reward, first.parts) == (0.25, {"valid": 1.0, "solved": 0.75})
@@ -100,10 +104,10 @@ def test_a_step() -> None:
     assert "def f(x): return x" in tools.prompts["propose", "0"] and "threading" in tools.prompts["propose", "0"]
     assert tools.agents["estimate"].max_prompt_tokens == 90_000
     # the next step forgets the oldest, and draws its problems as the card says
-    _, later, _ = GAME.play(cfg, ScriptedTools(script), memory, 1)
+    _, later, _ = play_step(GAME, cfg, ScriptedTools(script), memory, 1)
     assert [item["step"] for item in later["deduction"]] == [0, 0, 0, 0, 1, 2] and len(memory["deduction"]) == 6
-    before, _, _ = GAME.play(
-        card(batch=2, inputs=4, estimates=4, references=2, solve="earlier"), ScriptedTools(script), memory, 1
+    before, _, _ = play_step(
+        GAME, card(batch=2, inputs=4, estimates=4, references=2, solve="earlier"), ScriptedTools(script), memory, 1
     )
     solved = [one for one in before if one.role.startswith("solve")]
     assert {one.text["step"] for one in solved} == {0, 1} and all(one.text["step"] < 2 for one in solved)
@@ -111,28 +115,34 @@ def test_a_step() -> None:
 
 def test_hidden_values_are_not_shown() -> None:
     cfg = card()
-    item = {"program": "def f(x): return x", "inputs": [*"123456"], "outputs": [*"abcdef"], "message": "m", "step": 0}
-    said = game.for_solver(cfg, "induction", item).user
+    item: Task = {
+        "program": "def f(x): return x",
+        "inputs": [*"123456"],
+        "outputs": [*"abcdef"],
+        "message": "m",
+        "step": 0,
+    }
+    said = messages.for_solver(cfg, "induction", item).user
     assert "return x\n" not in said and all(f"\n{text}\n" in said for text in "123abc")
     assert not any(f"\n{text}\n" in said for text in "456def")
-    one = {"program": "def f(x): return x", "inputs": ["'in'"], "outputs": ["'out'"], "message": "", "step": 0}
-    assert "'out'" not in game.for_solver(cfg, "deduction", one).user
-    assert "'in'" not in game.for_solver(cfg, "abduction", one).user
+    one: Task = {"program": "def f(x): return x", "inputs": ["'in'"], "outputs": ["'out'"], "message": "", "step": 0}
+    assert "'out'" not in messages.for_solver(cfg, "deduction", one).user
+    assert "'in'" not in messages.for_solver(cfg, "abduction", one).user
 
 
 def test_references_that_do_not_fit_are_left_out() -> None:
     long = [
-        {**rules.identity(1), "inputs": [f"'{'a' * 300}'"], "outputs": ["1"], "program": f"def f(x): return {n}"}
+        {**state.identity(1), "inputs": [f"'{'a' * 300}'"], "outputs": ["1"], "program": f"def f(x): return {n}"}
         for n in range(6)
     ]
-    without = len(game.for_proposer(card(), "deduction", []).text)
+    without = len(messages.for_proposer(card(), "deduction", []).text)
     for limit, least, most in ((3000, 1, 5), (without, 0, 0)):
         tools = ScriptedTools(lambda now: "nothing")
-        GAME.play(card(batch=1, tasks=["deduction"], max_prompt_tokens=limit), tools, {"deduction": long}, 0)
+        play_step(GAME, card(batch=1, tasks=["deduction"], max_prompt_tokens=limit), tools, {"deduction": long}, 0)
         (prompt,) = [text for (role, _), text in tools.prompts.items() if role == "propose"]
         assert least <= prompt.count("aaa'") <= most and len(prompt) <= limit
     tools = ScriptedTools(lambda now: "nothing")
-    GAME.play(card(batch=1, tasks=["deduction"], references=0), tools, {"deduction": long}, 0)
+    play_step(GAME, card(batch=1, tasks=["deduction"], references=0), tools, {"deduction": long}, 0)
     assert "aaa'" not in tools.prompts["propose", "0"]
 
 
@@ -144,7 +154,7 @@ def test_a_right_answer_in_a_bad_form_counts_for_the_proposer_alone() -> None:
         return said.removeprefix("<think>t</think>") if now.role in ("estimate", "solve") else said
 
     cfg = card(batch=2, seeds=3, inputs=4, estimates=4, references=2)
-    episodes, _, metrics = GAME.play(cfg, ScriptedTools(bare), {}, 0)
+    episodes, _, metrics = play_step(GAME, cfg, ScriptedTools(bare), {}, 0)
     for kind in ("deduction", "abduction", "induction"):
         good = next(one for one in episodes if one.role == f"propose_{kind}")
         assert (good.reward, good.parts["solved"]) == (0.25, 0.75)  # three of four
@@ -160,7 +170,7 @@ def test_a_task_too_long_for_the_solvers_prompt_has_p_0_and_is_not_remembered() 
             batch=1, tasks=["deduction"], estimates=2, references=0, max_prompt_tokens=limit, extreme_reward=-0.5
         )
         tools = ScriptedTools(lambda now: proposed(long, "2") if now.role == "propose" else THOUGHT.format("6"))
-        return GAME.play(cfg, tools, {"deduction": [rules.identity(1)]}, 0)
+        return play_step(GAME, cfg, tools, {"deduction": [state.identity(1)]}, 0)
 
     episodes, memory, _ = script_with(20_000)
     assert [item["program"] for item in memory["deduction"]][1:] == [long]
@@ -170,33 +180,44 @@ def test_a_task_too_long_for_the_solvers_prompt_has_p_0_and_is_not_remembered() 
     assert (episodes[0].reward, episodes[0].parts["solved"]) == (-0.5, 0.0)
 
 
+def step_of(cfg: Config) -> Step[AbsoluteZeroSection]:
+    """The first one, whose policy writes nothing."""
+    speakers = {role.name: role for role in GAME.roles(cfg)}
+    return Step(cfg, options(cfg), speakers, ScriptedTools(lambda now: ""), {}, 0)
+
+
 def test_the_prompt_of_an_induction_about_every_remembered_program_fits() -> None:
     """One that the solver's prompt holds, but not the proposer's, is not remembered either."""
     cfg = card(batch=1)
-    item = {**rules.identity(1), "program": f"def f(x):\n    # {'a' * 2000}\n    return x"}
-    sizes = [len(game.for_solver(cfg, "deduction", item).text), len(game.for_proposer(cfg, "induction", [item]).text)]
+    item: Task = {**state.identity(1), "program": f"def f(x):\n    # {'a' * 2000}\n    return x"}
+    sizes = [
+        len(messages.for_solver(cfg, "deduction", item).text),
+        len(messages.for_proposer(cfg, "induction", [item]).text),
+    ]
     assert sizes[0] < sizes[1]
-    said = game.Said("deduction", None, None, item)
     for kinds, limit, count in [
         (["deduction"], sizes[0], 1),
         (["deduction", "induction"], sizes[1] - 1, 0),
         (["deduction", "induction"], sizes[1], 1),
     ]:
         limited = card(batch=1, tasks=kinds, max_prompt_tokens=limit)
-        assert len(game.kept(limited, ScriptedTools(lambda now: ""), "deduction", [said])) == count
+        step = step_of(limited)
+        ((sample,),) = step.play("propose", [Rollout("0", Messages("?"))])
+        proposal = state.Proposal("deduction", sample, draft=item, task=item)
+        assert len(roles.tasks_to_remember(step, "deduction", [proposal])) == count
 
 
 def test_a_base_that_writes_nothing_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(game, "SEEDINGS", 3)
+    monkeypatch.setattr(seeding, "BATCHES", 3)
     with pytest.raises(
         UserError, match=r"wrote 1 valid tasks of deduction in 3 batches; lower absolute_zero\.seeds, 256"
     ):
-        GAME.play(card(), ScriptedTools(lambda now: "nothing"), {}, 0)
+        play_step(GAME, card(), ScriptedTools(lambda now: "nothing"), {}, 0)
 
 
 def test_the_proposer_need_not_be_trained() -> None:
     cfg = card(batch=2, seeds=3, inputs=4, estimates=4, train="solver")
-    episodes, _, _ = GAME.play(cfg, ScriptedTools(script), {}, 0)
+    episodes, _, _ = play_step(GAME, cfg, ScriptedTools(script), {}, 0)
     assert {one.role.split("_")[0]: one.trained for one in episodes} == {"propose": False, "solve": True}
     (update,) = GAME.updates(cfg)
     assert [share.role for share in update.roles] == ["solve_deduction", "solve_abduction", "solve_induction"]
@@ -204,7 +225,7 @@ def test_the_proposer_need_not_be_trained() -> None:
 
 def test_the_exam_grades_by_running() -> None:
     cfg = card()
-    exam = GAME.exam(cfg)
+    exam = GAME.exam_of(cfg)
     rows: list[dict[str, Any]] = [
         {"task": "deduction", "program": "def f(x): return x + 1", "inputs": ["1"], "outputs": ["2"], "message": ""},
         {"task": "abduction", "program": "def f(x): return abs(x)", "inputs": ["3"], "outputs": ["3"], "message": ""},
@@ -245,7 +266,7 @@ def episodes_of(role: str, rewards: list[float], lengths: list[int]) -> list[Epi
 
 def test_advantages_are_those_of_each_role_by_itself() -> None:
     """By hand: rewards 1, 1, −.5, −1 have the mean 1/8 and the deviation sqrt(17.1875 / 12)."""
-    loss = rules.Options().loss
+    loss = AbsoluteZeroSection().loss
     assert (loss.advantage, loss.mini_batches, loss.kl) == ("batch-zscore", 3, "none")
     own, _ = assign(episodes_of("solve_deduction", [1.0, 1.0, -0.5, -1.0], [3, 5, 1, 2]), loss)
     deviation = ((2 * 0.875**2 + 0.625**2 + 1.125**2) / 3) ** 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,18 @@ from scope_jax.config import CardError, Config, SamplingSection
 from scope_jax.errors import UserError
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules
-from scope_jax.games.absolute_zero.game import GAME, grade
-from scope_jax.games.absolute_zero.rules import Options
+from scope_jax.games.absolute_zero.game import GAME
+from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind
+from scope_jax.games.absolute_zero.roles import grade
+from scope_jax.games.absolute_zero.state import Case, Problem, Task, choose_for_solver, identity
 from scope_jax.play import functions
+from scope_jax.play.game import play_step
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text.messages import Messages
 from tests.games.harness import ScriptedTools, TurnContext
 
 RELEASED = json.loads((Path(__file__).parent / "fixtures" / "absolute_zero.json").read_text(encoding="utf-8"))
-CARD = Options()
+CARD = AbsoluteZeroSection()
 THOUGHT = "<think>t</think>\n<answer>\n{}\n</answer>"
 
 
@@ -73,8 +76,8 @@ def test_replies_are_read_as_by_the_release(case: dict[str, Any]) -> None:
     if case["role"] != "propose":
         assert rules.solution(task, reply, formal=case["role"] == "solve") == read
         return
-    options = Options(inputs=3, several_functions=case.get("several", False))
-    draft = rules.draft(task, reply, [rules.identity(3)], options)
+    options = AbsoluteZeroSection(inputs=3, several_functions=case.get("several", False))
+    draft = rules.draft(task, reply, [identity(3)], options)
     if task == "induction":
         assert (draft and [draft["inputs"], draft["message"]]) == read
     else:
@@ -124,8 +127,8 @@ def test_drafts() -> None:
     assert rules.draft("deduction", proposed("import os\ndef f(x): return os.environ", "1"), [], CARD) is None
     assert rules.draft("deduction", proposed("import os\ndef f(x): return os.sep", "1"), [], CARD)
     assert rules.draft("deduction", proposed("def f(x): return x", "1" * 9000), [], CARD) is not None
-    three = Options(inputs=3)
-    shown = rules.identity(1)
+    three = AbsoluteZeroSection(inputs=3)
+    shown = identity(1)
     draft = rules.draft("induction", proposed("", "1", "2", "3", "4", message=" m "), [shown], three)
     assert draft == {"program": shown["program"], "inputs": ["2", "3", "4"], "message": "m"}
     assert rules.draft("induction", proposed("", "1", "2", message="m"), [shown], three) is None
@@ -136,30 +139,39 @@ def test_drafts() -> None:
 def test_rewards_by_hand() -> None:
     rates = [None, 0.0, 0.125, 0.5, 0.875, 1.0]
     assert [rules.proposer_reward(rate, CARD) for rate in rates] == [-1.0, 0.0, 0.875, 0.5, 0.125, 0.0]
-    released = Options(extreme_reward=-0.5)
+    released = AbsoluteZeroSection(extreme_reward=-0.5)
     assert [rules.proposer_reward(rate, released) for rate in rates] == [-1.0, -0.5, 0.875, 0.5, 0.125, -0.5]
-    assert [rules.SOLVER_REWARDS[right] for right in (None, 0.0, 1.0)] == [-1.0, -0.5, 1.0]
+    assert [rules.solver_reward(right) for right in (None, 0.0, 1.0)] == [-1.0, -0.5, 1.0]
 
 
 def test_the_second_half_is_hidden() -> None:
-    halves = [rules.hidden({"inputs": [*"abcd"[:size]]}, "inputs") for size in (1, 2, 3, 4)]
+    halves = [rules.hidden([*"abcd"[:size]]) for size in (1, 2, 3, 4)]
     assert halves == [["a"], ["b"], ["b", "c"], ["c", "d"]]
+
+
+def tasks_of(*steps: int) -> list[Task]:
+    """A task of each of these steps; its message is its place."""
+    return [Task(program="", inputs=[], outputs=[], message=f"{place}", step=step) for place, step in enumerate(steps)]
+
+
+def places(tasks: Sequence[Task]) -> list[int]:
+    return [int(task["message"]) for task in tasks]
 
 
 def test_the_tasks_of_the_step_are_solved_first() -> None:
     rng = np.random.default_rng(0)
-    buffer = [{"step": step, "n": n} for n, step in enumerate([0, 0, 1, 1, 3, 3])]
-    assert {item["n"] for item in rules.chosen(buffer, 2, 3, rng)} == {4, 5}
-    three = [rules.chosen(buffer, 3, 3, np.random.default_rng(seed)) for seed in range(20)]
-    assert all({item["n"] for item in own[:2]} == {4, 5} for own in three)
-    assert {own[2]["n"] for own in three} == {0, 1, 2, 3}
-    assert sorted(item["n"] for item in rules.chosen(buffer, 9, 3, rng)) == [0, 1, 2, 3, 4, 5]
-    assert next(item["n"] for item in rules.chosen(buffer, 1, 3, rng)) in (4, 5)
+    buffer = tasks_of(0, 0, 1, 1, 3, 3)
+    assert {*places(choose_for_solver(buffer, 2, 3, rng))} == {4, 5}
+    three = [places(choose_for_solver(buffer, 3, 3, np.random.default_rng(seed))) for seed in range(20)]
+    assert all({*chosen[:2]} == {4, 5} for chosen in three)
+    assert {chosen[2] for chosen in three} == {0, 1, 2, 3}
+    assert sorted(places(choose_for_solver(buffer, 9, 3, rng))) == [0, 1, 2, 3, 4, 5]
+    assert places(choose_for_solver(buffer, 1, 3, rng))[0] in (4, 5)
 
 
 def test_after_a_step_without_a_valid_task_all_are_drawn_alike() -> None:
-    buffer = [{"step": step, "n": n} for n, step in enumerate([0, 0, 1, 1, 3, 3])]
-    first = {rules.chosen(buffer, 1, 4, np.random.default_rng(seed))[0]["n"] for seed in range(60)}
+    buffer = tasks_of(0, 0, 1, 1, 3, 3)
+    first = {places(choose_for_solver(buffer, 1, 4, np.random.default_rng(seed)))[0] for seed in range(60)}
     assert first == {0, 1, 2, 3, 4, 5}
 
 
@@ -174,11 +186,12 @@ def completions(replies: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("task", ["deduction", "abduction", "induction"])
-def test_solvers_get_the_released_rewards(task: str) -> None:
+def test_solvers_get_the_released_rewards(task: Kind) -> None:
     recorded = RELEASED["solve"][task]
-    cases = [(task, recorded["item"], completion) for completion in completions(recorded["replies"])]
-    right = grade(card(), ScriptedTools(lambda now: ""), cases)
-    assert [rules.SOLVER_REWARDS[one] for one in right] == recorded["rewards"]
+    problem = Problem(task, recorded["item"])
+    cases = [Case(problem, completion.text) for completion in completions(recorded["replies"])]
+    right = grade(card(), ScriptedTools(lambda now: ""), cases, formal=True)
+    assert [rules.solver_reward(one) for one in right] == recorded["rewards"]
 
 
 ENDLESS = "while True"
@@ -212,7 +225,7 @@ def test_proposers_get_the_released_rewards(task: str) -> None:
     ]
     valid += [place for place, reply in enumerate(recorded["replies"]) if ENDLESS in reply]
     tried = [recorded["tries"][place] or wrong for place in sorted(valid)]
-    episodes, memory, _ = GAME.play(cfg, ScriptedTools(script), memory, 0)
+    episodes, memory, _ = play_step(GAME, cfg, ScriptedTools(script), memory, 0)
     own = [episode for episode in episodes if episode.role == f"propose_{task}"]
     expected = [
         -1.0 if NOT_DETERMINED in reply else -0.5 if ENDLESS in reply else reward

@@ -155,7 +155,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_exams_read_what_follows_the_thought(name: str) -> None:
     answer, card = ANSWERS[name]
-    read = GAMES[name].exam(card()).read
+    read = GAMES[name].exam_of(card()).read
 
     def said(text: str, opened: bool) -> str | None:
         return read(Completion((), (sampled_turn(text, opened=opened),), "eos"))

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from scope_jax.games.r_zero import game
+from scope_jax.games.r_zero import roles
 from scope_jax.games.r_zero.game import GAME
+from scope_jax.play.game import play_step
 from tests.games.harness import ScriptedTools, run_exam
 from tests.games.r_zero_world import Plan, asked, card, said, world
 
@@ -30,7 +31,7 @@ def test_a_challengers_step() -> None:
     tools = world(plan)
     memory = GAME.start(cfg)
     before = json.dumps(memory)
-    episodes, after, metrics = GAME.play(cfg, tools, memory, 0)
+    episodes, after, metrics = play_step(GAME, cfg, tools, memory, 0)
     assert json.dumps(memory) == before and after["phase"] == "pool"
     assert tools.asked == [("challenger", "0", 2), ("challenger", "1", 2), *(("voter", f"{i}", 4) for i in range(3))]
     assert tools.agents["voter"].policy == "solver" and tools.agents["voter"].sampling.top_k == 40
@@ -52,7 +53,7 @@ def test_repeated_questions_cost_the_challenger_their_share() -> None:
     plan = Plan(
         {"0": [asked(LONG), asked(LONG)], "1": [asked(LONG), asked("3 + 4")]}, {LONG: said(1, 2), "3 + 4": said(7, 8)}
     )
-    episodes, _, metrics = GAME.play(cfg, world(plan), GAME.start(cfg), 0)
+    episodes, _, metrics = play_step(GAME, cfg, world(plan), GAME.start(cfg), 0)
     assert [one.reward for one in episodes] == pytest.approx([1 / 4, 1 / 4, 1 / 4, 3 / 4])
     assert metrics["challenger/unique"] == 1 / 2
 
@@ -61,7 +62,7 @@ def pool_of(cfg, votes, **changes):
     plan = Plan({f"{place}": [asked(question)] for place, question in enumerate(votes)}, votes, **changes)
     memory = GAME.start(cfg) | {"phase": "pool"}
     tools = world(plan)
-    return tools, *GAME.play(cfg, tools, memory, 1)
+    return tools, *play_step(GAME, cfg, tools, memory, 1)
 
 
 def test_the_pool_keeps_the_questions_in_the_window() -> None:
@@ -81,16 +82,16 @@ def test_the_pool_keeps_the_questions_in_the_window() -> None:
 def test_the_questions_of_the_pool_are_not_clustered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair of texts is compared, which for 8000 of them are 32 million. The recorded reward lacks the penalty."""
     compared: list[int] = []
-    shares = game.cluster_shares
+    shares = roles.cluster_shares
     monkeypatch.setattr(
-        game, "cluster_shares", lambda texts, apart: compared.append(len(texts)) or shares(texts, apart)
+        roles, "cluster_shares", lambda texts, apart: compared.append(len(texts)) or shares(texts, apart)
     )
     alike = {"0": [asked("3 + 4")] * 2, "1": [asked("3 + 4")] * 2}
-    GAME.play(card(), world(Plan(alike, VOTES)), GAME.start(card()), 0)
+    play_step(GAME, card(), world(Plan(alike, VOTES)), GAME.start(card()), 0)
     assert compared == [4]
     plan = Plan({f"{place}": [asked("3 + 4")] for place in range(4)}, VOTES)
     memory = GAME.start(card()) | {"phase": "pool"}
-    episodes, _, metrics = GAME.play(card(), world(plan), memory, 1)
+    episodes, _, metrics = play_step(GAME, card(), world(plan), memory, 1)
     assert compared == [4] and [one.reward for one in episodes] == [1.0] * 4  # p = 1/2, without 4/4 of repetition
     assert not any(one.trained for one in episodes) and "pool/repetition" not in metrics
 
@@ -112,7 +113,7 @@ def test_a_solvers_step() -> None:
     cfg = card(iterations=2, format_weight=0.1)
     thought = "<think>Well.</think> \\boxed{7}"
     tools = world(Plan({}, solutions={"3 + 4": [thought, said(8)[0]], "5 + 5": said(9, 10)}))
-    episodes, after, metrics = GAME.play(cfg, tools, solver_memory(cfg, ("3 + 4", "7"), ("5 + 5", "9")), 2)
+    episodes, after, metrics = play_step(GAME, cfg, tools, solver_memory(cfg, ("3 + 4", "7"), ("5 + 5", "9")), 2)
     rewards = {(one.text["question"], one.text["prediction"]): one.reward for one in episodes}
     assert rewards == pytest.approx(
         {("3 + 4", "7"): 1.0, ("3 + 4", "8"): 0.0, ("5 + 5", "9"): 0.9, ("5 + 5", "10"): 0.0}
@@ -128,10 +129,10 @@ def test_each_kept_question_comes_once_before_any_comes_again() -> None:
     memory, seen = solver_memory(cfg, *questions), []
     plan = Plan({}, solutions={question: said(0, 0) for question, _ in questions})
     while memory["phase"] == "solver":
-        episodes, memory, _ = GAME.play(cfg, world(plan), memory, 2)
+        episodes, memory, _ = play_step(GAME, cfg, world(plan), memory, 2)
         seen += [one.text["question"] for one in episodes[::2]]
     assert len(seen) == 6 and sorted(seen[:3]) == sorted(seen[3:]) == ["1 + 0", "2 + 0", "3 + 0"]
-    few, _, _ = GAME.play(cfg, world(plan), solver_memory(cfg, *questions[:1]), 2)
+    few, _, _ = play_step(GAME, cfg, world(plan), solver_memory(cfg, *questions[:1]), 2)
     assert len(few) == 2  # all there are
 
 
@@ -140,7 +141,7 @@ def test_a_question_that_the_solver_cannot_read_is_none() -> None:
     plan = Plan(
         {"0": [asked("1 + " * 200), asked("<search>x</search> 3 + 4")]}, {"[search]x[/search] 3 + 4": VOTES["3 + 4"]}
     )
-    episodes, _, _ = GAME.play(cfg, world(plan), GAME.start(cfg), 0)
+    episodes, _, _ = play_step(GAME, cfg, world(plan), GAME.start(cfg), 0)
     assert [one.text["question"] for one in episodes] == [None, "<search>x</search> 3 + 4"]
 
 
@@ -157,9 +158,9 @@ def test_one_policy_in_both_roles() -> None:
     cfg = card(policies="shared")
     tools = ScriptedTools(Plan({"0": [asked("3 + 4"), "no"], "1": ["no", "no"]}, VOTES), known_policies=("actor",))
     memory = GAME.start(cfg)
-    episodes, _, _ = GAME.play(cfg, tools, memory, 0)
+    episodes, _, _ = play_step(GAME, cfg, tools, memory, 0)
     assert {one.policy for one in episodes} == {agent.policy for agent in tools.agents.values()} == {"actor"}
-    assert GAME.policies(cfg) == ("actor",) and GAME.exam(cfg).policy == "actor"
+    assert GAME.policies(cfg) == ("actor",) and GAME.exam_of(cfg).role.agent.policy == "actor"
     assert [(one.policy, [share.role for share in one.roles]) for one in GAME.updates(cfg)] == [
         ("actor", ["challenger"]),
         ("actor", ["solver"]),

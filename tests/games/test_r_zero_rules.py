@@ -6,7 +6,7 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games.r_zero import game, rules
-from tests.games import r_zero_world
+from scope_jax.games.r_zero.state import POOL
 from tests.games.r_zero_world import card, options
 
 
@@ -47,12 +47,11 @@ def test_which_questions_have_a_value(question: str, has: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------- phases
 def phases(cfg, kept: bool) -> list[str]:
     memory, seen = game.GAME.start(cfg), []
-    while not game.GAME.finished(cfg, memory, 0):
+    while not game.GAME.finished(cfg, memory):
         seen.append(f"{memory['phase'][0]}{memory['iteration']}")
-        after = memory | {"place": memory["place"] + 1}
-        if memory["phase"] == game.POOL and kept:
-            after["items"] = [{"question": "q"}]
-        memory = game.moved_on(cfg, after)
+        pool = [{"question": "q"}] if kept else []
+        memory, metrics = game.GAME.remember(cfg, memory, pool if memory["phase"] == POOL else None, 0)
+        assert metrics == {"skipped": memory["skipped"]}
     assert memory["skipped"] == (0 if kept else 2)
     return seen
 
@@ -71,12 +70,12 @@ def test_a_challenger_without_steps_is_not_trained() -> None:
 def test_when_the_next_step_needs_all_updates_and_a_new_reference() -> None:
     cfg = card(iterations=2, challenger_steps=2)
     start = game.GAME.start(cfg)
-    second = game.moved_on(cfg, start | {"place": 1})
+    second, _ = game.GAME.remember(cfg, start, None, 0)
     assert game.GAME.waits(cfg, start) and not game.GAME.waits(cfg, second)
     assert (game.new_reference(cfg, start), game.new_reference(cfg, second)) == ("challenger", None)
-    pool = game.moved_on(cfg, second | {"place": 2})
+    pool, _ = game.GAME.remember(cfg, second, None, 1)
     assert game.GAME.waits(cfg, pool) and game.new_reference(cfg, pool) is None
-    solver = game.moved_on(cfg, pool | {"place": 1, "items": [{}]})
+    solver, _ = game.GAME.remember(cfg, pool, [{}], 2)
     assert game.new_reference(cfg, solver) == "solver"
     assert game.new_reference(card(reference="base"), solver) is None
 
@@ -94,8 +93,3 @@ def test_when_the_next_step_needs_all_updates_and_a_new_reference() -> None:
 def test_cards_that_do_not_go_together(changes, sentence: str) -> None:
     with pytest.raises(CardError, match=sentence):
         card(**changes)
-
-
-def test_metrics_are_known_by_name() -> None:
-    names = set(game.metrics(r_zero_world.card()))
-    assert {"challenger/agreement_0.6", "pool/label_right", "pool/kept", "solver/right", "skipped"} <= names

@@ -115,8 +115,8 @@ def played_r_zero() -> set[str]:
     votes = {question: r_zero_world.said(7, 7, 8, None)}
     plan = r_zero_world.Plan({"0": [r_zero_world.asked(question)] * 2}, votes, {question: r_zero_world.said(7, 8)})
     memory = r_zero.GAME.start(cfg)
-    while not r_zero.GAME.finished(cfg, memory, 0):
-        _, memory, metrics = r_zero.GAME.play(cfg, r_zero_world.world(plan), memory, 0)
+    while not r_zero.GAME.finished(cfg, memory):
+        _, memory, metrics = play_step(r_zero.GAME, cfg, r_zero_world.world(plan), memory, [], 0)
         names |= set(metrics)
     bins = {f"{phase}/agreement_{bound}" for phase in ("challenger", "pool") for bound in BINS}
     return names | bins
@@ -140,7 +140,8 @@ def played_dr_zero() -> set[str]:
 
 def played_absolute_zero() -> set[str]:
     cfg = test_absolute_zero_rules.card(batch=2, seeds=5, inputs=4, estimates=4, references=2)
-    return set(absolute_zero.GAME.play(cfg, harness.ScriptedTools(test_absolute_zero_golden.script), {}, 0)[2])
+    tools = harness.ScriptedTools(test_absolute_zero_golden.script)
+    return set(play_step(absolute_zero.GAME, cfg, tools, {}, [], 0)[2])
 
 
 def given_answers(name: str) -> set[str]:

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.games import load_card
-from scope_jax.games.absolute_zero.game import for_proposer, for_solver
-from scope_jax.games.absolute_zero.rules import Options
+from scope_jax.games.absolute_zero.messages import for_proposer, for_solver
+from scope_jax.games.absolute_zero.options import Kind, options
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.weights import save_hf
 from tools.atlas.build import write_rows
@@ -158,7 +158,7 @@ class Demonstrations:
 
     @property
     def inputs(self) -> int:
-        return self.card.options(Options).inputs
+        return options(self.card).inputs
 
     def conversation(self, prompt: Any, thoughts: str, answer: str) -> Row:
         """With the habit of replies."""
@@ -195,7 +195,7 @@ class Demonstrations:
         answer = block("python", Function(((sign, number),)).program)
         return self.conversation(for_solver(self.card, "induction", item), thoughts, answer)
 
-    def proposal(self, kind: str) -> Row:
+    def proposal(self, kind: Kind) -> Row:
         earlier = [one.item([x]) for one, x in (self.pick(self.shown) for _ in range(self.rng.integers(1, 3)))]
         one, x = self.pick(self.shown)
         program, given = one.program, block("input", str(x))

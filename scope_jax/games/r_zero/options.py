@@ -64,9 +64,14 @@ class RZeroSection(GameSection):
     """w of the solver's reward (1 − w) · correct + w · format: `<think>…</think>`, then a box (released code: 0.1)."""
 
 
+def options(cfg: Config) -> RZeroSection:
+    """The card's [r_zero] table."""
+    return cfg.options(RZeroSection)
+
+
 def check(cfg: Config) -> None:
     """Raises ValueError unless the values of [r_zero] and the card's other tables go together."""
-    card = cfg.options(RZeroSection)
+    card = options(cfg)
     if card.floor and card.invalid_reward:
         raise ValueError(
             "r_zero.invalid_reward has no effect below a floor of 0; set r_zero.floor = false, or remove it"

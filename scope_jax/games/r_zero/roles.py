@@ -1,0 +1,139 @@
+"""R-Zero's roles: the challenger writes questions, the solver votes on them and answers those that were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from scope_jax.config import Config, SamplingSection
+from scope_jax.data.keys import drawn
+from scope_jax.games.r_zero import messages
+from scope_jax.games.r_zero.options import RZeroSection, options
+from scope_jax.games.r_zero.state import CHALLENGER, SOLVER, Attempt, Item, Question
+from scope_jax.play import searching
+from scope_jax.play.game import ACTOR
+from scope_jax.play.repetition import cluster_shares
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.samples import Sample
+from scope_jax.play.step import Step
+from scope_jax.play.votes import equal, majorities
+from scope_jax.rollouts.types import Completion
+from scope_jax.text import parsing
+
+VOTER = "voter"  # key of the solver's votes
+
+
+def card_roles(cfg: Config) -> tuple[Role, ...]:
+    """Challenger and solver; a step trains one of them, or in the phase of the pool none."""
+    return challenger_role(cfg), solver_role(cfg)
+
+
+def challenger_role(cfg: Config) -> Role:
+    """It writes questions."""
+    card = options(cfg)
+    return Role(
+        CHALLENGER,
+        Agent.of_role(card.challenger, policy(cfg, CHALLENGER)),
+        loss=card.challenger.loss,
+        prompts=(messages.CHALLENGER,),
+        table="r_zero.challenger",
+    )
+
+
+def solver_role(cfg: Config) -> Role:
+    """It answers questions."""
+    card = options(cfg)
+    return Role(
+        SOLVER,
+        Agent.of_role(card.solver, policy(cfg, SOLVER)),
+        loss=card.solver.loss,
+        prompts=(messages.SOLVER,),
+        table="r_zero.solver",
+    )
+
+
+def policy(cfg: Config, role: str) -> str:
+    """The policy that plays a role."""
+    return ACTOR if options(cfg).policies == "shared" else role
+
+
+# ---------------------------------------------------------------------------------------------------------- challenger
+def ask(
+    step: Step[RZeroSection],
+    prompts: int,
+    *,
+    samples: int = 1,
+    sampling: SamplingSection | None = None,
+    label: str = "",
+) -> list[Question]:
+    """x ~ the challenger: `samples` replies to each of equal prompts, with their questions; not yet voted on.
+
+    sampling and label: as in `Step.play`.
+    """
+    message = messages.for_challenger(step.cfg)
+    rollouts = [Rollout(f"{place}", message) for place in range(prompts)]
+    groups = step.play(CHALLENGER, rollouts, samples=samples, sampling=sampling, label=label)
+    return [Question(sample, _question_of(step, sample)) for group in groups for sample in group]
+
+
+def _question_of(step: Step[RZeroSection], sample: Sample) -> str:
+    """The last `<question>` of a reply; "" without one, or if the solver's prompt does not hold it."""
+    question = parsing.last(searching.contents(sample), "question")
+    if not question:
+        return ""
+    limit = min(step.card.solver.max_prompt_tokens, step.cfg.rollout.max_length - 1)
+    return question if step.tools.prompt_tokens(messages.for_solver(step.cfg, question)) <= limit else ""
+
+
+def cluster(step: Step[RZeroSection], questions: Sequence[Question]) -> list[Question]:
+    """The questions with their repetition: the share of the step's replies in the cluster of each."""
+    texts = [question.text for question in questions]
+    shares = step.tools.once("clusters", lambda: cluster_shares(texts, step.card.repetition_distance))
+    return [replace(question, repetition=share) for question, share in zip(questions, shares, strict=True)]
+
+
+# -------------------------------------------------------------------------------------------------------------- solver
+def vote(step: Step[RZeroSection], questions: Sequence[Question], votes: int) -> list[Question]:
+    """The questions with the solver's answers: what most of them agree on is the label, and their share is p."""
+    texts = {place: question.text for place, question in enumerate(questions) if question.text}
+    rollouts = [Rollout(f"{number}", messages.for_solver(step.cfg, text)) for number, text in enumerate(texts.values())]
+    groups = step.play(SOLVER, rollouts, samples=votes, sampling=step.card.vote_sampling, key=VOTER)
+    answers = [[answer_of(sample) for sample in group] for group in groups]
+    labels = majorities(answers, partial(equal, step.tools), step.card.unanswered_agree)
+    items = {
+        place: Item(question=texts[place], label=label, share=share, answers=group)
+        for place, group, (label, share) in zip(texts, answers, labels, strict=True)
+    }
+    return [replace(question, item=items.get(place)) for place, question in enumerate(questions)]
+
+
+def next_items(step: Step[RZeroSection]) -> list[Item]:
+    """The next kept questions, each once before any comes again; every epoch has an order of its own."""
+    items = step.memory["items"]
+    size = min(step.card.solver_batch, len(items))
+    first = step.memory["place"] * size
+    order: list[Item] = []
+    for epoch in range((first + size - 1) // len(items) + 1):
+        order += drawn(items, len(items), step.rng("r_zero kept", step.memory["iteration"], epoch))
+    return order[first : first + size]
+
+
+def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[Attempt]:
+    """`solver.samples` answers to each question, and whether they are its label."""
+    rollouts = [
+        Rollout(f"{place}", messages.for_solver(step.cfg, item["question"])) for place, item in enumerate(items)
+    ]
+    groups = step.play(SOLVER, rollouts, samples=step.card.solver.samples)
+    replies = [(item, sample) for item, group in zip(items, groups, strict=True) for sample in group]
+    pairs = [(answer_of(sample), item["label"] or "") for item, sample in replies]  # a kept question has a label
+    agree = equal(step.tools, pairs)
+    return [
+        Attempt(item, sample, answer_of(sample), agrees) for (item, sample), agrees in zip(replies, agree, strict=True)
+    ]
+
+
+def answer_of(completion: Completion) -> str | None:
+    """The content of the last box of an answer; None if there is none."""
+    return parsing.boxed(completion.content)
