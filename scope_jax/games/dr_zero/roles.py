@@ -15,6 +15,7 @@ from scope_jax.play import documents, searching
 from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.samples import Sample
 from scope_jax.play.step import Step
 from scope_jax.text import dialects
 
@@ -72,19 +73,18 @@ def propose(
         Rollout(f"{number}", messages.for_proposer(step.cfg, passage)) for number, passage in enumerate(passages)
     ]
     groups = step.play(PROPOSER, rollouts, samples=samples, label=label)
-    dialect = dialects.load(step.cfg.model.dialect)
     proposals = []
     for number, (passage, group) in enumerate(zip(passages, groups, strict=True)):
         compared = f"{passage.hops} hops" if samples == 1 else f"{number}"
-        of_passage = []
-        for sample in group:
-            read = rules.read_pair(sample, passage.text, passage.hops, dialect)
-            question = " ".join(read.question.split()[: step.card.question_words])
-            pair = Pair(question, read.answer, passage.id, passage.hops)
-            proposal = Proposal(sample, pair, read.format, read.searches, group=f"{PROPOSER}/{compared}")
-            of_passage.append(proposal)
-        proposals.append(of_passage)
+        proposals.append([_proposal(step, passage, sample, f"{PROPOSER}/{compared}") for sample in group])
     return proposals
+
+
+def _proposal(step: Step[DrZeroSection], passage: Passage, sample: Sample, group: str) -> Proposal:
+    read = rules.read_pair(sample, passage.text, passage.hops, dialects.load(step.cfg.model.dialect))
+    question = " ".join(read.question.split()[: step.card.question_words])
+    pair = Pair(question, read.answer, passage.id, passage.hops)
+    return Proposal(sample, pair, read.format, read.searches, group)
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
@@ -104,13 +104,12 @@ def answer(
     label: of their metrics."""
     rollouts = [Rollout(f"{number}", messages.for_solver(step.cfg, pair.question)) for number, pair in enumerate(pairs)]
     groups = step.play(SOLVER, rollouts, samples=samples, label=label)
-    attempts = []
-    for pair, group in zip(pairs, groups, strict=True):
-        of_pair = []
-        for sample in group:
-            prediction = rules.answer_of(sample, whole=whole)
-            right = prediction is not None and exact_match(prediction, [pair.answer])
-            searches = searching.searches_run(step.cfg, sample)
-            of_pair.append(Attempt(pair, sample, prediction, right, searches))
-        attempts.append(of_pair)
-    return attempts
+    return [
+        [_attempt(step, pair, sample, whole) for sample in group] for pair, group in zip(pairs, groups, strict=True)
+    ]
+
+
+def _attempt(step: Step[DrZeroSection], pair: Pair, sample: Sample, whole: bool) -> Attempt:
+    prediction = rules.answer_of(sample, whole=whole)
+    right = prediction is not None and exact_match(prediction, [pair.answer])
+    return Attempt(pair, sample, prediction, right, searching.searches_run(step.cfg, sample))
