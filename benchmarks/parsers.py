@@ -355,7 +355,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         lambda text: r_zero_rules.solver_reward(True, text, 0.1),
         (*BOX, ("<think>", "</think>\\boxed{1}")),
     ),
-    "Dr. Zero format": (lambda text: dr_zero_rules.format_parts([text], 1, 1, text, text, text), FINAL),
+    "Dr. Zero format": (lambda text: dr_zero_rules.format_score([text], 1, 1, text, text, text), FINAL),
     "SCOPE turn": (
         lambda text: scope_rules.parse_turn(SCOPE, turn("sampled", text), "answer", False),
         (*FINAL, *QUERY),

@@ -5,20 +5,22 @@ that; those of the data only tell how many of the student's answers are right (`
 See docs/distillation.md, and examples/distillation.toml for a card.
 """
 
-from itertools import islice
-
 from scope_jax.config import LossCard, RoleSection
 from scope_jax.config.base import CardPath, GameSection, prompts_of
-from scope_jax.learner.types import Datum, Episode, RoleShare, Update
-from scope_jax.play import prompting, searching
+from scope_jax.learner.types import Datum
+from scope_jax.play import searching
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
-from scope_jax.play.rewards import exact_match, means
-from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.prompting import Prompt, shown
+from scope_jax.play.rewards import exact_match
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.step import Played
+from scope_jax.play.tools import BASE
 from scope_jax.text import parsing
 
-ROLE, FINAL = "student", "answer"
-CALLS = {"tools": ("search",), "finals": (FINAL,), "calls": "stop"}  # a turn ends with its search, or with its answer
+STUDENT, FINAL = "student", "answer"
+SOLVER = Prompt("solver", ("question",), searches=True)
 
 
 class Options(GameSection):
@@ -32,80 +34,79 @@ class Options(GameSection):
     """Samples of each question, their limits, and the loss."""
 
 
+def roles(cfg):
+    """The student, and the base if it is the teacher."""
+    options = cfg.options(Options)
+    student = Role(
+        STUDENT,
+        searching.with_searches(Agent.of_role(options.student, ACTOR), FINAL),
+        loss=options.student.loss,
+        prompts=(SOLVER,),
+        table="distillation.student",
+    )
+    if options.teacher == BASE:
+        return student, Role("teacher", Agent(BASE, options.student.sampling))
+    return (student,)
+
+
 def prompt(cfg, row):
-    values = {"question": prompting.shown(cfg, row["question"])}
-    return prompting.for_searcher(cfg, cfg.options(Options).prompts, "solver", values, ("question",))
+    return SOLVER.messages(cfg, question=shown(cfg, row["question"]))
 
 
 def answer(completion):
     return parsing.last(searching.contents(completion), FINAL) or None
 
 
-def play(cfg, tools, memory, step):
+def play(step):
     """One step: the student's answers to the next `train.batch_size` questions, rated by the teacher."""
-    options = cfg.options(Options)
-    card, size = options.student, cfg.train.batch_size
-    rows = tools.rows(step * size, size)
-    rollouts = [Rollout(f"{place}", prompt(cfg, row)) for place, row in enumerate(rows)]
-    groups = tools.play(ROLE, rollouts, Agent.of_role(card, ACTOR, malformed="end", **CALLS), card.samples)
-    datums = [[Datum.from_completion(completion) for completion in group] for group in groups]
-    flat = [datum for group in datums for each in group for datum in each]
-    temperature = card.sampling.temperature if card.loss.tempered else 1.0
-    rated = iter(
-        datum.with_teacher(logprobs)
-        for datum, logprobs in zip(flat, tools.score(options.teacher, flat, temperature=temperature), strict=True)
-    )
+    size = step.cfg.train.batch_size
+    rows = step.rows(step.number * size, size)
+    rollouts = [Rollout(f"{place}", prompt(step.cfg, row)) for place, row in enumerate(rows)]
+    groups = step.play(STUDENT, rollouts, samples=step.card.student.samples)
+    answered = [(row, sample) for row, group in zip(rows, groups, strict=True) for sample in group]
+    rated = rate(step, [sample for _, sample in answered])
     episodes = []
-    for row, rollout, group, rows_of in zip(rows, rollouts, groups, datums, strict=True):
-        for completion, mine in zip(group, rows_of, strict=True):
-            said = answer(completion)
-            episode = Episode.from_completion(
-                completion,
-                rollout.messages,
-                {"question": row["question"], "answer": row["answers"][0], "prediction": said},
-                role=ROLE,
-                policy=ACTOR,
-                group=f"{ROLE}/{rollout.name}",
-                reward=0.0,
-                parts={"correct": float(said is not None and exact_match(said, row["answers"]))},
-                datums=tuple(islice(rated, len(mine))),
-                temperature=card.sampling.temperature,
-            )
-            episodes.append(episode)
-    said = [completion for group in groups for completion in group]
-    searches = [searching.searches_run(cfg, completion) for completion in said]
-    correct = {f"{ROLE}/correct": [episode.parts["correct"] for episode in episodes]}
-    return episodes, memory, means(correct | searching.episode_stats(ROLE, said, searches))
+    for (row, sample), datums in zip(answered, rated, strict=True):
+        said = answer(sample)
+        episode = sample.episode(
+            0.0,
+            parts={"correct": float(said is not None and exact_match(said, row["answers"]))},
+            text={"question": row["question"], "answer": row["answers"][0], "prediction": said},
+            datums=datums,
+        )
+        episodes.append(episode)
+    return Played(episodes)
 
 
-def updates(cfg):
-    """One, of the student."""
-    return (Update(ACTOR, cfg.options(Options).student.loss, (RoleShare(ROLE),)),)
+def rate(step, samples):
+    """The rows of each sample, with the teacher's log-probs of its tokens; all are rated in one batch."""
+    student = step.card.student
+    rows = [(place, row) for place, sample in enumerate(samples) for row in Datum.from_completion(sample)]
+    temperature = student.sampling.temperature if student.loss.tempered else 1.0
+    logprobs = step.tools.score(step.card.teacher, [row for _, row in rows], temperature=temperature)
+    rated = [[] for _ in samples]
+    for (place, row), logprobs_T in zip(rows, logprobs, strict=True):
+        rated[place].append(row.with_teacher(logprobs_T))
+    return rated
 
 
 def exam(cfg):
     """Questions answered as in training."""
-    options = cfg.options(Options)
     return Exam(
-        ACTOR,
-        lambda row, tokens: prompt(cfg, row),
-        answer,
-        ("accuracy",),
-        max_turns=options.student.max_turns,
-        searches=lambda completion: searching.searches_run(cfg, completion),
-        prompts=options.prompts,
-        **CALLS,
+        role=roles(cfg)[0],
+        prompt=lambda row, tokens: prompt(cfg, row),
+        read=answer,
+        measures=("accuracy",),
+        prompts=cfg.options(Options).prompts,
     )
 
 
 GAME = Game(
-    "distillation",
-    Options,
-    play,
-    updates,
-    exam,
+    name="distillation",
+    options=Options,
+    roles=roles,
+    play=play,
+    exam=exam,
     data=("questions",),
-    uses_base=lambda cfg: cfg.options(Options).teacher == "base",
-    searches=True,
-    panels=(ACCURACY, Panel("KL to the teacher", (f"{ROLE}/teacher_k2", f"{ROLE}/teacher_k3"), False), GRADIENT),
+    panels=(ACCURACY, Panel("KL to the teacher", (f"{STUDENT}/teacher_k2", f"{STUDENT}/teacher_k3"), False), GRADIENT),
 )

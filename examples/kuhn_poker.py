@@ -8,11 +8,12 @@ from kuhn_rules import DEALS, LEGAL, against_random, asked, best_responses, news
 from pydantic import Field
 
 from scope_jax.config import LossCard, SamplingSection, Section
-from scope_jax.learner.types import Episode, RoleShare, Update
 from scope_jax.play.exams import Exam, chances
 from scope_jax.play.game import REWARD, Game, Panel
-from scope_jax.play.rewards import mean, means, parts_of
+from scope_jax.play.rewards import mean
+from scope_jax.play.roles import Role, merged
 from scope_jax.play.rollouts import Agent, Ask, Rollout
+from scope_jax.play.step import Played
 from scope_jax.text.parsing import boxed
 
 SEATS = ("first", "second")
@@ -31,13 +32,14 @@ class Options(Section):
     loss: LossCard = LossCard(advantage="ema", ema_decay=0.95)
 
 
-def policies(cfg):
-    return cfg.options(Options).policies
-
-
-def seats(cfg):
-    """The policy of each seat."""
-    return dict(zip(SEATS, policies(cfg) * 2, strict=False))
+def roles(cfg):
+    """The seats; rule `ema` has a baseline for each."""
+    options = cfg.options(Options)
+    policies = (options.policies[0], options.policies[-1])
+    return tuple(
+        Role(seat, Agent(policy, options.sampling, max_turns=2), loss=options.loss)
+        for seat, policy in zip(SEATS, policies, strict=True)
+    )
 
 
 def hand(cards, foul):
@@ -54,32 +56,25 @@ def hand(cards, foul):
     return play
 
 
-def play(cfg, tools, memory, step):
-    options, episodes = cfg.options(Options), []
-    rollouts = [Rollout("".join(cards), play=hand(cards, options.foul)) for cards in DEALS]
-    agents = {seat: Agent(policy, options.sampling, max_turns=2) for seat, policy in seats(cfg).items()}
-    for rollout, hands in zip(rollouts, tools.interact("kuhn", rollouts, agents, options.hands), strict=True):
-        for each in hands:
-            for seat, said in each.completions.items():  # who was never asked has no episode
-                text = {"cards": rollout.name, "moves": each.value["moves"]}
-                fields = {"role": seat, "policy": agents[seat].policy, "group": f"{seat}/{rollout.name}"}
-                reward = each.value["won"][SEATS.index(seat)]
-                episodes.append(Episode.from_completion(said, None, text, reward=reward, **fields))
-    return episodes, memory, means(parts_of("first", episodes) | parts_of("second", episodes))
+def play(step):
+    """One step: hands with all deals, an episode for each seat that was asked."""
+    rollouts = [Rollout("".join(cards), play=hand(cards, step.card.foul)) for cards in DEALS]
+    groups = step.interact(SEATS, rollouts, samples=step.card.hands, key="kuhn")
+    episodes = []
+    for rollout, group in zip(rollouts, groups, strict=True):
+        for played in group:
+            for seat, sample in played.completions.items():
+                text = {"cards": rollout.name, "moves": played.value["moves"]}
+                episodes.append(sample.episode(played.value["won"][SEATS.index(seat)], text=text))
+    return Played(episodes)
 
 
-def updates(cfg):
-    """The seats of one policy in one update; rule `ema` has a baseline for each seat."""
-    shares = {name: tuple(RoleShare(seat) for seat, own in seats(cfg).items() if own == name) for name in policies(cfg)}
-    return tuple(Update(name, cfg.options(Options).loss, own) for name, own in shares.items())
-
-
-def strategy(seat, policy, tools, sampling):
+def strategy(role, tools, sampling):
     """The chances of all legal actions of a seat by card and moves."""
-    places = [(c, moves, action) for c in "JQK" for moves in asked(SEATS.index(seat)) for action in LEGAL[moves]]
+    places = [(c, moves, action) for c in "JQK" for moves in asked(SEATS.index(role.name)) for action in LEGAL[moves]]
     cases = [(situation(c, moves), f"\\boxed{{{action}}}") for c, moves, action in places]
     plan = {(c, moves): {} for c, moves, _ in places}
-    for (c, moves, action), chance in zip(places, chances(tools, policy, sampling, cases), strict=True):
+    for (c, moves, action), chance in zip(places, chances(tools, role.agent.policy, sampling, cases), strict=True):
         plan[c, moves][action] = chance
     return plan
 
@@ -88,7 +83,7 @@ def measure(cfg, of):
     """What follows from the strategies of both seats; the same number for every row of the exam."""
 
     def measured(answers, tools):
-        players = [strategy(seat, policy, tools, answers[0].sampling) for seat, policy in seats(cfg).items()]
+        players = [strategy(role, tools, answers[0].sampling) for role in roles(cfg)]
         return [mean(of(players, cfg.options(Options).foul))] * len(answers)
 
     return measured
@@ -97,14 +92,21 @@ def measure(cfg, of):
 def exam(cfg):
     """Rows are situations, `card` and `moves`."""
     return Exam(
-        policies(cfg)[0],
-        lambda row, tokens: situation(row["card"], tuple(row["moves"])),
-        lambda said: boxed(said.content),
-        ("won", "exploitable"),
+        role=roles(cfg)[0],
+        prompt=lambda row, tokens: situation(row["card"], tuple(row["moves"])),
+        read=lambda said: boxed(said.content),
+        measures=("won", "exploitable"),
         kind="rows",
         own={"won": measure(cfg, against_random), "exploitable": measure(cfg, best_responses)},
     )
 
 
-PANELS = (Panel("Chips per hand, exactly", ("/won", "/exploitable"), False, of_exams=True), REWARD)
-GAME = Game("kuhn_poker", Options, play, updates, exam, source=lambda cfg: None, policies=policies, panels=PANELS)
+GAME = Game(
+    name="kuhn_poker",
+    options=Options,
+    roles=roles,
+    play=play,
+    arrange=lambda cfg, updates: merged(updates),
+    exam=exam,
+    panels=(Panel("Chips per hand, exactly", ("/won", "/exploitable"), False, of_exams=True), REWARD),
+)

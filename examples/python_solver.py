@@ -4,13 +4,13 @@ Calls of the tool and their results are turns of one episode. The variables of a
 """
 
 from scope_jax.config import LossCard, SamplingSection, Section
-from scope_jax.learner.types import Episode, RoleShare, Update
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, REWARD, Game, Panel
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.python_tool import python_tool
-from scope_jax.play.rewards import means, parts_of
-from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.step import Played
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import boxed
 
@@ -32,6 +32,12 @@ def tools(cfg):
     return (python_tool(cfg),)
 
 
+def roles(cfg):
+    options = cfg.options(Options)
+    agent = Agent("actor", options.sampling, tools=("python",), max_turns=options.max_turns)
+    return (Role("solver", agent, loss=options.loss),)
+
+
 def prompt(row):
     return Messages(f"{row['question']} You may run Python. Put the answer into \\boxed{{}}.")
 
@@ -45,47 +51,37 @@ def ran(completion):
     return any(call.status == "ok" for call in completion.calls)
 
 
-def play(cfg, tools, memory, step):
-    options = cfg.options(Options)
-    rows = tools.rows(step * options.questions, options.questions)
+def play(step):
+    count = step.card.questions
+    rows = step.rows(step.number * count, count)
     rollouts = [Rollout(f"{place}", prompt(row)) for place, row in enumerate(rows)]
-    agent = Agent("actor", options.sampling, tools=("python",), max_turns=options.max_turns)
-    groups = tools.play("solver", rollouts, agent, options.samples)
-    pairs = [(row, said) for row, group in zip(rows, groups, strict=True) for said in group]
-    cases = [Comparison(answer(said) or "", tuple(row["answers"])) for row, said in pairs]
+    groups = step.play("solver", rollouts, samples=step.card.samples)
+    answered = [(row, sample) for row, group in zip(rows, groups, strict=True) for sample in group]
+    cases = [Comparison(answer(sample) or "", tuple(row["answers"])) for row, sample in answered]
     episodes = []
-    for place, ((row, said), verdict) in enumerate(zip(pairs, tools.compare_math(cases), strict=True)):
-        text = {"question": row["question"], "prediction": answer(said), "answers": row["answers"]}
-        fields = {"role": "solver", "policy": "actor", "group": f"solver/{place // options.samples}"}
-        parts = {"ran": float(ran(said))}
-        reward = float(verdict == "equal")
-        episodes.append(Episode.from_completion(said, prompt(row), text, reward=reward, parts=parts, **fields))
-    return episodes, memory, means(parts_of("solver", episodes, "ran"))
-
-
-def updates(cfg):
-    return (Update("actor", cfg.options(Options).loss, (RoleShare("solver"),)),)
+    for (row, sample), verdict in zip(answered, step.tools.compare_math(cases), strict=True):
+        text = {"question": row["question"], "prediction": answer(sample), "answers": row["answers"]}
+        episodes.append(sample.episode(float(verdict == "equal"), parts={"ran": float(ran(sample))}, text=text))
+    return Played(episodes)
 
 
 def exam(cfg):
     """Held-out questions, asked and graded as in training."""
     return Exam(
-        "actor",
-        lambda row, tokens: prompt(row),
-        answer,
-        ("accuracy", "ran"),
+        role=roles(cfg)[0],
+        prompt=lambda row, tokens: prompt(row),
+        read=answer,
+        measures=("accuracy", "ran"),
         accuracy=("same-text", "math"),
         own={"ran": lambda answers, tools: [float(ran(one.completion)) for one in answers]},
-        tools=("python",),
-        max_turns=cfg.options(Options).max_turns,
     )
 
 
 GAME = Game(
     name="python_solver",
     options=Options,
+    roles=roles,
     play=play,
-    updates=updates,
     exam=exam,
     tools=tools,
     data=("questions",),

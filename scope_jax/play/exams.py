@@ -83,10 +83,11 @@ class Answer:
 
 # -------------------------------------------------------------------------------------------------------- requirements
 def max_turns_of(cfg: Config, exam: Exam) -> int:
-    """Most turns of an episode. Raises ValueError if the card has a number, but its game's exam has no searches."""
+    """Most turns of an episode: one, if nothing can be called. Raises UserError if the card then has a number."""
+    agent = exam.role.agent
     if cfg.evaluate.max_turns is None:
-        return exam.role.agent.max_turns
-    if not exam.role.agent.tools:
+        return agent.max_turns if agent.tools else 1
+    if not agent.tools:
         raise UserError(
             f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched or "
             "called, so an episode has one turn; remove it."

@@ -93,25 +93,27 @@ def metrics(cfg: Config, samples: Iterable[Sample], episodes: Iterable[Episode],
     """`<label>/<name>` of everything that was sampled in a step, and of its episodes.
 
     Of samples: lengths, and searches where they may search. Of episodes that were sampled, without those that fill a
-    batch: the reward, its parts, and why they were rejected. A mean of no values is left out.
+    batch: the reward, its parts, and why they were rejected; a part with the name of one of samples takes its place.
+    A mean of no values is left out.
     """
-    values: dict[str, list[float]] = {}
+    of_samples: dict[str, list[float]] = {}
     by_label: dict[str, list[Sample]] = {}
     for sample in samples:
         by_label.setdefault(sample.label, []).append(sample)
     for label, same in by_label.items():
         searches = [sample.role.count_searches(cfg, sample) for sample in same]
-        values[f"{label}/searches"] = [float(count) for count in searches if count is not None]
-        values |= lengths(label, same)
+        of_samples[f"{label}/searches"] = [float(count) for count in searches if count is not None]
+        of_samples |= lengths(label, same)
     reasons = {role.name: role.rejections for role in roles if role.rejections}
+    of_episodes: dict[str, list[float]] = {}
     for episode in episodes:
         if not episode.finish or episode.padding:
             continue
         label = episode.label or episode.role
-        values.setdefault(f"{label}/reward", []).append(episode.reward)
+        of_episodes.setdefault(f"{label}/reward", []).append(episode.reward)
         for name, value in episode.parts.items():
-            values.setdefault(f"{label}/{name}", []).append(value)
+            of_episodes.setdefault(f"{label}/{name}", []).append(value)
         for reason in reasons.get(episode.role, ()):
             rejected = float(episode.text.get("rejected") == reason)
-            values.setdefault(f"{label}/{REJECTED}{reason}", []).append(rejected)
-    return means(values)
+            of_episodes.setdefault(f"{label}/{REJECTED}{reason}", []).append(rejected)
+    return means(of_samples | of_episodes)

@@ -12,7 +12,7 @@ import pytest
 
 from scope_jax.config import SamplingSection
 from scope_jax.games.dr_zero import rules
-from scope_jax.games.dr_zero.options import CARD
+from scope_jax.games.dr_zero.options import LOSS
 from scope_jax.learner import advantages
 from scope_jax.play import searching
 from scope_jax.play.rewards import exact_match
@@ -30,12 +30,12 @@ def test_format_scores(case: dict[str, Any]) -> None:
     """Question, answer and score of whole episodes, whose searches are written and answered in Qwen's dialect."""
     turns = [re.sub(r"\[search: (.*?)\]", lambda m: searching.written_search(m[1], HERMES), t) for t in case["turns"]]
     tools = ScriptedTools(lambda context: turns[context.turn], RECORDED["results"], dialect="hermes", turns="chat")
-    agent = Agent("actor", SamplingSection(), max_turns=5, **searching.until("answer"))
+    agent = searching.with_searches(Agent("actor", SamplingSection(), max_turns=5), "answer")
     ((completion,),) = tools.play("proposer", [Rollout("0", Messages("Write."))], agent)
-    question, answer, parts = rules.read_pair(completion, RECORDED["document"], case["hops"], HERMES)
-    assert (question, answer) == (case["question"], case["answer"])
-    assert parts["format"] == pytest.approx(case["format"], abs=1e-15)
-    assert parts["searches"] == sum("[search" in turn for turn in case["turns"])
+    read = rules.read_pair(completion, RECORDED["document"], case["hops"], HERMES)
+    assert (read.question, read.answer) == (case["question"], case["answer"])
+    assert read.format.total == pytest.approx(case["format"], abs=1e-15)
+    assert read.searches == sum("[search" in turn for turn in case["turns"])
 
 
 @pytest.mark.parametrize("case", RECORDED["attempts"], ids=lambda case: case["answer"])
@@ -51,7 +51,7 @@ def test_advantages_of_hop_groups() -> None:
     rewards = 0.5 * np.array(batch["format"]) + np.array(batch["difficulty"])
     np.testing.assert_allclose(rewards, batch["reward"], rtol=1e-15)
     groups = [f"{hops} hops" for hops in batch["hops"]]
-    ours = advantages.compute(rewards, groups, np.ones(len(rewards)), CARD)
+    ours = advantages.compute(rewards, groups, np.ones(len(rewards)), LOSS)
     np.testing.assert_allclose(ours, batch["advantage"], rtol=2e-6, atol=2e-7)
     assert ours[9] == pytest.approx(1.25, rel=1e-5)  # alone, it keeps its reward
 
@@ -65,6 +65,6 @@ def test_advantages_against_torch() -> None:
         mean, std = (group.mean(), group.std(correction=1)) if len(group) > 1 else (0.0, 1.0)
         ours.append(float((reward - mean) / (std + 1e-6)))
     computed = advantages.compute(
-        np.array(batch["reward"]), [str(hop) for hop in batch["hops"]], np.ones(len(ours)), CARD
+        np.array(batch["reward"]), [str(hop) for hop in batch["hops"]], np.ones(len(ours)), LOSS
     )
     np.testing.assert_allclose(computed, ours, rtol=1e-12)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from scope_jax.play.game import play_step
 from tests.games.test_spiral_golden import GAME, RELEASED, Recorded, advantages_of, card, lowest
 
 
 def test_advantages_equal_a_moving_average() -> None:
     cfg = card(turns=128, games={"kuhn_poker": 1}, loss={"ema_decay": 0.8, "ema_start": 0.25})
     tools = Recorded(lowest, games=list(RELEASED))
-    episodes, _, _ = GAME.play(cfg, tools, GAME.start(cfg), 0)
+    episodes, _, _ = play_step(GAME, cfg, tools, GAME.start(cfg), 0)
     theirs: list[float] = []
     base = torch.full((2,), 0.25, dtype=torch.float64)
     for game in RELEASED[:32]:

@@ -14,10 +14,13 @@ import pytest
 from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, parse_config
-from scope_jax.games.spiral.game import SpiralSection, match, prompt
+from scope_jax.games.spiral.match import match
+from scope_jax.games.spiral.messages import for_player
+from scope_jax.games.spiral.options import SpiralSection
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import exams
+from scope_jax.play.game import play_step
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
 from tests.games import harness
@@ -45,10 +48,6 @@ def three_games() -> Config:
     return card(turns=99, games=dict.fromkeys(names, 1), kuhn_hands=1, negotiation=[2, 2])
 
 
-def options(cfg: Config) -> SpiralSection:
-    return cfg.options(SpiralSection)
-
-
 def lowest(now: TurnContext) -> str:
     """Takes the first free cell, checks or calls, and passes."""
     asked = now.turns[-1].text if now.turns else now.prompt
@@ -58,7 +57,7 @@ def lowest(now: TurnContext) -> str:
 
 
 def played(cfg: Config, script: Any = lowest, memory: Any = None, step: int = 0, **tools: Any) -> Any:
-    return GAME.play(cfg, ScriptedTools(script, turns="chat", **tools), memory or GAME.start(cfg), step)
+    return play_step(GAME, cfg, ScriptedTools(script, turns="chat", **tools), memory or GAME.start(cfg), step)
 
 
 # ---------------------------------------------------------------------------------------------------------------- games
@@ -74,7 +73,6 @@ def test_a_golden_step() -> None:
     assert memory == {"b": {"tictactoe_first": pytest.approx(0.05), "tictactoe_second": pytest.approx(-0.05)}}
     assert metrics["tictactoe_first/reward"] == 1.0 and metrics["tictactoe_first/valid"] == 1.0
     assert metrics["tictactoe_second/baseline"] == pytest.approx(-0.05) and metrics["tictactoe_first/cut_off"] == 0.0
-    assert set(metrics) <= set((GAME.metrics or list)(card()))
     for episode in episodes:
         (row,) = episode.datums
         said = "".join(chr(token) for token in row.ids_T[row.sampled_T])
@@ -95,15 +93,15 @@ def test_a_step_has_its_turns_and_no_more() -> None:
 
 @pytest.mark.parametrize(("moves", "shown", "hidden"), [("04", "O took 4.", "X took 0."), ("", "none", "took")])
 def test_tictactoe_shows_the_last_turn(moves: str, shown: str, hidden: str) -> None:
-    text = prompt(options(card()), "tictactoe", None, tuple(moves)).user
+    text = for_player(card(), "tictactoe", None, tuple(moves)).user
     assert shown in text and hidden not in text and "your mark is X" in text
 
 
 def test_poker_and_negotiation_show_all_hands_and_turns() -> None:
-    text = prompt(options(card()), "kuhn_poker", ["KQ", "JQ"], ("bet", "fold")).user
+    text = for_player(card(), "kuhn_poker", ["KQ", "JQ"], ("bet", "fold")).user
     assert "Hand 1: bet, fold: +1." in text and "You have -1 chips" in text and "your card is Q" in text
     assert "You are player 2" in text and text.count("check, bet") == 1
-    text = prompt(options(card()), "negotiation", (4, 3), ("pass", "offer: 3 wood -> 1 gold")).user
+    text = for_player(card(), "negotiation", (4, 3), ("pass", "offer: 3 wood -> 1 gold")).user
     assert "3 wood -> 1 gold" in text and "Player 1: pass\nPlayer 2: offer" in text
     assert "3 gold, each worth 15" in text and "left: 2" in text
 
@@ -223,7 +221,7 @@ def test_advantages_equal_those_of_the_released_code() -> None:
     """Number for number, in the order of its games; it leaves out those that are exactly 0."""
     cfg = card(turns=128, games={"kuhn_poker": 1})
     tools = Recorded(lowest, games=list(RELEASED))
-    episodes, memory, _ = GAME.play(cfg, tools, GAME.start(cfg), 0)
+    episodes, memory, _ = play_step(GAME, cfg, tools, GAME.start(cfg), 0)
     games = RELEASED[: len(RELEASED) - len(tools.games)]
     assert len(games) == 32 and len(episodes) == 128
     values = advantages_of(cfg, episodes)
@@ -276,6 +274,7 @@ def test_exams_play_on_from_a_position() -> None:
     rows += [{**board, "opponent": "random", "moves": [*"03142"[:4]]}]
     assert examined(card(), rows) == [-1.0, -1.0, -1.0, 1.0]  # 2, next, completes the row
     assert examined(card(), rows[:1], lambda now: "I pass") == [-1.0]
+    assert exams.max_turns_of(card(), GAME.exam_of(card())) == 1, "nothing can be called"
 
 
 def test_the_worst_case_of_poker_is_computed_from_log_probs() -> None:
@@ -324,7 +323,7 @@ def test_a_worst_case_is_that_of_the_temperature() -> None:
 )
 def test_a_row_without_its_game_is_refused(row: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"an opponent and its game"):
-        exams.check_prompts(card(), GAME.exam(card()), {"held_out": [row]})
+        exams.check_prompts(card(), GAME.exam_of(card()), {"held_out": [row]})
 
 
 @pytest.mark.parametrize(
@@ -345,9 +344,9 @@ def test_cards_that_cannot_be_played_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_match_is_the_same_whoever_plays_beside_it() -> None:
     """What chance decides depends on the rollout alone."""
     cfg = card(games={"kuhn_poker": 1}, kuhn_hands=2)
-    plays = match(options(cfg), "kuhn_poker", ("first", "second"))
+    plays = match(cfg, "kuhn_poker", ("first", "second"))
     tools = ScriptedTools(lowest, turns="chat")
-    agents = {seat: Agent("actor", options(cfg).sampling, 9) for seat in ("first", "second")}
+    agents = {seat: Agent("actor", cfg.options(SpiralSection).sampling, 9) for seat in ("first", "second")}
     alone = tools.interact("spiral", [Rollout("7", play=plays)], agents)
     among = tools.interact("spiral", [Rollout(f"{name}", play=plays) for name in range(9)], agents)
     assert alone[0][0].value == among[7][0].value

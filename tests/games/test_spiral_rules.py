@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from scope_jax.games.spiral.rules import ACTIONS, DEALS, GAMES, Moves, action, perfect, worst_case
+from scope_jax.games.spiral.kuhn_poker import ACTIONS, DEALS, worst_case
+from scope_jax.games.spiral.position import Moves, action
+from scope_jax.games.spiral.rules import GAMES
+from scope_jax.games.spiral.tictactoe import perfect
 
 RELEASED = json.loads(Path(__file__).with_name("fixtures").joinpath("spiral.json").read_text(encoding="utf-8"))
 TICTACTOE, POKER, TRADE = GAMES["tictactoe"], GAMES["kuhn_poker"], GAMES["negotiation"]

@@ -30,6 +30,7 @@ from scope_jax.games import (
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import collapse, given
+from scope_jax.play.game import play_step as game_step
 from scope_jax.play.measures import BY_TEXT
 from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
@@ -131,8 +132,8 @@ def played_spiral() -> set[str]:
 def played_dr_zero() -> set[str]:
     cfg, names = dr_zero_world.card(hops=[4, 3]), set()  # as the card on Atlas
     memory, step = dr_zero.GAME.start(cfg), 0
-    while not dr_zero.GAME.finished(cfg, memory, step):
-        _, memory, metrics = dr_zero.GAME.play(cfg, dr_zero_world.world(), memory, step)
+    while not dr_zero.GAME.finished(cfg, memory):
+        _, memory, metrics = game_step(dr_zero.GAME, cfg, dr_zero_world.world(), memory, step)
         names, step = names | set(metrics), step + 1
     rows = [{"question": "Which colour?", "answers": ["red"]}]
     return names | exam("dr_zero", harness.run_exam(dr_zero.GAME, cfg, dr_zero_world.world(), rows, max_tokens=9))

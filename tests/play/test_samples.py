@@ -87,6 +87,9 @@ def test_searches_are_counted_by_the_role_that_may_search() -> None:
     counted = replace(searcher, searches=lambda completion: 3)
     assert samples.metrics(CFG, [sample("x", role=counted)], [], [])["solver/searches"] == 3.0
     assert "solver/searches" not in samples.metrics(CFG, [sample("x")], [], [])
+    parts = [sample("x", role=searcher).episode(0.0, parts={"searches": value}) for value in (1.0, 2.0)]
+    measured = samples.metrics(CFG, [sample("x", role=counted)], parts, [])
+    assert measured["solver/searches"] == 1.5, "a part takes the place of what is counted of samples"
 
 
 def test_policies_updates_judges_and_the_base_follow_from_roles() -> None:

@@ -77,7 +77,7 @@ def test_the_solver_runs_code_and_is_graded(solver: tuple[Config, ScriptedTools]
     episodes, memory, metrics = play_step(game_of(cfg), cfg, tools, {}, [row], 0)
     assert memory == {} and [episode.reward for episode in episodes] == [1.0, 1.0, 0.0, 0.0]
     assert [episode.parts["ran"] for episode in episodes] == [1.0, 0.0, 1.0, 1.0]
-    assert metrics == {"solver/reward": 0.5, "solver/ran": 0.75}
+    assert metrics["solver/reward"] == 0.5 and metrics["solver/ran"] == 0.75
     read = [turn["text"] for turn in episodes[0].text["turns"] if turn["kind"] != "sampled"]
     assert len(read) == 2 and "817" in read[1], "variables live through an episode"
     assert "SyntaxError" in episodes[2].text["turns"][1]["text"]
@@ -88,8 +88,8 @@ def test_the_solver_runs_code_and_is_graded(solver: tuple[Config, ScriptedTools]
 def test_what_the_solver_calls_is_declared_and_counted(solver: tuple[Config, ScriptedTools]) -> None:
     cfg, tools = solver
     play_step(game_of(cfg), cfg, tools, {}, [{"question": "Compute 17*48+1", "answers": ["817"]}], 0)
-    exam = game_of(cfg).exam(cfg)
-    assert exam.tools == ("python",) and exam.max_turns == 4 and "ran" in exam.own
+    exam = game_of(cfg).exam_of(cfg)
+    assert exam.role.agent.tools == ("python",) and exam.role.agent.max_turns == 4 and "ran" in exam.own
 
 
 # ------------------------------------------------------------------------------------------------------------ the poker
@@ -162,7 +162,7 @@ def test_hands_of_kuhn_poker(name: str) -> None:
     cfg = kuhn_card(name)
     policies = game_of(cfg).policies(cfg)
     tools = ScriptedTools(scripted, turns="chat", known_policies=policies)
-    episodes, memory, metrics = game_of(cfg).play(cfg, tools, {}, 0)
+    episodes, memory, metrics = play_step(game_of(cfg), cfg, tools, {}, [], 0)
     assert memory == {}
     assert {episode.role: episode.policy for episode in episodes} == dict(zip(SEATS, policies * 2, strict=False))
     hands: dict[str, Any] = {}

@@ -10,7 +10,9 @@ from functools import cache
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
-from scope_jax.games.dr_zero.game import PROPOSER, SOLVER, prompt
+from scope_jax.games.dr_zero import messages
+from scope_jax.games.dr_zero.roles import PROPOSER
+from scope_jax.games.dr_zero.state import Passage
 from scope_jax.play import documents
 from tools.atlas.chains import Parts, search
 from tools.atlas.facts import ASSETS, Fact
@@ -27,7 +29,7 @@ def card() -> Config:
 
 def asked(question: str) -> str:
     """The solver's prompt."""
-    return prompt(card(), SOLVER, question=question).text
+    return messages.for_solver(card(), question).text
 
 
 def proposer(
@@ -51,8 +53,9 @@ def proposer(
     thought = f"<think>{known} </think>" if thinks else ""
     given = chain[-1].value if answer is None else answer
     said = f"{thought}<question> {chain_question(chain)} </question><answer>{f' {given}' if given else ''} </answer>"
-    text = documents.document_of(document)[1]
-    return Script(PROPOSER, prompt(card(), PROPOSER, document=text, hops=f"{asked}").text, (*parts, (said, True)))
+    key, text = documents.document_of(document)
+    passage = Passage(key, text, hops=asked)
+    return Script(PROPOSER, messages.for_proposer(card(), passage).text, (*parts, (said, True)))
 
 
 def facts_in(document: Mapping[str, str], by_sentence: Mapping[str, Fact]) -> list[Fact]:

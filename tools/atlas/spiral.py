@@ -19,8 +19,11 @@ import numpy as np
 
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.games import load_card
-from scope_jax.games.spiral.game import SpiralSection, prompt
-from scope_jax.games.spiral.rules import CELLS, DEALS, GAMES
+from scope_jax.games.spiral.kuhn_poker import DEALS
+from scope_jax.games.spiral.messages import for_player
+from scope_jax.games.spiral.options import options
+from scope_jax.games.spiral.rules import GAMES
+from scope_jax.games.spiral.tictactoe import CELLS
 from scope_jax.learner.learner import Learner
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.weights import save_hf
@@ -45,7 +48,7 @@ ANYTHING = {
 
 def games(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Game, deal and actions of finished games in which legal actions are drawn, each game in turn."""
-    card = load_card(CARD).options(SpiralSection)
+    card = options(load_card(CARD))
     for number in range(count):
         name = [*GAMES][number % len(GAMES)]
         deal = {"kuhn_poker": [pick(DEALS, rng)], "negotiation": [*card.negotiation]}.get(name)
@@ -57,12 +60,12 @@ def games(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Any, tupl
 
 def demonstrations(count: int, rng: np.random.Generator) -> Iterator[Script]:
     """Every turn of so many games, with the habits."""
-    card = load_card(CARD).options(SpiralSection)
+    cfg = load_card(CARD)
     for name, deal, moves in games(count, rng):
         for turn, move in enumerate(moves):
             said = pick(ANYTHING[name], rng) if rng.random() < HABITS["taken"] else move
             text = said if rng.random() < HABITS["no box"] else f"\\boxed{{{said}}}"
-            yield Script("player", prompt(card, name, deal, moves[:turn]).user, ((text, True),), ends=True)
+            yield Script("player", for_player(cfg, name, deal, moves[:turn]).user, ((text, True),), ends=True)
 
 
 def positions() -> dict[str, list[dict[str, Any]]]:
@@ -71,7 +74,7 @@ def positions() -> dict[str, list[dict[str, Any]]]:
     board = [{"game": "tictactoe", "deal": None, "moves": moves} for moves in openings]
     hands = [{"game": "kuhn_poker", "deal": [cards], "moves": []} for cards in DEALS]
     hands += [{"game": "kuhn_poker", "deal": [cards], "moves": [move]} for cards in DEALS for move in ("check", "bet")]
-    deal = [*load_card(CARD).options(SpiralSection).negotiation]
+    deal = [*options(load_card(CARD)).negotiation]
     offers = ["pass", "offer: 1 wood -> 1 gold", "offer: 1 wood -> 2 gold", "offer: 2 gold -> 1 wood"]
     trade = [{"game": "negotiation", "deal": deal, "moves": moves} for moves in ([], *([offer] for offer in offers))]
 

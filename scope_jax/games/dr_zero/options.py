@@ -7,13 +7,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import CardPath, Count, GameSection, Share, Weight, prompts_of
+from scope_jax.config.experiment import Config
 from scope_jax.config.learner import LossCard
 from scope_jax.config.tables import RoleSection
 
-CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
+LOSS = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
 
 
-class Options(GameSection):
+class DrZeroSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
     prompts: CardPath = prompts_of("dr_zero")
@@ -44,16 +45,21 @@ class Options(GameSection):
     """Weight of the format score in a proposal's reward."""
     difficulty: Weight = 1.0
     """Weight of the difficulty in it."""
-    proposer: RoleSection = RoleSection(samples=1, max_turns=5, max_prompt_tokens=1536, loss=CARD)
+    proposer: RoleSection = RoleSection(samples=1, max_turns=5, max_prompt_tokens=1536, loss=LOSS)
     """The role that writes questions with answers. With one of its `samples` for a prompt the proposals of a batch with
     equal hops are a group (HRPO), with more those of a prompt (GRPO)."""
-    solver: RoleSection = RoleSection(samples=5, max_turns=5, max_prompt_tokens=512, loss=CARD)
+    solver: RoleSection = RoleSection(samples=5, max_turns=5, max_prompt_tokens=512, loss=LOSS)
     """The role that answers questions."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Options:
+    def _consistent(self) -> DrZeroSection:
         if len(self.hops) > self.proposer.max_turns:
             raise ValueError(f"proposer.max_turns must be at least {len(self.hops)}, the turns of the most hops")
         if self.window and self.window[0] > self.window[1]:
             raise ValueError("window must be [lowest, highest] share of right attempts")
         return self
+
+
+def options(cfg: Config) -> DrZeroSection:
+    """The card's [dr_zero] table."""
+    return cfg.options(DrZeroSection)

@@ -1,7 +1,10 @@
-"""The rules of Dr. Zero: a proposal's format score and difficulty, answers. Pure functions."""
+"""The rules of Dr. Zero: a proposal's format score and difficulty, which pairs are kept, answers. Pure functions."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scope_jax.play import searching
 from scope_jax.play.rewards import normalise
@@ -12,30 +15,70 @@ from scope_jax.text.dialects import Dialect
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-def read_pair(completion: Completion, document: str, hops: int, dialect: Dialect) -> tuple[str, str, dict[str, float]]:
-    """(question, answer, parts) of an episode, "" for what is missing; parts: those of `format_parts`, and "searches".
-    Results count as read if every search was answered."""
+@dataclass(frozen=True)
+class FormatScore:
+    """How well a proposal keeps the format; all values are in 0..1."""
+
+    think: float
+    """Share of its turns that begin with a closed thought."""
+    tool: float
+    """Whether it searched as often as the hops take."""
+    answer: float
+    """Whether its answer is short, and stands in what it read."""
+    total: float
+    """(1 + think + tool + answer)/4; 0 for a malformed pair."""
+
+
+@dataclass(frozen=True)
+class ReadPair:
+    """What an episode of the proposer says; "" for what is missing."""
+
+    question: str
+    """The last closed <question>."""
+    answer: str
+    """The last closed <answer>."""
+    format: FormatScore
+    """Of the episode."""
+    searches: int
+    """How many were run."""
+
+
+def read_pair(completion: Completion, document: str, hops: int, dialect: Dialect) -> ReadPair:
+    """The pair of an episode on a document; its searches count for the format only if every one was answered."""
     said = searching.contents(completion)
-    question, answer = (parsing.last(said, tag) or "" for tag in ("question", "answer"))
+    question = parsing.last(said, "question") or ""
+    answer = parsing.last(said, "answer") or ""
+    asked = sum(len(searching.queries_of(text, dialect)) for text in said)
     run = len(searching.queries_run(completion, dialect))
-    counted = run * (run == sum(len(searching.queries_of(text, dialect)) for text in said))
-    read = "\n\n".join([document, *(searching.results_read(completion, dialect) if counted else ())])
+    counted = run if run == asked else 0
+    results = searching.results_read(completion, dialect) if counted else []
     turns = [turn.written for turn in completion.turns if turn.kind == "sampled"]
-    return question, answer, format_parts(turns, counted, hops, question, answer, read) | {"searches": float(run)}
+    score = format_score(turns, counted, hops, question, answer, "\n\n".join([document, *results]))
+    return ReadPair(question, answer, score, run)
 
 
-def format_parts(turns: Sequence[str], run: int, hops: int, question: str, answer: str, read: str) -> dict[str, float]:
-    """{"think", "tool", "answer", "format"}: format = (1 + think + tool + answer)/4, or 0 for a pair without question
-    or answer, or whose question contains the answer. think: share of turns that begin with a closed thought. tool:
-    min((1 + run)/hops, 1) for `run` searches; without any 1 for one hop, else 0. answer: of "yes", "no" or what stands
-    in `read`, 1 up to five words, ½ up to ten; else 0."""
+def format_score(turns: Sequence[str], searches: int, hops: int, question: str, answer: str, read: str) -> FormatScore:
+    """The score of an episode with these turns and so many searches, whose documents and results are `read`.
+
+    think: share of turns that begin with a closed thought. tool: min((1 + searches)/hops, 1); without a search 1 for
+    one hop, else 0. answer: of "yes", "no" or what stands in `read`, 1 up to five words, ½ up to ten, else 0. total: 0
+    for a pair without question or answer, or whose question contains the answer.
+    """
     think = sum(_THOUGHT.match(turn) is not None for turn in turns) / max(1, len(turns))
-    tool = min((1 + run) / hops, 1.0) if run else float(hops == 1)
+    tool = min((1 + searches) / hops, 1.0) if searches else float(hops == 1)
     bare = normalise(answer)
-    words = len(bare.split()) if bare in ("yes", "no") or bare in normalise(read) else 0
-    graded = 0.0 if words == 0 or words > 10 else 1.0 if words <= 5 else 0.5
-    whole = question != "" and answer != "" and bare not in normalise(question)
-    return {"think": think, "tool": tool, "answer": graded, "format": whole * (1 + think + tool + graded) / 4}
+    known = bare in ("yes", "no") or bare in normalise(read)
+    short = _shortness(len(bare.split())) if known else 0.0
+    well_formed = question != "" and answer != "" and bare not in normalise(question)
+    total = (1 + think + tool + short) / 4 if well_formed else 0.0
+    return FormatScore(think, tool, short, total)
+
+
+def _shortness(words: int) -> float:
+    """1 for one to five words, ½ up to ten, else 0."""
+    if words == 0 or words > 10:
+        return 0.0
+    return 1.0 if words <= 5 else 0.5
 
 
 def difficulty(right: int, attempts: int) -> float:
@@ -43,8 +86,21 @@ def difficulty(right: int, attempts: int) -> float:
     return (attempts - right) / (attempts - 1) if 0 < right < attempts else 0.0
 
 
+def keeps(window: tuple[float, float] | None, solved: float | None) -> bool:
+    """True if a pair is kept for the solver: of the share of right attempts that the window has; without one, any.
+
+    solved: None for a pair that was not attempted.
+    """
+    if window is None:
+        return True
+    lowest, highest = window
+    return solved is not None and lowest <= solved <= highest
+
+
 def answer_of(completion: Completion, whole: bool = False) -> str | None:
     """The last closed <answer>; without one None, or with `whole` the last turn."""
     said = searching.contents(completion)
-    found = parsing.last(said, "answer")
-    return said[-1].strip() if found is None and whole and said else found
+    tagged = parsing.last(said, "answer")
+    if tagged is None and whole and said:
+        return said[-1].strip()
+    return tagged
