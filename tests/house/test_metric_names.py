@@ -179,24 +179,15 @@ def produced() -> dict[str, frozenset[str]]:
     }
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_a_games_list_of_metrics_has_every_metric_of_a_step(game: str) -> None:
-    """Rules of [[train.watch]] are checked against this list."""
-    cfg = load_card(ROOT / "configs" / game / "atlas.toml")
-    listed = frozenset((GAMES[cfg.system].metrics or (lambda cfg: ()))(cfg))
-    assert listed is not None
-    played = {name for name in produced()[game] if name.partition("/")[2] not in METRICS}
-    assert sorted(name for name in played - listed if not name.startswith("eval/")) == []
-    assert learner_metrics() <= {*METRICS}
-
-
 @cache
 def known() -> frozenset[str]:
     measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
     measured |= set(DERIVED)  # computed by the benchmark from what a run has written
     measured |= {f"eval/set/{measure}" for measure in BY_TEXT}  # that a card may ask for
     updates = {name.rpartition("/")[0] for own in produced().values() for name in own if name.endswith("/loss")}
-    measured |= set(collapse.names({role for update in updates for role in update.split("+")} - {"sft", "dpo"}))
+    roles = {role for update in updates for role in update.split("+")} - {"sft", "dpo"}
+    measured |= {f"{role}/{sign}" for role in roles for sign in collapse.SIGNS}
+    measured |= {f"{role}/{sign}_se" for role in roles for sign in collapse.ESTIMATED}
     return frozenset(measured).union(*produced().values())
 
 
@@ -247,7 +238,7 @@ def test_every_figure_of_speed_exists(wanted: str) -> None:
 @pytest.mark.parametrize("game", GAMES)
 def test_the_report_and_the_line_of_a_step_show_every_measure_of_the_atlas_exams(game: str) -> None:
     cfg = load_card(ROOT / "configs" / game / "atlas.toml")
-    default = GAMES[game].exam(cfg).measures
+    default = GAMES[game].exam_of(cfg).measures
     for card in cfg.evaluate.sets:
         for measure in card.measures or default:
             name = f"eval/{card.name}/{'score' if measure == 'rubric' else measure}"

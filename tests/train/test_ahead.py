@@ -19,7 +19,7 @@ from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.run import card_rules
 from scope_jax.run.meshes import all_generate, divided_devices
 from scope_jax.run.opened import OpenedCard
-from scope_jax.run.steps import Played, packed, unpacked
+from scope_jax.run.steps import PlayedStep, packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "rollout.devices=4"
@@ -49,7 +49,7 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
         text={"turns": [{"text": "é", "score": np.float32(0.1)}], "count": np.int64(3)},
         judgements=(verdict,),
     )
-    played = Played([episode, episode], {"pool": [1, None, {"a": 0.1}]}, {"reward": 1 / 3, "nothing": math.nan})
+    played = PlayedStep([episode, episode], {"pool": [1, None, {"a": 0.1}]}, {"reward": 1 / 3, "nothing": math.nan})
     text = packed(played)
     assert json.loads(json.dumps(text)) == text and packed(played) == text
     found = unpacked(text)

@@ -32,7 +32,7 @@ def play(step: Step[RZeroSection]) -> Played:
         played = write_pool(step)
     else:
         played = train_solver(step)
-    return replace(played, metrics=played.metrics | {"iteration": float(step.memory["iteration"])})
+    return replace(played, metrics={**played.metrics, "iteration": float(step.memory["iteration"])})
 
 
 def train_challenger(step: Step[RZeroSection]) -> Played:
