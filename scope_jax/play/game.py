@@ -191,6 +191,11 @@ def services_of(tools: Iterable[Tool]) -> list[Service]:
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
+def step_of(game: Game, cfg: Config, tools: Tools, memory: Memory, number: int) -> Step[Any]:
+    """The step after `number` steps, before it is played."""
+    return Step(cfg, getattr(cfg, game.name), {role.name: role for role in game.roles(cfg)}, tools, memory, number)
+
+
 def play_step(
     game: Game, cfg: Config, tools: Tools, memory: Memory, number: int
 ) -> tuple[list[Episode], Memory, Metrics]:
@@ -198,14 +203,18 @@ def play_step(
 
     Raises UserError for what a game of one's own may not return: what is no step, and metrics that are no numbers.
     """
-    speakers = game.roles(cfg)
-    step = Step(cfg, getattr(cfg, game.name), {role.name: role for role in speakers}, tools, memory, number)
+    step = step_of(game, cfg, tools, memory, number)
     played = game.play(step)
     _check_played(game, played)
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
-    automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
+    metrics: dict[str, float | None] = {
+        **samples.metrics(cfg, step.ledger.samples, played.episodes, step.roles.values()),
+        **step.ledger.requests,
+        **played.metrics,
+        **of_memory,
+    }
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
-    return episodes, after, automatic | played.metrics | of_memory
+    return episodes, after, {name: value for name, value in metrics.items() if value is not None}
 
 
 def _check_played(game: Game, played: Any) -> None:

@@ -35,9 +35,9 @@ class Played:
     """Of all roles, without advantages."""
     outcome: Any = None
     """What happened, plain data: `Game.remember` makes the memory after the step of it."""
-    metrics: Metrics = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The game's own. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same name here
-    takes their place."""
+    takes their place, and None leaves it out: the step has no value for it."""
     settings: Sequence[SettingRecord] = ()
     """Values of settings that change during a run, for the report."""
 
