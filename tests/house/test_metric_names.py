@@ -107,7 +107,8 @@ def played_spell() -> set[str]:
 
 def played_score() -> set[str]:
     cfg = score_world.card()
-    return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
+    tools = score_world.world()
+    return set(play_step(score.GAME, cfg, tools, score.GAME.start(cfg), score_world.QUERIES, 0)[2])
 
 
 def played_r_zero() -> set[str]:
