@@ -81,8 +81,10 @@ def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tupl
         "harness": harness,
         "statistics": statistics[-card.harness.every :],
     }
-    refreshed = {name: float(harness[name]) for name in ("refreshed", "invalid")}
-    return after, {f"harness/{name}": count for name, count in refreshed.items()}
+    return after, {
+        "harness/refreshed": float(harness["refreshed"]),
+        "harness/invalid": float(harness["invalid"]),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scope_jax.config import Config
+from scope_jax.config import Config, SamplingSection
 from scope_jax.games.score import messages, meta_harness, rules, state
 from scope_jax.games.score.meta_harness import Harness, HarnessError, Refresh
 from scope_jax.games.score.options import ScoreRole, ScoreSection, options
@@ -67,18 +67,10 @@ def solver_role(cfg: Config) -> Role:
 def evaluator_role(cfg: Config) -> Role:
     """It writes rubrics, on which it is trained."""
     card = options(cfg)
-    evaluator = card.evaluator
-    agent = Agent(
-        _policy_of(card, "evaluator"),
-        evaluator.sampling,
-        max_prompt_tokens=evaluator.max_prompt_tokens,
-        stop=("</dimensions>",),
-        tempered=evaluator.loss.tempered,
-    )
     return Role(
         EVALUATOR,
-        agent,
-        loss=evaluator.loss if EVALUATOR in card.train else None,
+        replace(_evaluator(card, card.evaluator.sampling), stop=("</dimensions>",)),
+        loss=card.evaluator.loss if EVALUATOR in card.train else None,
         weight=card.evaluator_scale,
         prompts=(messages.RUBRIC_QUERY if card.rubric_scope == "query" else messages.RUBRIC,),
         table="score.evaluator",
@@ -89,14 +81,7 @@ def evaluator_role(cfg: Config) -> Role:
 def scoring_role(cfg: Config) -> Role:
     """The evaluator when it searches and assesses reports, which is not trained."""
     card = options(cfg)
-    evaluator = card.evaluator
-    agent = Agent(
-        _policy_of(card, "evaluator"),
-        evaluator.assessment,
-        max_turns=evaluator.max_turns,
-        max_prompt_tokens=evaluator.max_prompt_tokens,
-        tempered=evaluator.loss.tempered,
-    )
+    agent = replace(_evaluator(card, card.evaluator.assessment), max_turns=card.evaluator.max_turns)
     return Role(
         SCORING,
         searching.with_searches(agent, ASSESSMENT),
@@ -104,6 +89,13 @@ def scoring_role(cfg: Config) -> Role:
         table="score.evaluator",
         searches=lambda completion: searches_run(cfg, completion),
     )
+
+
+def _evaluator(card: ScoreSection, sampling: SamplingSection) -> Agent:
+    """The evaluator in single turns, with one of its sampling tables."""
+    limit = card.evaluator.max_prompt_tokens
+    policy = _policy_of(card, "evaluator")
+    return Agent(policy, sampling, max_prompt_tokens=limit, tempered=card.evaluator.loss.tempered)
 
 
 def _policy_of(card: ScoreSection, role: ScoreRole) -> str:

@@ -236,9 +236,10 @@ def _moving_average(average: float | None, value: float, decay: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
-def score_shares(report: Report, assessment: Assessment, max_score: int) -> tuple[float, list[float]]:
+def score_shares(report: Report, max_score: int) -> tuple[float, list[float]]:
     """(the base score, the scores of the other dimensions) of an assessed report, as shares of `max_score`."""
-    scores = {name: value / max_score for name, value in assessment.scores.items()}
+    assert report.assessment is not None
+    scores = {name: value / max_score for name, value in report.assessment.scores.items()}
     rubric = report.query.rubric
     return scores[rubric.base], [scores[name] for name in rubric.weights]
 
@@ -264,26 +265,20 @@ def step_statistics(
 
     spread: mean over queries of the standard deviation of their assessed reports' base scores.
     """
-    bases: list[list[float]] = []  # by query
-    others: list[float] = []
-    for group in by_query(reports):
-        bases.append([])
-        for report in group:
-            if report.assessment is not None:
-                base, scores = score_shares(report, report.assessment, card.max_score)
-                bases[-1].append(base)
-                others += scores
-    valid = [report.assessment for report in reports if report.assessment is not None]
-    cited = [assessment.citations for assessment in valid if assessment.citations]
+    groups = [[report for report in group if report.assessment is not None] for group in by_query(reports)]
+    assessed = [report for group in groups for report in group]
+    scores = [score_shares(report, card.max_score) for report in assessed]
+    bases = [[score_shares(report, card.max_score)[0] for report in group] for group in groups]
+    cited = [report.assessment.citations for report in assessed if report.assessment and report.assessment.citations]
     total = sum(sum(counts.values()) for counts in cited)
     return {
         "step": number,
         "reward": _mean([report.reward for report in reports if has_reward(card, report)]),
-        "base_score": _mean([base for group in bases for base in group]),
-        "dimension_score": _mean(others),
+        "base_score": _mean([base for base, _ in scores]),
+        "dimension_score": _mean([value for _, others in scores for value in others]),
         "spread": _mean([float(np.std(group)) for group in bases if len(group) > 1]),
-        "assessed": len(valid) / len(reports),
-        "depth": _mean([float(report.depth) for report in reports if report.assessment is not None]),
+        "assessed": len(assessed) / len(reports),
+        "depth": _mean([float(report.depth) for report in assessed]),
         "consistency": _mean(consistency),
         "valid_rubrics": _mean([float(not draft.reason) for draft in drafts]),
         "citations_supported": sum(counts["supported"] for counts in cited) / total if total else None,
