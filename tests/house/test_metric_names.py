@@ -30,6 +30,7 @@ from scope_jax.games import (
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import collapse, given
+from scope_jax.play.game import play_step as game_step
 from scope_jax.play.measures import BY_TEXT
 from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
@@ -101,14 +102,13 @@ def played_spell() -> set[str]:
     for cfg in (spell_world.card(), spell_world.card(rule="judge", judge_table={"url": "http://judge", "model": "m"})):
         judge = iter(["Correct"] * 99)
         tools = spell_world.world(judge_reply=lambda message, judge=judge: next(judge))
-        names |= set(spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)[2])
+        names |= set(game_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)[2])
     return names
 
 
 def played_score() -> set[str]:
     cfg = score_world.card()
-    tools = score_world.world()
-    return set(play_step(score.GAME, cfg, tools, score.GAME.start(cfg), score_world.QUERIES, 0)[2])
+    return set(game_step(score.GAME, cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
 def played_r_zero() -> set[str]:
