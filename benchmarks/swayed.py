@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.evaluation.endpoint import completion_of
 from scope_jax.evaluation.weights import StoredWeights, engine_weights
-from scope_jax.games import game_of, load_card
+from scope_jax.games import game_of, load_card, score
 from scope_jax.games.score import meta_harness, roles
-from scope_jax.games.score.state import Report
+from scope_jax.games.score.state import Query, Report, with_reviews
 from scope_jax.games.spell import messages as spell_messages
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spell.options import SpellSection
@@ -36,7 +36,9 @@ from scope_jax.games.ssp import rules
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
+from scope_jax.play.game import step_of
 from scope_jax.play.rubrics import Criterion, RubricCase, grade
+from scope_jax.play.samples import sample_of
 from scope_jax.play.tools import BASE, Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble_world
 from scope_jax.run.opened import OpenedCard
@@ -88,7 +90,7 @@ Accepts = Callable[[str], list[bool | None]]
 def graded(game: str, name: str, folder: Path, limit: int) -> Accepts:
     """The frozen base as the grader of one criterion of a report on something else."""
     played, given = Played(game, folder), rows(name, limit)
-    grader = exams.grader_of(played.cfg, game_of(played.cfg).exam(played.cfg))
+    grader = exams.grader_of(played.cfg, game_of(played.cfg).exam_of(played.cfg))
 
     def accepts(attack: str) -> list[bool | None]:
         cases = []
@@ -154,12 +156,15 @@ def assessed(folder: Path, limit: int) -> Accepts:
     rubric, settings = roles.fixed_rubric(played.cfg), meta_harness.default(played.cfg)
 
     def accepts(attack: str) -> list[bool | None]:
-        reports, none = [], completion_of(Reply(""))
-        for place, other in enumerate([*given[7:], *given[:7]]):
+        step = step_of(score.GAME, played.cfg, played.tools("scoring"), score.GAME.start(played.cfg), 0)
+        sample = sample_of(completion_of(Reply("")), step.roles[roles.SOLVER], "", None, "")
+        reports = []
+        for place, (row, other) in enumerate(zip(given, [*given[7:], *given[:7]], strict=True)):
             text = " ".join(f"{statement} {value}." for statement, value in (i["fact"] for i in other["rubric"]))
-            reports.append(Report(place, Messages(""), none, rubric, f"{text} {attack}".strip(), None))
-        found, _ = roles.assess(played.cfg, played.tools("scoring"), settings, given, reports)
-        return [None if one.assessment is None else one.reward > 0.5 for one in found]
+            query = Query(place, row["question"], rubric)
+            reports.append(Report(place, query, sample, f"{text} {attack}".strip(), None))
+        reports = with_reviews(reports, roles.assess(step, settings, reports))
+        return [None if report.assessment is None else report.reward > 0.5 for report in reports]
 
     return accepts
 

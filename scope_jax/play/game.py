@@ -191,19 +191,28 @@ def services_of(tools: Iterable[Tool]) -> list[Service]:
 
 
 # ------------------------------------------------------------------------------------------------------------- a step
+def step_of(game: Game, cfg: Config, tools: Tools, memory: Memory, number: int) -> Step[Any]:
+    """The step after `number` steps, before it is played."""
+    return Step(cfg, getattr(cfg, game.name), {role.name: role for role in game.roles(cfg)}, tools, memory, number)
+
+
 def play_step(
     game: Game, cfg: Config, tools: Tools, memory: Memory, number: int
 ) -> tuple[list[Episode], Memory, Metrics]:
     """(episodes, memory, metrics) of the step after `number` steps; `memory` is not modified. Raises as `check_played`
     does."""
-    speakers = game.roles(cfg)
-    step = Step(cfg, getattr(cfg, game.name), {role.name: role for role in speakers}, tools, memory, number)
+    step = step_of(game, cfg, tools, memory, number)
     played = game.play(step)
     check_played(game, played)
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
-    automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
+    metrics: dict[str, Any] = {
+        **samples.metrics(cfg, step.ledger.samples, played.episodes, step.roles.values()),
+        **step.ledger.requests,
+        **played.metrics,
+        **of_memory,
+    }
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
-    return episodes, after, automatic | dict(played.metrics) | of_memory
+    return episodes, after, {name: value for name, value in metrics.items() if value is not None}
 
 
 def check_played(game: Game, played: Any) -> None:

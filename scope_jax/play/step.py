@@ -38,7 +38,7 @@ class Played:
     """What happened, plain data: `Game.remember` makes the memory after the step of it."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The game's own numbers. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same
-    name here takes their place."""
+    name here takes their place, and None leaves it out: the step has no value for it."""
     settings: Sequence[SettingRecord] = ()
     """Values of settings that change during a run, for the report."""
 

@@ -16,6 +16,7 @@ from scope_jax.games.score.options import options
 from scope_jax.games.score.state import Constraints, Rubric
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import measures
+from scope_jax.play.game import play_step
 from scope_jax.play.rubrics import score_of
 from scope_jax.retrieval.rows import Row
 from scope_jax.text import parsing
@@ -225,7 +226,7 @@ def test_a_step_is_played_in_the_demonstrations_words(world: World, demos: SCORE
     cfg = load_card(score_scripts.CARD, changes)
     results = {name: demos.show(name) for name in names}
     tools = ScriptedTools(Players(world, demos), results, data=rows, dialect="observation")
-    episodes, _, metrics = score.GAME.play(cfg, tools, score.GAME.start(cfg), 0)
+    episodes, _, metrics = play_step(score.GAME, cfg, tools, score.GAME.start(cfg), 0)
     assert metrics["evaluator/valid"] == metrics["solver/assessed"] == metrics["evaluator/citations_supported"] == 1.0
     # a · (1 + Σ w s) by hand: all facts, or one of three
     expected = [1 + 0.5 + 0.2, (1 + 0.5 / 3 + 0.2) / 3]

@@ -10,6 +10,7 @@ import re
 
 from scope_jax.games import load_card, spell
 from scope_jax.games.spell.state import Entry
+from scope_jax.play.game import play_step
 from tests.games.harness import ScriptedTools, TurnContext
 from tools.atlas import spell_scripts
 from tools.atlas.clusters import Cluster, Document, Task, chains_in, facts_of
@@ -85,7 +86,7 @@ def test_two_steps_use_the_prompts_of_the_demonstrations() -> None:
     tools = ScriptedTools(script=players, data=[json.loads(line) for line in lines[:8]])
     memory = spell.GAME.start(cfg)
     for step in range(2):
-        episodes, memory, metrics = spell.GAME.play(cfg, tools, memory, step)
+        episodes, memory, metrics = play_step(spell.GAME, cfg, tools, memory, step)
         assert metrics["groups/full"] == metrics["questioner/valid"] == metrics["responder/concluded"] == 1.0
         assert metrics["responder/rule"] == metrics["verifier/yes"] == 0.5
         assert metrics["verifier/disagreement"] == metrics["verifier/malformed"] == 0.0

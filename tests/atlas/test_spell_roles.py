@@ -15,6 +15,8 @@ from scope_jax.games.spell.game import source
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.roles import draw_order
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.game import step_of
+from tests.games.harness import ScriptedTools
 from tools.atlas import clusters, spell_scripts
 from tools.atlas.clusters import TASKS, Task
 from tools.atlas.facts import ASSETS, World
@@ -164,17 +166,18 @@ def test_questions_are_held_out_and_answered_by_their_text(world, tokens) -> Non
             assert row["question"].removesuffix("?").split()[-1] in world.held_out
             assert row["answers"][0].isdecimal() == (task == "math")
         given = {**rows[0], "options": [], "context": context}
-        assert rows[0]["question"] in GAME.exam(cfg).prompt(given, lambda text: len(tokens.encode(text))).user
+        assert rows[0]["question"] in GAME.exam_of(cfg).prompt(given, lambda text: len(tokens.encode(text))).user
 
 
 def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
     cfg = load_card(spell_scripts.CARD)
     rows = list(load(source(cfg)))
+    step = step_of(GAME, cfg, ScriptedTools(lambda context: ""), GAME.start(cfg), 0)
     assert len({row["id"] for row in rows}) == len(rows) == 2 * clusters.CLUSTERS
     for row in rows:
         assert len(row["documents"]) == clusters.DOCUMENTS
         assert not world.held_out & set(re.findall(r"\w+", json.dumps(row)))
-        order = draw_order(cfg, {}, row, 0)
+        order = draw_order(step, {}, row, 0)
         assert order is not None and order.task == row["family"] and len(order.new) == options(cfg).documents
 
 

@@ -18,8 +18,10 @@ import pytest
 from scope_jax.config import CardError, JudgeSection
 from scope_jax.games import score
 from scope_jax.games.score import meta_harness, roles
+from scope_jax.games.score.options import options
 from scope_jax.learner.types import Reply
 from scope_jax.play import judge_client
+from scope_jax.play.game import play_step, step_of
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.run.activity import Activity
 from scope_jax.run.recording import Recording
@@ -150,7 +152,7 @@ def played(answer: Answer) -> tuple[Any, HTTPTools]:
     """A step whose refresh gets this reply."""
     cfg = card(harness=OUTSIDE)
     with endpoint(lambda number, body: answer) as (url, _), http_tools(url) as tools:
-        return score.GAME.play(cfg, tools, score.GAME.start(cfg), 0), tools
+        return play_step(score.GAME, cfg, tools, score.GAME.start(cfg), 0), tools
 
 
 BROKEN: list[tuple[str, Answer]] = [
@@ -193,10 +195,10 @@ def test_a_run_starts_without_the_endpoint_and_retries_at_the_next_refresh(
             server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         with http_tools(url, timeout=0.2) as tools:
-            episodes, memory, metrics = score.GAME.play(cfg, tools, score.GAME.start(cfg), 0)
+            episodes, memory, metrics = play_step(score.GAME, cfg, tools, score.GAME.start(cfg), 0)
             (sentence,) = tools.told
             tools.prompts.clear()
-            _, later, after = score.GAME.play(cfg, tools, memory, 1)
+            _, later, after = play_step(score.GAME, cfg, tools, memory, 1)
     assert sentence.startswith(f"the judge at {url} cannot be reached (") and re.search(why, sentence.lower())
     assert sentence.endswith("; the run starts with the meta-harness of the card.")
     assert memory["harness"] == score.GAME.start(cfg)["harness"] | {"invalid": 1} and metrics["harness/invalid"] == 1.0
@@ -215,7 +217,7 @@ def test_a_valid_reply_is_in_force_from_the_next_step():
     assert memory["harness"]["value"] == new and memory["harness"]["since"] == 1 and metrics["harness/invalid"] == 0.0
     assert '"assessed": 1.0' in tools.judged[0] and '"min_number_of_tool_call": 1' in tools.judged[0]
     cfg, again = card(), world()
-    episodes, _, metrics = score.GAME.play(cfg, again, memory, 1)
+    episodes, _, metrics = play_step(score.GAME, cfg, again, memory, 1)
     assert metrics["harness/min_tool_calls"] == 2.0 and metrics["solver/rejected_shallow"] == 1.0
     assert "Search at least 2 times" in (prompt := again.prompts["scoring", "0 report 0"]) and "[answer]" in prompt
     told = next(episode for episode in episodes if episode.role == "harness")
@@ -260,9 +262,12 @@ def test_a_file_of_harnesses_is_replayed(tmp_path: Path):
     path = tmp_path / "harnesses.json"
     path.write_text(json.dumps([{"step": 1, "harness": changed(*K, to=2)}, {"step": 2, "harness": {}}]))
     cfg = card(harness={"driver": "replay", "file": str(path)})
-    state, ks = score.GAME.start(cfg)["harness"], []
-    for step in range(3):
-        state = roles.refresh(cfg, ScriptedTools(Plan()), state, told(), step).state
+    memory, ks = score.GAME.start(cfg), []
+    state = memory["harness"]
+    for number in range(3):
+        step = step_of(score.GAME, cfg, ScriptedTools(Plan()), {**memory, "harness": state}, number)
+        before = meta_harness.validate(cfg, state["value"])
+        state = meta_harness.after(step.card.harness, state, roles.refresh(step, before, told()))
         ks.append((state["value"]["dimension_constraints"]["k"], state["since"], state["invalid"]))
     assert ks == [(2, 1, 0), (2, 1, 1), (2, 1, 1)]  # the second entry is invalid, the third step has no entry
 
@@ -277,5 +282,6 @@ def test_an_invalid_file_of_harnesses_ends_the_run_at_its_start(tmp_path: Path, 
 
 
 def test_a_driver_that_is_off_never_refreshes():
-    assert not meta_harness.due(card(harness={"driver": "off"}), 0)
-    assert [meta_harness.due(card(harness={"every": 2}), step) for step in range(4)] == [False, True, False, True]
+    assert not meta_harness.due(options(card(harness={"driver": "off"})).harness, 0)
+    every = options(card(harness={"every": 2})).harness
+    assert [meta_harness.due(every, step) for step in range(4)] == [False, True, False, True]

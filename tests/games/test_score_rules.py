@@ -11,7 +11,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from scope_jax.games import score
 from scope_jax.games.score import meta_harness, rules, state
-from scope_jax.games.score.state import Assessment, Constraints, Rubric
+from scope_jax.games.score.options import options
+from scope_jax.games.score.state import Assessment, Constraints, Rubric, RubricUse
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode
 from tests.games.score_world import DEFAULT, assessment, card, evaluations, rubric
@@ -305,14 +306,14 @@ def test_assessments_must_meet_the_harness(sections: tuple[str, ...], depth: int
 # ------------------------------------------------------------------------------------------------------------ scheduler
 def test_the_scheduler_requires_unused_dimensions_and_avoids_inconsistent_ones():
     cfg = card(scheduler={"patience": 2, "min_uses": 2, "decay": 0.5, "margin": 0.1, "hints": 1})
-    scheduler = score.GAME.start(cfg)["scheduler"]
-    assert state.get_constraints(cfg, scheduler, NOW) == Constraints((), (), ("citation_effectiveness",))
+    scheduler, table = score.GAME.start(cfg)["scheduler"], options(cfg).scheduler
+    assert state.get_constraints(table, scheduler, NOW) == Constraints((), (), ("citation_effectiveness",))
     other = Rubric("factuality", {"insight": 0.2, "diversity": 0.2})
     for used, agreement in ((RUBRIC, 0.8), (other, 0.2), (other, 0.2)):
-        scheduler = state.update_stats(cfg, scheduler, [(used, agreement)])
+        scheduler = state.update_stats(table, scheduler, [RubricUse(used.dimensions, agreement)])
     assert scheduler["mean"] == pytest.approx(0.35)  # 0.8, 0.5, 0.35
     assert scheduler["dimensions"]["diversity"] == {"uses": 2, "last": 3, "consistency": pytest.approx(0.2)}
     assert scheduler["dimensions"]["insight"]["uses"] == 3
-    assert state.get_constraints(cfg, scheduler, NOW) == Constraints(
+    assert state.get_constraints(table, scheduler, NOW) == Constraints(
         ("citation_effectiveness",), ("diversity",), ("completeness",)
     )

@@ -26,7 +26,7 @@ def take(rows: list[dict[str, Any]], replies: dict[str, str], **one: Any) -> tup
         return next(said for words, said in replies.items() if words in ctx.prompt)
 
     cfg, tools = card(), ScriptedTools(script=script)
-    ready = ExamSet(cfg, spell.GAME.exam(cfg), EvalSet(name="x", path="x", **one), rows)
+    ready = ExamSet(cfg, spell.GAME.exam_of(cfg), EvalSet(name="x", path="x", **one), rows)
     return ready.records(tools, ready.answers(tools)), tools
 
 
@@ -54,15 +54,15 @@ def test_rows_use_the_responders_prompt_and_parsing():
 def test_only_the_middle_of_a_long_text_is_cut():
     cfg = card(exam_prompt_tokens=600)
     text = " ".join(f"w{n}" for n in range(400))
-    prompt = spell.GAME.exam(cfg).prompt(row(text), len).text
+    prompt = spell.GAME.exam_of(cfg).prompt(row(text), len).text
     assert 590 <= len(prompt) <= 600 and GAP in prompt and "Question: Who built it?" in prompt
     assert "<text>\nw0 w1 " in prompt and " w398 w399\n</text>" in prompt
-    short = spell.GAME.exam(cfg).prompt(row("w0 w1"), len).text
+    short = spell.GAME.exam_of(cfg).prompt(row("w0 w1"), len).text
     assert GAP not in short and "<text>\nw0 w1\n</text>" in short
 
 
 def test_a_context_is_neutralised():
-    prompt = spell.GAME.exam(card()).prompt(row("</text> <think>"), len).text
+    prompt = spell.GAME.exam_of(card()).prompt(row("</text> <think>"), len).text
     assert "[/text] [think]" in prompt and prompt.count("</text>") == 1
 
 
@@ -71,15 +71,15 @@ TABLE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 
 def test_only_the_exams_own_judge_is_asked_about_what_does_not_match():
     """Table 4's cards train with an outside judge; their exam is that of the others."""
-    assert spell.GAME.exam(card()).accuracy == ("cover-exact-match",)
-    assert spell.GAME.exam(card(judge_table=TABLE)).accuracy == ("cover-exact-match",)
-    exam = spell.GAME.exam(judged())
+    assert spell.GAME.exam_of(card()).accuracy == ("cover-exact-match",)
+    assert spell.GAME.exam_of(card(judge_table=TABLE)).accuracy == ("cover-exact-match",)
+    exam = spell.GAME.exam_of(judged())
     assert exam.accuracy == ("cover-exact-match", "judge")
     assert exam.by_task == {"math": ("numeric", "judge"), "choice": ("choice",)}
     cards = Path(__file__).parents[2] / "configs/spell"
     for name in ("qwen2.5-7b-instruct", "qwen3-4b-thinking", "ablations/outside-judge", "ablations/no-verifier"):
         cfg = load_card(cards / f"{name}.toml")
-        assert exams.judges(cfg, spell.GAME.exam(cfg))[exams.JUDGE].model == "openai/gpt-oss-120b"
+        assert exams.judges(cfg, spell.GAME.exam_of(cfg))[exams.JUDGE].model == "openai/gpt-oss-120b"
 
 
 def judged() -> Config:
@@ -115,7 +115,7 @@ def test_numbers_and_texts_are_right_by_the_rule_or_the_judge_and_letters_by_the
         known_judges=(exams.JUDGE,),
     )
     cfg = judged()
-    ready = ExamSet(cfg, spell.GAME.exam(cfg), EvalSet(name="x", path="x"), rows)
+    ready = ExamSet(cfg, spell.GAME.exam_of(cfg), EvalSet(name="x", path="x"), rows)
     records = ready.records(tools, ready.answers(tools))
     assert [r["measures"]["accuracy"] for r in records] == [1.0, 1.0, 0.0, 1.0, 0.0]
     assert len(asked) == 3 and not any("June" in message for message in asked)

@@ -14,6 +14,7 @@ from scope_jax.games import GAMES, spell
 from scope_jax.games.spell.rules import REASONS
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode
+from scope_jax.play.game import play_step
 from tests.games.harness import EOS, episodes_of, plain
 from tests.games.spell_world import CLUSTERS, OPTIONS, PLAN, Plan, asked, card, cluster, world
 
@@ -32,7 +33,7 @@ def test_the_module_has_the_shape_of_a_game():
         ("verifier", None),
     ]
     assert (update.card.advantage, update.card.aggregation, update.card.kl) == ("group-zscore", "token-mean", "none")
-    assert not game.searches and not game.uses_base(cfg) and game.judges(cfg) == {}
+    assert not game.searches(cfg) and not game.uses_base(cfg) and game.judges(cfg) == {}
     source = game.rows(cfg)
     assert source is not None and source.kind == "clusters" and game.total_steps(cfg) == 1
 
@@ -40,7 +41,7 @@ def test_the_module_has_the_shape_of_a_game():
 @pytest.fixture(scope="module")
 def step() -> tuple[list[Episode], dict[str, Any], dict[str, float], Any]:
     tools = world()
-    return *spell.GAME.play(card(), tools, spell.GAME.start(card()), 0), tools
+    return *play_step(spell.GAME, card(), tools, spell.GAME.start(card()), 0), tools
 
 
 def test_questions(step):
@@ -102,7 +103,9 @@ def test_judgments(step):
     groups = {
         e.group
         for seed in range(40)
-        for e in episodes_of(spell.GAME.play(card(seed=seed), world(), spell.GAME.start(card()), 0)[0], "verifier")
+        for e in episodes_of(
+            play_step(spell.GAME, card(seed=seed), world(), spell.GAME.start(card()), 0)[0], "verifier"
+        )
     }
     assert groups == {f"verifier/{name}" for name in ("0 answer 0", "0 answer 2", "5 answer 1", "5 answer 2")}
 
@@ -219,17 +222,17 @@ def test_rows_equal_the_engines_tokens(step):
 def test_a_step_is_a_function_of_seed_step_and_memory(step):
     episodes, memory, metrics, _ = step
     start = spell.GAME.start(card())
-    again = spell.GAME.play(card(), world(), start, 0)
+    again = play_step(spell.GAME, card(), world(), start, 0)
     assert (plain(again[0]), again[1], again[2]) == (plain(episodes), memory, metrics)
     assert start == {"position": 0, "history": {}}  # not changed
     before = json.dumps(memory)
-    spell.GAME.play(card(), world(), memory, 1)
+    play_step(spell.GAME, card(), world(), memory, 1)
     assert json.dumps(memory) == before
 
 
 def test_a_step_without_questions_ends_with_a_clear_error():
     tools = world(Plan({}))
-    episodes, memory, metrics = spell.GAME.play(card(), tools, spell.GAME.start(card()), 0)
+    episodes, memory, metrics = play_step(spell.GAME, card(), tools, spell.GAME.start(card()), 0)
     assert metrics["groups/rounds"] == 3.0 and metrics["groups/full"] == metrics["groups/kept"] == 0.0
     assert memory == {"position": 12, "history": {}} and len(episodes) == 12
     assert not any(e.trained for e in episodes) and {e.reward for e in episodes} == {-1.0}
@@ -243,7 +246,7 @@ def test_documents_cannot_contain_the_prompts_markers():
         {0: asked("Who [[YES]] <|im_start|>?", "[[YES]]")}, answers={"Who": ["The correct answer is [[[YES]]]"] * 4}
     )
     tools = world(plan, [bad])
-    spell.GAME.play(card(clusters_per_round=1, max_rounds=1), tools, spell.GAME.start(card()), 0)
+    play_step(spell.GAME, card(clusters_per_round=1, max_rounds=1), tools, spell.GAME.start(card()), 0)
     for role in ("questioner", "responder"):
         prompt = tools.prompts[role, "0"]
         assert prompt.count("</text>") == 1 and "<think>" not in prompt and "<|im" not in prompt
@@ -254,8 +257,8 @@ def test_documents_cannot_contain_the_prompts_markers():
 
 def test_prompts_that_do_not_fit_are_not_played():
     tools = world()
-    episodes, _, metrics = spell.GAME.play(
-        card(questioner={"max_prompt_tokens": 10}), tools, spell.GAME.start(card()), 0
+    episodes, _, metrics = play_step(
+        spell.GAME, card(questioner={"max_prompt_tokens": 10}), tools, spell.GAME.start(card()), 0
     )
     assert metrics["questioner/rejected_prompt_too_long"] == 1.0 and not any(e.trained for e in episodes)
     assert "questioner/reward" not in metrics and {role for role, *_ in tools.asked} == {"questioner"}
@@ -265,7 +268,7 @@ def test_nothing_is_asked_about_documents_that_do_not_fit():
     longer = [cluster(c["id"], c["family"], 60) for c in CLUSTERS[:2]]
     cfg = card(responder={"max_prompt_tokens": 1500}, max_rounds=1)
     tools = world(PLAN, [*longer, *CLUSTERS[2:]])
-    episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    episodes, _, metrics = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert metrics["questioner/rejected_documents_too_long"] == 0.5 and metrics["questioner/prompt_too_long"] == 0.0
     asked = {name for role, name, _ in tools.asked if role in ("questioner", "grounding")}
     assert asked == {"2", "3"}  # neither the questioner nor the filter got the others
@@ -273,16 +276,16 @@ def test_nothing_is_asked_about_documents_that_do_not_fit():
     assert len(unasked) == 2 and not any(e.trained for e in unasked)
     tools = world(PLAN, longer * 2)
     with pytest.raises(ValueError, match=r"none of the 4 clusters .* spell.responder.max_prompt_tokens = 1500"):
-        spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+        play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert tools.asked == []
 
 
 def test_documents_that_do_not_fit_with_the_question_get_no_answers():
     plain = card(max_rounds=1)
     tools = world()
-    spell.GAME.play(plain, tools, spell.GAME.start(plain), 0)
+    play_step(spell.GAME, plain, tools, spell.GAME.start(plain), 0)
     shortest = min(len(tools.prompts["responder", name]) for role, name, _ in tools.asked if role == "responder")
     cfg = card(responder={"max_prompt_tokens": shortest - 1}, max_rounds=1)
-    episodes, memory, metrics = spell.GAME.play(cfg, world(), spell.GAME.start(cfg), 0)
+    episodes, memory, metrics = play_step(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
     assert metrics["questioner/rejected_documents_too_long"] > 0 and memory["history"] == {}
     assert {e.role for e in episodes} == {"questioner"}

@@ -10,24 +10,33 @@ import pytest
 from scope_jax.config import Config
 from scope_jax.games import spell
 from scope_jax.games.spell import state
+from scope_jax.games.spell.options import options
 from scope_jax.games.spell.roles import draw_order, draw_orders
 from scope_jax.games.spell.rules import allowed_tasks
 from scope_jax.games.spell.state import Order, Question
+from scope_jax.play.game import play_step, step_of
+from scope_jax.play.step import Step
 from tests.games.spell_world import CLUSTERS, card, cluster, world
 
 
 def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[Order], dict[str, Any]]:
     """Repeated questions about one cluster, all of them remembered."""
-    memory: dict[str, Any] = {}
+    history: dict[str, Any] = {}
     orders = []
     for place in range(steps):
-        orders.append(one(cfg, memory, cluster("Oslo", "qa", documents), place))
-        state.push(cfg, memory, orders[-1], Question(f"Question {place}?", "yes"))
-    return orders, memory
+        orders.append(one(cfg, history, cluster("Oslo", "qa", documents), place))
+        solved = state.solvable(options(cfg), orders[-1], Question(f"Question {place}?", "yes"))
+        history = state.push(options(cfg), history, [solved])
+    return orders, history
 
 
-def one(*args: Any) -> Order:
-    order = draw_order(*args)
+def begun(cfg: Config) -> Step[Any]:
+    """The first step of a run."""
+    return step_of(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
+
+
+def one(cfg: Config, history: dict[str, Any], row: dict[str, Any], place: int) -> Order:
+    order = draw_order(begun(cfg), history, row, place)
     assert order is not None
     return order
 
@@ -53,7 +62,7 @@ def test_the_context_grows_up_to_its_limit_and_then_slides():
 def test_without_history_every_question_is_a_first_question():
     cfg = card(documents=2, history=0)
     order = one(cfg, {"Oslo/qa": [{"documents": ["Oslo0"], "question": "?", "answer": "!"}]}, cluster("Oslo", "qa"), 0)
-    assert order.history == () and len(shown(order)) == 2 and not state.accepts(cfg, 0.5)
+    assert order.history == () and len(shown(order)) == 2 and not state.accepts(options(cfg), 0.5)
 
 
 def test_an_entry_may_hold_all_documents_read():
@@ -80,8 +89,8 @@ def test_after_all_documents_the_history_may_be_reset():
     ("success", "mixed", "solved"), [(0.0, False, False), (0.5, True, True), (1.0, False, True), (0.125, True, True)]
 )
 def test_what_is_remembered(success: float, mixed: bool, solved: bool):
-    assert state.accepts(card(), success) is mixed
-    assert state.accepts(card(history_accepts="solved"), success) is solved
+    assert state.accepts(options(card()), success) is mixed
+    assert state.accepts(options(card(history_accepts="solved")), success) is solved
 
 
 def test_a_run_from_another_one_forgets_what_was_asked_about_other_clusters():
@@ -112,16 +121,16 @@ def test_a_cluster_is_used_for_the_tasks_of_its_family():
     keys = {one(cfg, {}, cluster("Oslo", None), place).key for place in range(50)}
     assert keys == {"Oslo/qa", "Oslo/math"}  # a memory for each task
     mixed = [cluster("Oslo", "choice"), cluster("Lima", "qa"), cluster("Kyiv", "choice")]
-    assert [order.position for order in draw_orders(cfg, {}, mixed, 7)] == [8]
-    assert draw_orders(cfg, {}, mixed[:1], 7) == []
+    assert [order.position for order in draw_orders(begun(cfg), {}, mixed, 7)] == [8]
+    assert draw_orders(begun(cfg), {}, mixed[:1], 7) == []
 
 
 def test_a_round_without_a_suitable_cluster_is_passed_over_but_not_a_whole_step():
     """CLUSTERS: qa, math, choice, qa; one a round."""
     cfg = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=4, groups=1)
-    episodes, memory, metrics = spell.GAME.play(cfg, world(), spell.GAME.start(cfg), 0)
+    episodes, memory, metrics = play_step(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
     assert [e.text["place"] for e in episodes if e.role == "questioner"] == [2]
     assert memory["position"] == 4 and metrics["groups/rounds"] == 4.0 and metrics["questions/asked"] == 1.0
     longer = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=8)
     with pytest.raises(ValueError, match=r"none of the 8 clusters drawn in this step is for a task with a share"):
-        spell.GAME.play(longer, world(clusters=CLUSTERS[:2]), spell.GAME.start(longer), 0)
+        play_step(spell.GAME, longer, world(clusters=CLUSTERS[:2]), spell.GAME.start(longer), 0)

@@ -10,9 +10,12 @@ from scope_jax.config import CardError
 from scope_jax.games import load_card, spell
 from scope_jax.games.spell import roles
 from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spell.state import Question, ReadingTask
+from scope_jax.games.spell.state import Attempt, Question, ReadingTask
 from scope_jax.learner.types import Episode
-from tests.games.harness import ScriptedTools, episodes_of
+from scope_jax.play.game import play_step, step_of
+from scope_jax.play.samples import sample_of
+from scope_jax.rollouts.types import Completion
+from tests.games.harness import ScriptedTools, episodes_of, sampled_turn
 from tests.games.spell_world import Plan, asked, card, world
 
 WITHOUT_VERIFIER = {"verify": False, "train": ["questioner", "responder"]}
@@ -21,7 +24,7 @@ JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 
 def play(**options: Any) -> tuple[list[Episode], dict[str, float], Any]:
     cfg, tools = card(**options), world()
-    episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    episodes, _, metrics = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     return episodes, metrics, tools
 
 
@@ -33,7 +36,11 @@ def test_the_cards_containment_decides_whether_a_list_of_candidates_is_paid():
     replies = [f"The correct answer is {said}" for said in ("Ada Berg", "Ada Berg, engineer", "Ada Berg or Olaf")]
     reading = ReadingTask(0, "qa", Question("Who?", "Ada Berg"), "A text.")
     for containment, paid in (("plain", [True, True, True]), ("careful", [True, True, False])):
-        assert roles.check(card(containment=containment), world(), [(reading, r) for r in replies]).correct == paid
+        cfg = card(containment=containment)
+        step = step_of(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
+        sampled = [Completion((), (sampled_turn(reply),), "stop") for reply in replies]
+        samples = [sample_of(each, step.roles["responder"], "0", None, "responder") for each in sampled]
+        assert [response.rule for response in roles.check(step, [Attempt(reading, s) for s in samples])] == paid
     with pytest.raises(CardError, match=r'containment = "careful" reads a conclusion, but rule_reads = "response"'):
         card(containment="careful", rule_reads="response")
 
@@ -143,7 +150,7 @@ def test_an_outside_model_in_place_of_the_rule():
         return {"Ada Berg": "Correct", "A. Berg, engineer": "Correct", "Olaf": "Well"}.get(answer, "Wrong")
 
     tools = world(judge_reply=reply)
-    episodes, _, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    episodes, _, metrics = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     first = [e for e in episodes_of(episodes, "responder") if e.group == "responder/0"]
     assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
@@ -160,7 +167,7 @@ def test_the_outside_model_sees_no_marks_of_a_template_in_a_reference():
     plan = Plan({0: asked(f"Who {marks}?", f"Ada {marks}")}, answers={"Who": ["The correct answer is Olaf"] * 4})
     cfg = card(rule="judge", judge_table=JUDGE, clusters_per_round=1, max_rounds=1)
     tools = world(plan, judge_reply=lambda message: "Wrong")
-    spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert tools.judged and all("<|" not in message for message in tools.judged)
     assert any("Reference answer: Ada [|im_end|]" in message for message in tools.judged)
 
@@ -178,7 +185,7 @@ def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
         judgments={"5": ["<think>[[YES]]</think> [[NO]]", "[[YES]]", "<think>[[YES]]", "[[NO]]"]},
     )
     cfg, tools = card(clusters_per_round=2, max_rounds=1, groups=1), world(plan)
-    episodes, _, _ = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    episodes, _, _ = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert [e.text["rejected"] for e in episodes_of(episodes, "questioner")] == ["no_object", ""]
     answers = episodes_of(episodes, "responder")
     assert [e.text["prediction"] for e in answers] == [None, "5", "5", "5"]
@@ -247,7 +254,7 @@ PLAN = Plan(
 @pytest.fixture(scope="module")
 def step() -> tuple[Any, ...]:
     cfg, tools = card(questions="none", **RLVR), ScriptedTools(script=PLAN, data=ROWS)
-    return *spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0), tools
+    return *play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0), tools
 
 
 def test_a_step(step):
@@ -291,14 +298,14 @@ def test_one_role_is_trained_by_the_rule():
 def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
     cfg = card(questions="none", groups=3, clusters_per_round=2, **RLVR)
     tools = ScriptedTools(script=PLAN, data=ROWS)
-    _, memory, metrics = spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)
+    _, memory, metrics = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert (memory["position"], metrics["groups/rounds"], metrics["groups/full"]) == (6, 3.0, 1.0)
     assert tools.told == [
         f"round {n} of at most 3: of {2 * n} clusters {n} count, 3 are wanted (1 answered alike, all rightly or all "
         "wrongly); 2 more are drawn."
         for n in (1, 2)
     ]
-    _, memory, metrics = spell.GAME.play(cfg, ScriptedTools(script=Plan({}), data=ROWS), spell.GAME.start(cfg), 0)
+    _, memory, metrics = play_step(spell.GAME, cfg, ScriptedTools(script=Plan({}), data=ROWS), spell.GAME.start(cfg), 0)
     assert (memory["position"], metrics["groups/full"], metrics["responder/reward"]) == (6, 0.0, 0.0)
 
 

@@ -102,13 +102,13 @@ def played_spell() -> set[str]:
     for cfg in (spell_world.card(), spell_world.card(rule="judge", judge_table={"url": "http://judge", "model": "m"})):
         judge = iter(["Correct"] * 99)
         tools = spell_world.world(judge_reply=lambda message, judge=judge: next(judge))
-        names |= set(spell.GAME.play(cfg, tools, spell.GAME.start(cfg), 0)[2])
+        names |= set(game_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)[2])
     return names
 
 
 def played_score() -> set[str]:
     cfg = score_world.card()
-    return set(score.GAME.play(cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
+    return set(game_step(score.GAME, cfg, score_world.world(), score.GAME.start(cfg), 0)[2])
 
 
 def played_r_zero() -> set[str]:

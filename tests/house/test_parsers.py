@@ -16,15 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scope_jax.games import score
 from scope_jax.games.scope import rules
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score import rules as score_rules
-from scope_jax.games.score.state import Report, Rubric
+from scope_jax.games.score.state import Query, Report, Rubric, with_reviews
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.spice.state import Task
 from scope_jax.play import grading, searching
+from scope_jax.play.game import step_of
 from scope_jax.play.rubrics import score_of
+from scope_jax.play.samples import sample_of
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 from tests.games.harness import ScriptedTools, sampled_turn
@@ -185,11 +188,12 @@ THREE = DEFAULT.model_copy(update={"dimension_constraints": DEFAULT.dimension_co
 
 def check_no_report(text: str) -> None:
     """An episode without a report is not assessed, and earns nothing."""
-    completion = BENCHMARK["episode"](text)
-    if roles.report_of(completion) is None:
-        report = Report(0, Messages("Report."), completion, ASSESSED, None, None, reason="no_report")
-        assessed, reviews = roles.assess(SCORE, ScriptedTools(script=lambda ctx: ""), DEFAULT, [{}], [report])
-        assert reviews == [] and [(one.reward, one.assessment) for one in assessed] == [(0.0, None)]
+    step = step_of(score.GAME, SCORE, ScriptedTools(script=lambda ctx: ""), score.GAME.start(SCORE), 0)
+    sample = sample_of(BENCHMARK["episode"](text), step.roles["solver"], "0", Messages("Report."), "solver")
+    if roles.report_of(sample) is None:
+        report = Report(0, Query(0, "Report.", ASSESSED), sample, None, None, reason="no_report")
+        reviews = roles.assess(step, DEFAULT, [report])
+        assert reviews == [] and [(r.reward, r.assessment) for r in with_reviews([report], reviews)] == [(0.0, None)]
 
 
 def check_scores(text: str) -> None:

@@ -17,7 +17,7 @@ from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.evaluation import suites
 from scope_jax.evaluation.endpoint import completion_of, evaluate_endpoint
 from scope_jax.evaluation.suites import plain_card
-from scope_jax.games import load_card
+from scope_jax.games import load_card, score
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score.roles import ask_for_harness
 from scope_jax.games.spell import roles as spell_roles
@@ -26,6 +26,7 @@ from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics
+from scope_jax.play.game import step_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
@@ -279,9 +280,11 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
 def test_scores_harness_is_not_refreshed_from_a_cut_reply():
     cfg = load_card(ROOT / "configs" / "score" / "atlas.toml", [f"score.prompts={prompts_of('score')}"])
     before = meta_harness.default(cfg)
+    cut, whole = Reply("{}", cut="length"), Reply("{}")
+    steps = [step_of(score.GAME, cfg, tools_that_reply(reply), score.GAME.start(cfg), 0) for reply in (cut, whole)]
     with pytest.raises(meta_harness.HarnessError, match=r"^the reply was cut: length$"):
-        ask_for_harness(cfg, tools_that_reply(Reply("{}", cut="length")), before, [])
-    assert ask_for_harness(cfg, tools_that_reply(Reply("{}")), before, []) == Reply("{}")
+        ask_for_harness(steps[0], before, [])
+    assert ask_for_harness(steps[1], before, []) == whole
 
 
 def test_a_conversation_in_the_terminal_says_that_a_reply_was_cut(monkeypatch: pytest.MonkeyPatch):

@@ -33,11 +33,11 @@ rules.verdict_of = lambda text: share(text) < 50
 
 draw_orders = roles.draw_orders
 
-def orders(cfg, memory, clusters, first):
+def orders(step, history, clusters, first):
     if first == int(os.environ.get("SPELL_WAITS_AT", "-1")):
         Path(os.environ["SPELL_WAITS_THERE"]).touch()
         time.sleep(600)
-    return draw_orders(cfg, memory, clusters, first)
+    return draw_orders(step, history, clusters, first)
 
 roles.draw_orders = orders
 GAME = spell.GAME

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scope_jax.config import CardError, Config
-from scope_jax.games.score.options import options
-from scope_jax.play.game import Memory
+from scope_jax.games.score.options import ScoreHarnessSection, options
+from scope_jax.learner.types import Reply
 from scope_jax.play.rewards import mean
+from scope_jax.play.step import Memory
 from scope_jax.retrieval.rows import STRICT_JSON, is_text
 from scope_jax.text import objects, parsing
 
@@ -137,9 +139,23 @@ def parse(cfg: Config, reply: str) -> Harness:
 
 
 # ------------------------------------------------------------------------------------------------------- its refreshes
-def due(cfg: Config, step: int) -> bool:
+@dataclass(frozen=True)
+class Refresh:
+    """The outcome of an attempt to refresh the meta-harness."""
+
+    at: int
+    """Number of steps done."""
+    value: dict[str, Any] | None = None
+    """The new harness as JSON data; None: the one in force stays."""
+    problem: str = ""
+    """Why there was no valid harness, "" if there was one, which may equal the one in force."""
+    reply: Reply | None = None
+    """The external model's, if it was asked and replied."""
+
+
+def due(card: ScoreHarnessSection, step: int) -> bool:
     """t mod M = 0, where t = step + 1."""
-    return options(cfg).harness.driver != "off" and (step + 1) % options(cfg).harness.every == 0
+    return card.driver != "off" and (step + 1) % card.every == 0
 
 
 def by_rules(cfg: Config, before: Harness, records: Sequence[Mapping[str, Any]]) -> Harness:
@@ -209,6 +225,16 @@ def initial_state(cfg: Config) -> dict[str, Any]:
     and invalid: the numbers of refreshes with and without a valid harness.
     """
     return {"value": default(cfg).plain(), "by": "card", "since": 0, "refreshed": 0, "invalid": 0}
+
+
+def after(card: ScoreHarnessSection, state: Mapping[str, Any], refresh: Refresh) -> dict[str, Any]:
+    """The harness part of the memory after an attempt to refresh it."""
+    if refresh.problem:
+        return {**state, "invalid": state["invalid"] + 1}
+    new = {**state, "refreshed": state["refreshed"] + 1}
+    if refresh.value is None:
+        return new
+    return {**new, "value": refresh.value, "by": card.driver, "since": refresh.at}
 
 
 def adopt(cfg: Config, state: Mapping[str, Any], steps: int) -> dict[str, Any]:

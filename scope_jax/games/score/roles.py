@@ -1,34 +1,108 @@
-"""What SCORE's roles do (section 3.4): rubrics, reports, assessments of the reports, new meta-harnesses."""
+"""SCORE's roles (section 3.4): the solver writes reports, the evaluator rubrics and assessments; new meta-harnesses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from scope_jax.config import Config, SamplingSection
-from scope_jax.games.score import messages, meta_harness, rules
-from scope_jax.games.score.meta_harness import Harness, HarnessError
-from scope_jax.games.score.options import ScoreRole, options
-from scope_jax.games.score.state import Constraints, Refresh, Report, Review, Rubric, RubricDraft, Statistics
+from scope_jax.games.score import messages, meta_harness, rules, state
+from scope_jax.games.score.meta_harness import Harness, HarnessError, Refresh
+from scope_jax.games.score.options import ScoreRole, ScoreSection, options
+from scope_jax.games.score.state import (
+    Constraints,
+    Conversation,
+    Query,
+    Report,
+    Review,
+    Rubric,
+    RubricDraft,
+    Statistics,
+)
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.judge_client import JudgeError
-from scope_jax.play.tools import BASE, Agent, Rollout, Tools
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.samples import Sample
+from scope_jax.play.step import Step
+from scope_jax.play.tools import BASE
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 
+SOLVER, EVALUATOR, SCORING = "solver", "evaluator", "scoring"
+HARNESS = "harness"  # the external model, and the records for the report
 REPORT, ASSESSMENT = "answer", "report_evaluations"  # final tags of the episodes with searches
-MODEL = "harness"  # name of the external model, and of the records for the report
 
 
-def policy_of(cfg: Config, role: ScoreRole) -> str:
+def card_roles(cfg: Config) -> tuple[Role, ...]:
+    """The solver, the evaluator of rubrics unless they are fixed, the same evaluator when it assesses reports, and the
+    external model that writes harnesses, if the card's driver is "endpoint"."""
+    card = options(cfg)
+    evaluator = () if card.rubric == "fixed" else (evaluator_role(cfg),)
+    harness = ()
+    if card.harness.driver == "endpoint" and card.harness.endpoint is not None:
+        endpoint = card.harness.endpoint
+        harness = (Role(HARNESS, endpoint, prompts=(messages.HARNESS,), table="score.harness.endpoint"),)
+    return (solver_role(cfg), *evaluator, scoring_role(cfg), *harness)
+
+
+def solver_role(cfg: Config) -> Role:
+    """It searches, and writes a report on a query under a rubric."""
+    card = options(cfg)
+    agent = Agent.of_role(card.solver, _policy_of(card, "solver"))
+    return Role(
+        SOLVER,
+        searching.with_searches(agent, REPORT),
+        loss=card.solver.loss if SOLVER in card.train else None,
+        prompts=(messages.SOLVER,),
+        table="score.solver",
+        searches=lambda completion: searches_run(cfg, completion),
+        rejections=rules.REPORT_REASONS,
+    )
+
+
+def evaluator_role(cfg: Config) -> Role:
+    """It writes rubrics, on which it is trained."""
+    card = options(cfg)
+    return Role(
+        EVALUATOR,
+        replace(_evaluator(card, card.evaluator.sampling), stop=("</dimensions>",)),
+        loss=card.evaluator.loss if EVALUATOR in card.train else None,
+        weight=card.evaluator_scale,
+        prompts=(messages.RUBRIC_QUERY if card.rubric_scope == "query" else messages.RUBRIC,),
+        table="score.evaluator",
+        rejections=rules.RUBRIC_REASONS,
+    )
+
+
+def scoring_role(cfg: Config) -> Role:
+    """The evaluator when it searches and assesses reports, which is not trained."""
+    card = options(cfg)
+    agent = replace(_evaluator(card, card.evaluator.assessment), max_turns=card.evaluator.max_turns)
+    return Role(
+        SCORING,
+        searching.with_searches(agent, ASSESSMENT),
+        prompts=(messages.SCORING, messages.NUDGE) if messages.has_nudge(cfg) else (messages.SCORING,),
+        table="score.evaluator",
+        searches=lambda completion: searches_run(cfg, completion),
+    )
+
+
+def _evaluator(card: ScoreSection, sampling: SamplingSection) -> Agent:
+    """The evaluator in single turns, with one of its sampling tables."""
+    limit = card.evaluator.max_prompt_tokens
+    policy = _policy_of(card, "evaluator")
+    return Agent(policy, sampling, max_prompt_tokens=limit, tempered=card.evaluator.loss.tempered)
+
+
+def _policy_of(card: ScoreSection, role: ScoreRole) -> str:
     """The policy of a role: the shared actor, a policy of its own, or the base if that would not be trained."""
-    if options(cfg).policies == "shared":
+    if card.policies == "shared":
         return ACTOR
-    return role if role in options(cfg).train else BASE
+    return role if role in card.train else BASE
 
 
 def searches_run(cfg: Config, completion: Completion) -> int:
@@ -36,7 +110,7 @@ def searches_run(cfg: Config, completion: Completion) -> int:
     but counts as one."""
     dialect = dialects.load(cfg.model.dialect)
     texts = searching.answered_contents(completion)
-    return sum(one.query is not None for text in texts for one in searching.searches(text, dialect))
+    return sum(search.query is not None for text in texts for search in searching.searches(text, dialect))
 
 
 # -------------------------------------------------------------------------------------------------- evaluator: rubrics
@@ -52,9 +126,11 @@ def substitute(cfg: Config, harness: Harness) -> Rubric:
     Then it has the harness's base, k − 1 other dimensions (those that the harness requires, those of the fixed rubric,
     and others of the pool, in this order), and weights within the harness's bounds.
     """
-    fixed, limits, pool = fixed_rubric(cfg), harness.dimension_constraints, harness.dimension_pool
+    fixed = fixed_rubric(cfg)
     if harness == meta_harness.default(cfg):
         return fixed
+    limits = harness.dimension_constraints
+    pool = harness.dimension_pool
     order = dict.fromkeys((*limits.must_include, *fixed.weights, *pool))
     names = [name for name in order if name in pool and name != harness.base][: limits.k - 1]
     weights = {name: fixed.weights.get(name, limits.weight_min) for name in names}
@@ -64,54 +140,56 @@ def substitute(cfg: Config, harness: Harness) -> Rubric:
 
 
 def sample_rubrics(
-    cfg: Config, tools: Tools, harness: Harness, constraints: Constraints, queries: Sequence[Row]
-) -> tuple[list[RubricDraft], list[Rubric]]:
-    """(H_t, w_t) ~ π_e: (the rubric calls, one for the step or one per query; the rubric of each query)."""
-    card = options(cfg)
-    if card.rubric == "fixed":
-        return [], [fixed_rubric(cfg)] * len(queries)
-    about: dict[tuple[int, ...], str | None] = {tuple(range(len(queries))): None}  # by the indices of the queries
-    if card.rubric_scope == "query":
-        about = {(i,): query["question"] for i, query in enumerate(queries)}
-    rollouts = {
-        indices: Rollout(f"{indices[0]}", messages.for_rubric(cfg, harness, constraints, query))
-        for indices, query in about.items()
-    }
-    agent = _evaluator(cfg, card.evaluator.sampling, stop=("</dimensions>",))
-    groups = tools.play("rubric", list(rollouts.values()), agent)
-    drafts = []
-    for (indices, rollout), (completion,) in zip(rollouts.items(), groups, strict=True):
-        rubric, reason = None, "prompt_too_long"
-        if completion.turns:
-            text = searching.contents(completion)[-1]
-            rubric, reason = rules.rubric_of(text, harness, constraints if card.scheduler.enforce else None)
-        rubric = rubric or substitute(cfg, harness)
-        drafts.append(RubricDraft(indices, rollout.messages, completion, rubric, reason))
-    return drafts, [draft.rubric for draft in drafts for _ in draft.queries]
+    step: Step[ScoreSection], harness: Harness, constraints: Constraints, rows: Sequence[Row]
+) -> list[RubricDraft]:
+    """(H_t, w_t) ~ π_e: one rubric for all rows of the step, or one for each row; none if the rubric is fixed."""
+    if step.card.rubric == "fixed":
+        return []
+    if step.card.rubric_scope == "step":
+        rollouts = {tuple(range(len(rows))): Rollout("0", messages.for_rubric(step.cfg, harness, constraints, None))}
+    else:
+        rollouts = {
+            (i,): Rollout(f"{i}", messages.for_rubric(step.cfg, harness, constraints, row["question"]))
+            for i, row in enumerate(rows)
+        }
+    groups = step.play(EVALUATOR, list(rollouts.values()), key="rubric", label=EVALUATOR)
+    return [
+        _read_rubric(step, harness, constraints, queries, sample)
+        for queries, (sample,) in zip(rollouts, groups, strict=True)
+    ]
 
 
-def _evaluator(cfg: Config, sampling: SamplingSection, **fields: Any) -> Agent:
-    """The evaluator with one of its sampling tables. fields: those of `Agent`."""
-    card = options(cfg).evaluator
-    limits = {"max_prompt_tokens": card.max_prompt_tokens, "tempered": card.loss.tempered}
-    return Agent(policy_of(cfg, "evaluator"), sampling, **limits, **fields)
+def _read_rubric(
+    step: Step[ScoreSection], harness: Harness, constraints: Constraints, queries: tuple[int, ...], sample: Sample
+) -> RubricDraft:
+    rubric = None
+    reason = "prompt_too_long"
+    if sample.turns:
+        text = searching.contents(sample)[-1]
+        rubric, reason = rules.rubric_of(text, harness, constraints if step.card.scheduler.enforce else None)
+    return RubricDraft(queries, sample, rubric or substitute(step.cfg, harness), reason)
+
+
+def with_rubrics(step: Step[ScoreSection], rows: Sequence[Row], drafts: Sequence[RubricDraft]) -> list[Query]:
+    """The queries of the rows, with the rubrics that were written for them, or the fixed one."""
+    rubrics = {i: draft.rubric for draft in drafts for i in draft.queries}
+    fixed = fixed_rubric(step.cfg)
+    return [Query(i, row["question"], rubrics.get(i, fixed)) for i, row in enumerate(rows)]
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
-def write_reports(cfg: Config, tools: Tools, queries: Sequence[Row], rubrics: Sequence[Rubric]) -> list[Report]:
+def write_reports(step: Step[ScoreSection], queries: Sequence[Query]) -> list[Report]:
     """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, not yet assessed; the reports of a query are adjacent."""
-    card = options(cfg).solver
     rollouts = [
-        Rollout(f"{i}", messages.for_solver(cfg, query["question"], rubrics[i])) for i, query in enumerate(queries)
+        Rollout(f"{query.index}", messages.for_solver(step.cfg, query.question, query.rubric)) for query in queries
     ]
-    agent = Agent.of_role(card, policy_of(cfg, "solver"), **searching.until(REPORT))
-    reports = []
-    for i, group in enumerate(tools.play("solver", rollouts, agent, card.samples)):
-        for completion in group:
-            text = report_of(completion)
-            conclusion = None if text is None else rules.conclusion_of(text, options(cfg).conclusion)
+    reports: list[Report] = []
+    for query, group in zip(queries, step.play(SOLVER, rollouts, samples=step.card.solver.samples), strict=True):
+        for sample in group:
+            text = report_of(sample)
+            conclusion = None if text is None else rules.conclusion_of(text, step.card.conclusion)
             reason = "no_report" if text is None else ""
-            reports.append(Report(i, rollouts[i].messages, completion, rubrics[i], text, conclusion, reason=reason))
+            reports.append(Report(len(reports), query, sample, text, conclusion, reason=reason))
     return reports
 
 
@@ -121,135 +199,128 @@ def report_of(completion: Completion) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------- evaluator: assessments
-def assess(
-    cfg: Config, tools: Tools, harness: Harness, queries: Sequence[Row], reports: Sequence[Report]
-) -> tuple[list[Report], list[Review]]:
-    """(the reports with their assessments, or with the reason why one has none; the evaluator's conversations).
+def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Review]:
+    """The evaluator's conversations about the reports that there are, `score.reports_per_call` of one query in each.
 
-    A conversation is about `score.reports_per_call` reports of one query. One without a valid assessment of each of
-    them is held once more, with a nudge in its prompt, and counts if its reports are assessed then.
+    One without a valid assessment of each of its reports is held once more, with a nudge in its prompt, and counts if
+    its reports are assessed then.
     """
-    rollouts = {}  # by the indices of their reports
-    for i, query in enumerate(queries):
-        written = [index for index, report in enumerate(reports) if report.query == i and report.text is not None]
-        for at in range(0, len(written), options(cfg).reports_per_call):
-            indices = tuple(written[at : at + options(cfg).reports_per_call])
-            texts = [reports[index].text or "" for index in indices]
-            prompt = messages.for_scoring(cfg, harness, query["question"], reports[indices[0]].rubric, texts)
-            rollouts[indices] = Rollout(f"{i} report {indices[0]}", prompt)
-    reviews = _review(cfg, tools, harness, rollouts, reports)
-    if invalid := [indices for indices, review in reviews.items() if review.reasons & rules.INVALID]:
-        nudge = messages.nudge(cfg)
-        again = {}
-        for indices in invalid:
-            first = rollouts[indices]
-            prompt = replace(first.messages, user=f"{first.messages.user}\n\n{nudge}")
-            again[indices] = Rollout(f"{first.name} again", prompt)
-        for indices, second in _review(cfg, tools, harness, again, reports).items():
-            fails = second.reasons & {*rules.INVALID, "assessment_too_long"}
-            reviews[indices] = replace(reviews[indices] if fails else second, nudged=True)
-    assessed = {index: report for review in reviews.values() for index, report in review.reports.items()}
-    return [assessed.get(index, report) for index, report in enumerate(reports)], list(reviews.values())
+    first = _review(step, harness, _conversations(step, harness, reports))
+    invalid = [review.conversation for review in first if review.reasons & rules.INVALID]
+    if not invalid:
+        return first
+    nudge = messages.nudge(step.cfg)
+    second = _review(step, harness, [_again(conversation, nudge) for conversation in invalid])
+    again = {review.reports[0].index: review for review in second}
+    return [_counting(review, again.get(review.reports[0].index)) for review in first]
 
 
-def _review(
-    cfg: Config,
-    tools: Tools,
-    harness: Harness,
-    rollouts: Mapping[tuple[int, ...], Rollout],
-    reports: Sequence[Report],
-) -> dict[tuple[int, ...], Review]:
-    """The evaluator's conversations, by the indices of their reports."""
-    agent = _evaluator(
-        cfg,
-        options(cfg).evaluator.assessment,
-        max_turns=options(cfg).evaluator.max_turns,
-        **searching.until(ASSESSMENT),
-    )
-    groups = tools.play("scoring", list(rollouts.values()), agent)
-    reviews = {}
-    for indices, (completion,) in zip(rollouts, groups, strict=True):
-        assessed = _read(cfg, harness, completion, [reports[index] for index in indices])
-        reviews[indices] = Review(dict(zip(indices, assessed, strict=True)), completion)
-    return reviews
+def _conversations(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Conversation]:
+    size = step.card.reports_per_call
+    conversations = []
+    for group in state.by_query(reports):
+        written = [report for report in group if report.text is not None]
+        for at in range(0, len(written), size):
+            own = tuple(written[at : at + size])
+            query = own[0].query
+            texts = [report.text or "" for report in own]
+            prompt = messages.for_scoring(step.cfg, harness, query.question, query.rubric, texts)
+            conversations.append(Conversation(own, Rollout(f"{query.index} report {own[0].index}", prompt)))
+    return conversations
 
 
-def _read(cfg: Config, harness: Harness, completion: Completion, reports: Sequence[Report]) -> list[Report]:
+def _again(conversation: Conversation, nudge: str) -> Conversation:
+    before = conversation.rollout
+    prompt = replace(before.messages, user=f"{before.messages.user}\n\n{nudge}")
+    return replace(conversation, rollout=Rollout(f"{before.name} again", prompt))
+
+
+def _counting(first: Review, second: Review | None) -> Review:
+    """The one of two conversations that counts; second: None if it was held once."""
+    if second is None:
+        return first
+    fails = second.reasons & {*rules.INVALID, "assessment_too_long"}
+    return replace(first if fails else second, nudged=True)
+
+
+def _review(step: Step[ScoreSection], harness: Harness, conversations: Sequence[Conversation]) -> list[Review]:
+    groups = step.play(SCORING, [conversation.rollout for conversation in conversations])
+    return [
+        Review(conversation, sample, _read(step, harness, sample, conversation.reports))
+        for conversation, (sample,) in zip(conversations, groups, strict=True)
+    ]
+
+
+def _read(
+    step: Step[ScoreSection], harness: Harness, sample: Sample, reports: tuple[Report, ...]
+) -> tuple[Report, ...]:
     """l.22, l.23: the reports of a conversation, each with its assessment and R_s, or with the reason why it has none.
 
     An assessment may be malformed, and harness and depth gate may reject it.
     """
-    if not completion.turns:
-        return [replace(report, reason="assessment_too_long") for report in reports]
-    card, depth = options(cfg), searches_run(cfg, completion)
-    text = searching.contents(completion)[-1]
-    assessments = rules.assessments_of(text, len(reports), reports[0].rubric, card.max_score)
+    if not sample.turns:
+        return tuple(replace(report, reason="assessment_too_long") for report in reports)
+    card = step.card
+    depth = searches_run(step.cfg, sample)
+    rubric = reports[0].query.rubric
+    assessments = rules.assessments_of(searching.contents(sample)[-1], len(reports), rubric, card.max_score)
     if assessments is None:
-        return [replace(report, reason="assessment_malformed", depth=depth) for report in reports]
+        return tuple(replace(report, reason="assessment_malformed", depth=depth) for report in reports)
     unit = card.max_score if card.score_unit == "share" else 1
-    assessed = []
+    after = []
     for report, assessment in zip(reports, assessments, strict=True):
         if reason := rules.unmet(assessment, depth, harness, card.min_depth):
-            assessed.append(replace(report, reason=reason, depth=depth))
+            after.append(replace(report, reason=reason, depth=depth))
         else:
             scores = {name: value / unit for name, value in assessment.scores.items()}
-            reward = rules.report_reward(scores[report.rubric.base], report.rubric.weights, scores)
-            assessed.append(replace(report, assessment=assessment, depth=depth, reward=reward))
-    return assessed
+            reward = rules.report_reward(scores[rubric.base], rubric.weights, scores)
+            after.append(replace(report, assessment=assessment, depth=depth, reward=reward))
+    return tuple(after)
 
 
 # -------------------------------------------------------------------------------------------------------- meta-harness
-def probe(cfg: Config, tools: Tools, state: Mapping[str, Any], step: int) -> list[Refresh]:
+def probe(step: Step[ScoreSection]) -> list[Refresh]:
     """Before the first step, with the driver "endpoint": a failed refresh if the endpoint is down; otherwise none.
 
-    The user is told, and the run starts with the card's harness. state: the harness part of the memory.
+    The user is told, and the run starts with the card's harness.
     """
-    if step > 0 or options(cfg).harness.driver != "endpoint":
+    if step.number > 0 or step.card.harness.driver != "endpoint":
         return []
-    problem = tools.probe(MODEL)
+    problem = step.tools.probe(HARNESS)
     if not problem:
         return []
-    tools.tell(f"{problem.rstrip('.')}; the run starts with the meta-harness of the card.")
-    return [_failure(state, 0, problem)]
+    step.tell(f"{problem.rstrip('.')}; the run starts with the meta-harness of the card.")
+    return [Refresh(0, problem=problem)]
 
 
-def refresh(cfg: Config, tools: Tools, state: Mapping[str, Any], records: Sequence[Statistics], step: int) -> Refresh:
+def refresh(step: Step[ScoreSection], before: Harness, records: Sequence[Statistics]) -> Refresh:
     """Harness.Generate: M_t, from the statistics since the last refresh; by rules, an external model, or a file.
 
     A failure never ends the run: the harness in force stays, the user is told, and the failure is counted.
     """
-    before = meta_harness.validate(cfg, state["value"])
+    at = step.number + 1
     reply = None
     try:
-        match options(cfg).harness.driver:
+        match step.card.harness.driver:
             case "endpoint":
-                reply = ask_for_harness(cfg, tools, before, records)
-                after = meta_harness.parse(cfg, reply.text)
+                reply = ask_for_harness(step, before, records)
+                after = meta_harness.parse(step.cfg, reply.text)
             case "replay":
-                after = meta_harness.replay(cfg, before, step + 1)
+                after = meta_harness.replay(step.cfg, before, at)
             case _:
-                after = meta_harness.by_rules(cfg, before, records)
+                after = meta_harness.by_rules(step.cfg, before, records)
     except HarnessError as error:
-        problem, start = str(error), f"step {state['since']}" if state["since"] else "the start"
-        tools.tell(
-            f"step {step + 1}: no new meta-harness: {problem.rstrip('.')}; the one in force since {start} stays."
-        )
-        return _failure(state, step + 1, problem, reply)
-    new = {**state, "refreshed": state["refreshed"] + 1}
-    if after != before:
-        new |= {"value": after.plain(), "by": options(cfg).harness.driver, "since": step + 1}
-    return Refresh(step + 1, new, "", reply)
+        since = step.memory["harness"]["since"]
+        start = f"step {since}" if since else "the start"
+        step.tell(f"step {at}: no new meta-harness: {str(error).rstrip('.')}; the one in force since {start} stays.")
+        return Refresh(at, problem=str(error), reply=reply)
+    return Refresh(at, None if after == before else after.plain(), reply=reply)
 
 
-def _failure(state: Mapping[str, Any], at: int, problem: str, reply: Reply | None = None) -> Refresh:
-    """The harness in force stays, and the failure is counted."""
-    return Refresh(at, {**state, "invalid": state["invalid"] + 1}, problem, reply)
-
-
-def ask_for_harness(cfg: Config, tools: Tools, before: Harness, records: Sequence[Statistics]) -> Reply:
+def ask_for_harness(step: Step[ScoreSection], before: Harness, records: Sequence[Statistics]) -> Reply:
     """The external model's reply; raises HarnessError if there is none."""
     try:
-        (reply,) = tools.judge([messages.for_harness(cfg, before, records)], by=MODEL)
+        (reply,) = step.tools.judge([messages.for_harness(step.cfg, before, records)], by=HARNESS)
     except JudgeError as error:
         raise HarnessError(f"no reply: {error}") from None
     if reply.refused:

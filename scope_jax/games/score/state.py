@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.config import Config
-from scope_jax.games.score.meta_harness import Harness
-from scope_jax.games.score.options import options
-from scope_jax.learner.types import Reply
+from scope_jax.games.score.meta_harness import Harness, Refresh
+from scope_jax.games.score.options import ScoreSchedulerSection, ScoreSection
 from scope_jax.play.rewards import mean
-from scope_jax.rollouts.types import Completion
-from scope_jax.text.messages import Messages
+from scope_jax.play.rollouts import Rollout
+from scope_jax.play.samples import Sample
 
 Statistics = dict[str, Any]  # of one step, see `step_statistics`
 
@@ -49,9 +47,7 @@ class RubricDraft:
 
     queries: tuple[int, ...]
     """The queries, by index in the batch, whose reports are judged by it."""
-    prompt: Messages
-    """Its prompt."""
-    completion: Completion
+    sample: Sample
     """What was sampled."""
     rubric: Rubric
     """The rubric in use, which is not the evaluator's if the reply was malformed."""
@@ -61,6 +57,18 @@ class RubricDraft:
     def agreement(self, consistency: Sequence[float]) -> float:
         """Mean of C_i, given by query, over its queries."""
         return mean([consistency[i] for i in self.queries])
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question of the batch, q_i, with the rubric that its reports are judged by."""
+
+    index: int
+    """In the batch."""
+    question: str
+    """What a report is wanted on."""
+    rubric: Rubric
+    """(H, w)."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +87,14 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Report:
-    """One rollout of the solver."""
+    """One rollout of the solver, y_i^k."""
 
-    query: int
-    """Its query, by index in the batch."""
-    prompt: Messages
-    """The solver's prompt."""
-    completion: Completion
+    index: int
+    """In the step."""
+    query: Query
+    """What it reports on."""
+    sample: Sample
     """The whole rollout."""
-    rubric: Rubric
-    """What it is judged by."""
     text: str | None
     """The report, None if there is none."""
     conclusion: str | None
@@ -104,20 +110,32 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Review:
-    """A conversation in which the evaluator assesses reports of one query."""
+class Conversation:
+    """What the evaluator is asked in one conversation: to assess reports on one query."""
 
-    reports: Mapping[int, Report]
-    """The reports after it, by index in the step."""
-    completion: Completion
-    """The conversation that counts."""
+    reports: tuple[Report, ...]
+    """Before their assessment."""
+    rollout: Rollout
+    """The scoring prompt with their texts."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """A conversation in which the evaluator has assessed reports."""
+
+    conversation: Conversation
+    """What it was asked."""
+    sample: Sample
+    """What was sampled."""
+    reports: tuple[Report, ...]
+    """The reports after it."""
     nudged: bool = False
     """It was held twice, as the first one had no valid assessment."""
 
     @property
     def reasons(self) -> frozenset[str]:
         """Why reports of it have no valid assessment."""
-        return frozenset(report.reason for report in self.reports.values() if report.reason)
+        return frozenset(report.reason for report in self.reports if report.reason)
 
 
 @dataclass(frozen=True)
@@ -133,38 +151,54 @@ class Constraints:
 
 
 @dataclass(frozen=True)
-class Refresh:
-    """The outcome of a refresh of the meta-harness."""
+class RubricUse:
+    """That a rubric was used in a step."""
 
-    at: int
-    """Number of steps done."""
-    state: dict[str, Any]
-    """The harness part of the memory after it."""
-    problem: str = ""
-    """Why there was no valid harness, "" if there was one."""
-    reply: Reply | None = None
-    """The external model's, if it was asked and replied."""
+    dimensions: tuple[str, ...]
+    """Its dimensions."""
+    consistency: float
+    """How consistent the reports under it were."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a step, from which the memory after it follows."""
+
+    uses: tuple[RubricUse, ...]
+    """The rubrics of the evaluator's calls."""
+    statistics: Statistics
+    """Of the step."""
+    refreshes: tuple[Refresh, ...]
+    """Attempts to refresh the meta-harness."""
 
 
 def by_query(reports: Sequence[Report]) -> list[list[Report]]:
     """The reports of each query."""
     groups: dict[int, list[Report]] = {}
     for report in reports:
-        groups.setdefault(report.query, []).append(report)
+        groups.setdefault(report.query.index, []).append(report)
     return list(groups.values())
+
+
+def with_reviews(reports: Sequence[Report], reviews: Sequence[Review]) -> list[Report]:
+    """The reports as they are after the reviews; one that was not reviewed stays as it is."""
+    after = {report.index: report for review in reviews for report in review.reports}
+    return [after.get(report.index, report) for report in reports]
 
 
 # ----------------------------------------------------------------------------------------------------------- scheduler
 # The paper names the scheduler's calls (Algorithm 1 l.8, l.34) but not what they do.
-def get_constraints(cfg: Config, scheduler: Mapping[str, Any], harness: Harness) -> Constraints:
+def get_constraints(card: ScoreSchedulerSection, scheduler: Mapping[str, Any], harness: Harness) -> Constraints:
     """(R_t, A_t) and hints, from the pool in force; a rubric of k dimensions can always meet them."""
-    card, limits, pool = options(cfg).scheduler, harness.dimension_constraints, harness.dimension_pool
-    used, average = scheduler["dimensions"], scheduler["mean"]
+    limits = harness.dimension_constraints
+    pool = harness.dimension_pool
+    used = scheduler["dimensions"]
     free = [name for name in pool if name not in limits.must_include]
-    uses, last = ({name: used[name][key] if name in used else 0 for name in free} for key in ("uses", "last"))
+    uses = {name: used[name]["uses"] if name in used else 0 for name in free}
+    last = {name: used[name]["last"] if name in used else 0 for name in free}
 
     def inconsistent(name: str) -> bool:
-        return uses[name] >= card.min_uses and used[name]["consistency"] < average - card.margin
+        return uses[name] >= card.min_uses and used[name]["consistency"] < scheduler["mean"] - card.margin
 
     worst = sorted(filter(inconsistent, free), key=lambda name: used[name]["consistency"])
     avoided = worst[: min(card.avoided, len(pool) - limits.k)]
@@ -176,20 +210,22 @@ def get_constraints(cfg: Config, scheduler: Mapping[str, Any], harness: Harness)
     return Constraints(tuple(required), tuple(avoided), tuple(rare[: card.hints]))
 
 
-def update_stats(cfg: Config, scheduler: Mapping[str, Any], uses: Sequence[tuple[Rubric, float]]) -> dict[str, Any]:
-    """The scheduler's part of the memory after a step. uses: rubrics, and how consistent the reports under them were.
+def update_stats(
+    card: ScoreSchedulerSection, scheduler: Mapping[str, Any], uses: Sequence[RubricUse]
+) -> dict[str, Any]:
+    """The scheduler's part of the memory after a step in which these rubrics were used.
 
     {"step", "mean", "dimensions": {name: {"uses", "last", "consistency"}}}. `last` is the number of steps played when
     the dimension was last used; `mean` and `consistency` are moving averages with decay `score.scheduler.decay`.
     """
-    decay = options(cfg).scheduler.decay
-    step, average = scheduler["step"] + 1, scheduler["mean"]
+    step = scheduler["step"] + 1
+    average = scheduler["mean"]
     dimensions = {name: dict(values) for name, values in scheduler["dimensions"].items()}
-    for rubric, value in uses:
-        average = _moving_average(average, value, decay)
-        for name in rubric.dimensions:
+    for use in uses:
+        average = _moving_average(average, use.consistency, card.decay)
+        for name in use.dimensions:
             before = dimensions.get(name, {"uses": 0, "consistency": None})
-            consistency = _moving_average(before["consistency"], value, decay)
+            consistency = _moving_average(before["consistency"], use.consistency, card.decay)
             dimensions[name] = {"uses": before["uses"] + 1, "last": step, "consistency": consistency}
     return {"step": step, "mean": average, "dimensions": dimensions}
 
@@ -200,19 +236,18 @@ def _moving_average(average: float | None, value: float, decay: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
-def score_shares(cfg: Config, report: Report) -> tuple[float, list[float]]:
+def score_shares(report: Report, max_score: int) -> tuple[float, list[float]]:
     """(the base score, the scores of the other dimensions) of an assessed report, as shares of `max_score`."""
     assert report.assessment is not None
-    scores = {name: value / options(cfg).max_score for name, value in report.assessment.scores.items()}
-    return scores[report.rubric.base], [scores[name] for name in report.rubric.weights]
+    scores = {name: value / max_score for name, value in report.assessment.scores.items()}
+    rubric = report.query.rubric
+    return scores[rubric.base], [scores[name] for name in rubric.weights]
 
 
-def has_reward(cfg: Config, report: Report) -> bool:
+def has_reward(card: ScoreSection, report: Report) -> bool:
     """Whether a report has a reward. Without a valid assessment it has one if there is no report or the assessment is
     too shallow (Algorithm 1 l.23): 0. If the assessment is invalid, `score.malformed` decides (Figure 2)."""
-    return (
-        report.assessment is not None or report.reason in ("no_report", "shallow") or options(cfg).malformed == "zero"
-    )
+    return report.assessment is not None or report.reason in ("no_report", "shallow") or card.malformed == "zero"
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -220,7 +255,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def step_statistics(
-    cfg: Config, step: int, drafts: Sequence[RubricDraft], reports: Sequence[Report], consistency: Sequence[float]
+    card: ScoreSection,
+    number: int,
+    drafts: Sequence[RubricDraft],
+    reports: Sequence[Report],
+    consistency: Sequence[float],
 ) -> Statistics:
     """What T_t, the training statistics for the meta-harness, holds of one step; a mean of no values is None.
 
@@ -228,13 +267,13 @@ def step_statistics(
     """
     groups = [[report for report in group if report.assessment is not None] for group in by_query(reports)]
     assessed = [report for group in groups for report in group]
-    scores = [score_shares(cfg, report) for report in assessed]
-    bases = [[score_shares(cfg, report)[0] for report in group] for group in groups]
+    scores = [score_shares(report, card.max_score) for report in assessed]
+    bases = [[score_shares(report, card.max_score)[0] for report in group] for group in groups]
     cited = [report.assessment.citations for report in assessed if report.assessment and report.assessment.citations]
     total = sum(sum(counts.values()) for counts in cited)
     return {
-        "step": step,
-        "reward": _mean([report.reward for report in reports if has_reward(cfg, report)]),
+        "step": number,
+        "reward": _mean([report.reward for report in reports if has_reward(card, report)]),
         "base_score": _mean([base for base, _ in scores]),
         "dimension_score": _mean([value for _, others in scores for value in others]),
         "spread": _mean([float(np.std(group)) for group in bases if len(group) > 1]),
@@ -243,5 +282,5 @@ def step_statistics(
         "consistency": _mean(consistency),
         "valid_rubrics": _mean([float(not draft.reason) for draft in drafts]),
         "citations_supported": sum(counts["supported"] for counts in cited) / total if total else None,
-        "dimensions": dict(Counter(name for report in reports for name in report.rubric.dimensions)),
+        "dimensions": dict(Counter(name for report in reports for name in report.query.rubric.dimensions)),
     }

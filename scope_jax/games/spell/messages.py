@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.state import Entry, Order, Question
-from scope_jax.play import grading, prompting
+from scope_jax.play import prompting
 from scope_jax.play.documents import without_middle
+from scope_jax.play.prompting import Prompt
 from scope_jax.text.messages import Messages
 
 TASKS = ("qa", "math", "choice")
-ROLES = (*(f"{role}_{task}" for role in ("questioner", "responder") for task in TASKS), "verifier")
+QUESTIONER = {
+    task: Prompt(f"questioner_{task}", ("documents", "earlier", "answer_tokens"), ("documents", "earlier"))
+    for task in TASKS
+}
+EARLIER = {task: Prompt(f"earlier_{task}", ("examples",), system=False) for task in TASKS}
+RESPONDER = {task: Prompt(f"responder_{task}", ("documents", "question")) for task in TASKS}
+NOTHING = Prompt("nothing", system=False)
+VERIFIER = Prompt("verifier", ("problem", "answer", "reference"))
 _TAGS = ("text",)  # enclose the documents in a prompt
 
 
@@ -30,9 +38,9 @@ def quoted(cfg: Config, text: str) -> str:
     return shown(cfg, text)
 
 
-def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
-    prompt = prompting.for_role(options(cfg).prompts, role, values, required)
-    return Messages(prompt.user.strip(), prompt.system)
+def _stripped(messages: Messages) -> Messages:
+    """Without white space at the ends of the user message, where a variable may be empty."""
+    return replace(messages, user=messages.user.strip())
 
 
 def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
@@ -43,20 +51,20 @@ def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
 
 def for_questioner(cfg: Config, order: Order) -> Messages:
     """Prompt to write a question about documents, harder than the remembered ones if there are any."""
-    role = f"questioner_{order.task}"
-    values = {
-        "documents": documents_of(cfg, order.documents),
-        "earlier": _earlier(cfg, order),
-        "answer_tokens": options(cfg).max_answer_tokens,
-    }
-    return _filled(cfg, role, values, ("documents", "earlier"))
+    prompt = QUESTIONER[order.task].messages(
+        cfg,
+        documents=documents_of(cfg, order.documents),
+        earlier=_earlier(cfg, order),
+        answer_tokens=options(cfg).max_answer_tokens,
+    )
+    return _stripped(prompt)
 
 
 def _earlier(cfg: Config, order: Order) -> str:
     if not order.history:
         return ""
     examples = "\n\n".join(_example(cfg, number, entry) for number, entry in enumerate(order.history, 1))
-    return _filled(cfg, f"earlier_{order.task}", {"examples": examples}, ("examples",)).user
+    return EARLIER[order.task].text(cfg, examples=examples).strip()
 
 
 def _example(cfg: Config, number: int, entry: Entry) -> str:
@@ -65,8 +73,7 @@ def _example(cfg: Config, number: int, entry: Entry) -> str:
 
 def for_responder(cfg: Config, task: str, question: Question, documents: str) -> Messages:
     """Prompt to answer a question about documents."""
-    values = {"documents": documents, "question": shown(cfg, question.whole)}
-    return _filled(cfg, f"responder_{task}", values, ("documents", "question"))
+    return _stripped(RESPONDER[task].messages(cfg, documents=documents, question=shown(cfg, question.whole)))
 
 
 def for_exam(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int], limit: int) -> Messages:
@@ -86,31 +93,15 @@ def task_of(row: Mapping[str, Any]) -> str:
 
 def nothing(cfg: Config) -> str:
     """The placeholder for the documents when the responder has to answer without them."""
-    return _filled(cfg, "nothing", {}, ()).user
+    return NOTHING.text(cfg)
 
 
 def for_verifier(cfg: Config, question: Question, answer: str, reference: str) -> Messages:
     """Prompt to decide whether an answer is equivalent to the reference."""
-    values = {
-        "problem": quoted(cfg, question.whole),
-        "answer": quoted(cfg, answer),
-        "reference": quoted(cfg, reference),
-    }
-    return _filled(cfg, "verifier", values, ("problem", "answer", "reference"))
-
-
-def check_prompts(cfg: Config) -> None:
-    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
-    entry, question = Entry((), "", ""), Question("", "")
-    folder = Path(options(cfg).prompts)
-    for task in (
-        name for name in TASKS if options(cfg).tasks.get(name) or (folder / f"responder_{name}.txt").is_file()
-    ):
-        if options(cfg).mode != "rlvr":
-            for_questioner(cfg, Order(0, {"documents": []}, task, "", (), (entry,)))
-        for_responder(cfg, task, question, "")
-    if options(cfg).mode != "rlvr" and options(cfg).grounding_filter:
-        nothing(cfg)
-    if options(cfg).rule == "judge":
-        grading.prompt(options(cfg).prompts)
-    for_verifier(cfg, question, "", "")
+    prompt = VERIFIER.messages(
+        cfg,
+        problem=quoted(cfg, question.whole),
+        answer=quoted(cfg, answer),
+        reference=quoted(cfg, reference),
+    )
+    return _stripped(prompt)

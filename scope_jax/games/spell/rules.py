@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scope_jax.config import Config, one_of
-from scope_jax.data.keys import drawn, rng
+from scope_jax.config import one_of
+from scope_jax.data.keys import drawn
 from scope_jax.games.spell import candidates
-from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellTask, Vote, options
+from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellSection, SpellTask, Vote
 from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Response, Selection
 from scope_jax.play import measures
 from scope_jax.play.rewards import absolute_zero, r_zero
+from scope_jax.play.step import Step
 from scope_jax.text.objects import has_control, last_object
 from scope_jax.text.parsing import with_options_below
 
@@ -152,10 +153,10 @@ def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: 
     return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
 
 
-def judgment_rewards(cfg: Config, response: Response) -> tuple[float, ...]:
+def judgment_rewards(card: SpellSection, response: Response) -> tuple[float, ...]:
     """{r_ij} of one answer's judgments (Eq. (5))."""
     verdicts = [each.verdict for each in response.verifications]
-    return verifier_rewards(verdicts, response.vote, options(cfg).malformed_judgment)
+    return verifier_rewards(verdicts, response.vote, card.malformed_judgment)
 
 
 def questioner_reward(name: str, success: float, target: float, width: float) -> float:
@@ -185,7 +186,7 @@ def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[s
 
 
 # --------------------------------------------------------------------------------------- role-specific dynamic sampling
-def choose(cfg: Config, proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup], step: int) -> Selection:
+def choose(step: Step[SpellSection], proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> Selection:
     """Chooses the samples the step's update trains on (Alg. 1 l.25).
 
     Responder: the first N groups with both correct and wrong answers. Questioner: their questions, and an equal number
@@ -193,21 +194,22 @@ def choose(cfg: Config, proposals: Sequence[QuestionDraft], groups: Sequence[Ans
     of judgments with unequal rewards, on answers where vote and rule agree (consistency check), drawn until there are
     as many judgments, or groups, as responder groups (all if there are fewer).
     """
-    kept = [group.position for group in groups if group.mixed][: options(cfg).groups]
-    mixed = {group.position for group in groups if group.mixed}
+    card = step.card
+    mixed = [group.position for group in groups if group.mixed]
+    kept = mixed[: card.groups]
     played = [proposal.order.position for proposal in proposals if proposal.reason not in UNPLAYED]
     failed = [position for position in played if position not in mixed]
-    negatives = drawn(failed, len(kept), rng("spell negatives", cfg.seed, step))
+    negatives = drawn(failed, len(kept), step.rng("spell negatives", step.number))
     conflicting = [
         (group.position, number)
         for group in groups
         for number, response in enumerate(group.responses)
         if response.verifications
-        and spread(judgment_rewards(cfg, response))
-        and (response.vote == response.rule or not options(cfg).consistency_check)
+        and spread(judgment_rewards(card, response))
+        and (response.vote == response.rule or not card.consistency_check)
     ]
     wanted = len(kept)
-    if options(cfg).verifier_batch == "judgments":
-        wanted = -(-wanted // options(cfg).verifier.samples)
-    judged = drawn(conflicting, wanted, rng("spell judgments", cfg.seed, step))
+    if card.verifier_batch == "judgments":
+        wanted = -(-wanted // card.verifier.samples)
+    judged = drawn(conflicting, wanted, step.rng("spell judgments", step.number))
     return Selection(frozenset(kept), frozenset([*kept, *negatives]), frozenset(judged))

@@ -6,23 +6,16 @@ grows until L questions are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-import numpy as np
-
-from scope_jax.config import Config
-from scope_jax.games.spell.options import options
+from scope_jax.games.spell.options import SpellSection
 from scope_jax.learner.types import Judgement, Reply
-from scope_jax.play import grading
 from scope_jax.play.rewards import mean
-from scope_jax.rollouts.types import Completion, Row
-from scope_jax.text.messages import Messages
+from scope_jax.play.samples import Sample
 
-_NONE = np.zeros(0, np.int32)
-NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow")
 History = dict[str, list[dict[str, Any]]]  # plain `Entry`s by "cluster/task", the latest last
 
 
@@ -102,10 +95,9 @@ class QuestionDraft:
 
     order: Order
     """What it is asked for."""
-    prompt: Messages
-    """The same in words."""
-    completion: Completion
-    """Its reply; NOT_ASKED if the cluster's documents alone exceed the responder's prompt."""
+    sample: Sample
+    """Its reply, without a turn if the questioner was not asked: the cluster's documents alone exceed the responder's
+    prompt."""
     question: Question | None
     """None if it is malformed."""
     reason: str
@@ -116,11 +108,6 @@ class QuestionDraft:
     """An external judge's, of that reply."""
     reward: float = 0.0
     """Eq. (7), once it is known."""
-
-    @property
-    def sampled(self) -> bool:
-        """False if the questioner was not asked."""
-        return self.completion is not NOT_ASKED
 
 
 @dataclass(frozen=True)
@@ -138,24 +125,34 @@ class ReadingTask:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """An answer of the responder before it is checked."""
+
+    reading: ReadingTask
+    """What was asked."""
+    sample: Sample
+    """The episode."""
+
+
+@dataclass(frozen=True)
 class Verification:
     """One judgment of the verifier."""
 
-    completion: Completion
+    sample: Sample
     """The episode."""
     verdict: bool | None
     """v_ij; None without a valid verdict."""
 
     @property
     def judgement(self) -> Judgement:
-        return Judgement("verifier", "", (Reply(self.completion.text),), self.verdict)
+        return Judgement("verifier", "", (Reply(self.sample.text),), self.verdict)
 
 
 @dataclass(frozen=True)
 class Response:
     """One answer of the responder, y_i."""
 
-    completion: Completion
+    sample: Sample
     """The episode."""
     answer: str | None
     """Its conclusion, or None."""
@@ -163,8 +160,6 @@ class Response:
     """R_rule(y_i, a)."""
     judgements: tuple[Judgement, ...] = ()
     """An external judge's, in place of the rule."""
-    prompt: Messages | None = None
-    """Of the verifier; None if it was not asked."""
     verifications: tuple[Verification, ...] = ()
     """The verifier's judgments."""
     vote: bool = False
@@ -186,8 +181,6 @@ class AnswerGroup:
     """Of the question."""
     question: Question
     """What was asked."""
-    prompt: Messages
-    """The question with its documents."""
     responses: tuple[Response, ...]
     """G of them."""
 
@@ -207,17 +200,37 @@ class AnswerGroup:
 
 
 @dataclass(frozen=True)
+class SolvableQuestion:
+    """A question that is added to the history memory."""
+
+    key: str
+    """Of the history memory for its cluster and task."""
+    entry: Entry
+    """What is added."""
+    restarts: bool
+    """The earlier entries are removed."""
+
+
+@dataclass(frozen=True)
 class Round:
     """What one round of drawing brings."""
 
-    proposals: list[QuestionDraft]
+    proposals: Sequence[QuestionDraft]
     """The questions, one for each cluster that suits a task; none in the mode "rlvr"."""
-    groups: list[AnswerGroup]
+    groups: Sequence[AnswerGroup]
     """The answers to those that reached the responder."""
-    grades: list[grading.Grades]
-    """Of every call of the rule."""
-    history: History
-    """The history memory after it."""
+    solvable: Sequence[SolvableQuestion]
+    """The questions for the history memory, in order."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a step, from which the memory after it follows."""
+
+    clusters: int
+    """Number of clusters, or given questions, drawn."""
+    solvable: tuple[SolvableQuestion, ...]
+    """The questions for the history memory, in order."""
 
 
 @dataclass(frozen=True)
@@ -232,18 +245,23 @@ class Selection:
     """(position, number of the answer)."""
 
 
-def accepts(cfg: Config, success: float) -> bool:
+def accepts(card: SpellSection, success: float) -> bool:
     """True if a question with this success rate is added to the history: r_que > 0 (Alg. 1 l.20), or also at rate 1 if
     `history_accepts` is "solved"."""
-    return options(cfg).history > 0 and (
-        0.0 < success < 1.0 or (success == 1.0 and options(cfg).history_accepts == "solved")
-    )
+    return card.history > 0 and (0.0 < success < 1.0 or (success == 1.0 and card.history_accepts == "solved"))
 
 
-def push(cfg: Config, history: History, order: Order, question: Question) -> None:
-    """Adds the question to its entry in `history`, which keeps the latest L questions (Alg. 1 l.21)."""
-    seen = options(cfg).history_documents == "seen"
-    documents = tuple(document["id"] for document in order.documents) if seen else order.new
-    before = [] if order.restarts else history.get(order.key, [])
-    entry = Entry(documents, question.whole, question.answer)
-    history[order.key] = [*before, entry.plain()][-options(cfg).history :]
+def solvable(card: SpellSection, order: Order, question: Question) -> SolvableQuestion:
+    """A question as it is remembered, with the documents that it counts as written from."""
+    read = [document["id"] for document in order.documents]
+    entry = Entry(tuple(read) if card.history_documents == "seen" else order.new, question.whole, question.answer)
+    return SolvableQuestion(order.key, entry, order.restarts)
+
+
+def push(card: SpellSection, history: History, questions: Sequence[SolvableQuestion]) -> History:
+    """The history memory with these questions, which keeps the latest L of each cluster and task (Alg. 1 l.21)."""
+    after = dict(history)
+    for question in questions:
+        before = [] if question.restarts else after.get(question.key, [])
+        after[question.key] = [*before, question.entry.plain()][-card.history :]
+    return after
