@@ -108,7 +108,7 @@ class Step(Generic[Card]):
     ) -> list[list[Interaction[Sample]]]:
         """`samples` of each rollout, in order, whose generators ask these roles for turns; their completions are
         samples, whose metrics begin with the role's name after the rollout's label, if it has one."""
-        speakers = {name: self.roles[name] for name in roles}
+        speakers = {name: self._speaker(name) for name in roles}
         agents = {name: role.agent for name, role in speakers.items()}
         groups = self.tools.interact(key, rollouts, agents, samples)
         return [
@@ -141,8 +141,8 @@ class Step(Generic[Card]):
         """Shows the user one sentence among the messages of the run."""
         self.tools.tell(sentence)
 
-    def _speaker(self, role: str, sampling: SamplingSection | None) -> Role:
-        speaker = self.roles[role]
+    def _speaker(self, role: str, sampling: SamplingSection | None = None) -> Role:
+        speaker = self.roles[role].with_reminder(self.cfg)
         if sampling is None:
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
