@@ -20,10 +20,10 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import dpo, sft, ssp
+from scope_jax.games import dpo, scope, sft, spice, ssp
 from scope_jax.play.game import Game
 
-BUILT_IN = (dpo, sft, ssp)
+BUILT_IN = (dpo, scope, sft, spice, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
 

@@ -201,7 +201,7 @@ def play_step(
     played = game.play(step)
     check_played(game, played)
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
-    automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.requests
+    automatic = samples.metrics(cfg, step.ledger.samples, played.episodes, speakers) | step.ledger.counts
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
     return episodes, after, automatic | dict(played.metrics) | of_memory
 

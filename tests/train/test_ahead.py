@@ -18,7 +18,7 @@ from scope_jax.games.scope import state
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.run.assemble import check_ahead
 from scope_jax.run.meshes import all_generate, divided_devices
-from scope_jax.run.steps import Played, packed, unpacked
+from scope_jax.run.steps import PlayedStep, packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "rollout.devices=4"
@@ -48,7 +48,7 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
         text={"turns": [{"text": "é", "score": np.float32(0.1)}], "count": np.int64(3)},
         judgements=(verdict,),
     )
-    played = Played([episode, episode], {"pool": [1, None, {"a": 0.1}]}, {"reward": 1 / 3, "nothing": math.nan})
+    played = PlayedStep([episode, episode], {"pool": [1, None, {"a": 0.1}]}, {"reward": 1 / 3, "nothing": math.nan})
     text = packed(played)
     assert json.loads(json.dumps(text)) == text and packed(played) == text
     found = unpacked(text)
@@ -74,7 +74,7 @@ def test_which_games_wait() -> None:
     places = []
     for _ in range(2):
         places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
-        memory = state.advance(cfg, memory, drawn=1)
+        memory = state.after_step(cfg, memory, state.Outcome(rows=1, tasks=[], scores=[]))
     places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
     assert places == [("challenger", True), ("challenger", False), ("tasks", True)]
 
