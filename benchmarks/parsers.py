@@ -41,6 +41,7 @@ from scope_jax.games.score import rules as score_rules
 from scope_jax.games.score.state import Rubric
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
+from scope_jax.games.spice.options import options as spice_options
 from scope_jax.games.ssp import rules as ssp_rules
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
@@ -382,7 +383,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         lambda text: documents.segments(text, 256, lambda part: len(part) // 4),
         (),
     ),
-    "SPICE format": (lambda text: spice_rules.format_of(SPICE, text), OBJECT),
+    "SPICE format": (lambda text: spice_rules.format_of(spice_options(SPICE), text), OBJECT),
     "SPICE task": (
         lambda text: [spice_rules.task_of(text, kind, 3) for kind in ("multiple-choice", "float")],
         (*OBJECT, *TASK),

@@ -20,10 +20,10 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, score, sft, spell, spiral, ssp
+from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp
 from scope_jax.play.game import Game
 
-BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, score, sft, spell, spiral, ssp)
+BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
 

@@ -206,7 +206,7 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
         )
     sampling = cfg.evaluate.sampling_of(eval_set)
     agent = replace(
-        exam.role.agent,
+        exam.role.with_reminder(cfg).agent,
         sampling=sampling,
         max_turns=max_turns_of(cfg, exam),
         max_prompt_tokens=None,

@@ -207,7 +207,7 @@ def play_step(
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
     metrics: dict[str, Any] = {
         **samples.metrics(cfg, step.ledger.samples, played.episodes, step.roles.values()),
-        **step.ledger.requests,
+        **step.ledger.counts,
         **played.metrics,
         **of_memory,
     }

@@ -92,6 +92,9 @@ class Prompt:
     """The role may search: {search} and {results} are variables too, and the search is declared as a tool."""
     system: bool = True
     """A system message may stand beside it."""
+    system_of: str = ""
+    """Whose system message that is, `<system_of>.system.txt` without variables, where several prompts of a role share
+    one; "": its own."""
     lines_of: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Variables that show a line of another file of the folder, with the name of that file."""
 
@@ -101,9 +104,10 @@ class Prompt:
         folder = folder_of(cfg)
         if self.searches:
             return searcher_template(cfg, folder, self.name, self.variables, required)
-        if not self.system:
-            return Messages(_template(folder, self.name, self.variables, required))
-        return _messages(folder, self.name, self.variables, required)
+        user = _template(folder, self.name, self.variables, required)
+        known = () if self.system_of else self.variables
+        system = [_template(folder, file.stem, known, ()) for file in self.system_file(cfg)]
+        return Messages(user, system[0] if system else None)
 
     def messages(self, cfg: Config, **values: object) -> Messages:
         """The messages with these values of the variables. Raises PromptError."""
@@ -128,7 +132,7 @@ class Prompt:
 
     def system_file(self, cfg: Config) -> tuple[Path, ...]:
         """The file of its system message, if there is one."""
-        return templates.system_files(folder_of(cfg), [self.name]) if self.system else ()
+        return templates.system_files(folder_of(cfg), [self.system_of or self.name]) if self.system else ()
 
 
 def folder_of(cfg: Config) -> str:

@@ -7,7 +7,7 @@ updates of a step, the names of metrics and the way exams are answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scope_jax.config import AdvantageCard, AskSection, Config, JudgeSection, LossCard
 from scope_jax.learner.types import RoleShare, Update
@@ -37,6 +37,8 @@ class Role:
     """Factor of their terms in the loss."""
     prompts: tuple[Prompt, ...] = ()
     """Its prompt files."""
+    reminder: Prompt | None = None
+    """The file of its agent's `reminder`, which is read when it speaks; None: the agent's own text."""
     table: str = ""
     """The key of its table in the card, for sentences about it."""
     searches: Count | None = None
@@ -66,6 +68,12 @@ class Role:
         """True if its turns may search."""
         tools = self.speaker.tools if isinstance(self.speaker, Agent) else ()
         return any((tool if isinstance(tool, str) else tool.name) == SEARCH_NAME for tool in tools)
+
+    def with_reminder(self, cfg: Config) -> Role:
+        """The role as it speaks: its agent has the text of the reminder. Raises PromptError."""
+        if self.reminder is None:
+            return self
+        return replace(self, speaker=replace(self.agent, reminder=self.reminder.text(cfg)), reminder=None)
 
     def count_searches(self, cfg: Config, completion: Completion) -> int | None:
         """Number of searches of an episode; None for a role that cannot search."""

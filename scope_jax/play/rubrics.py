@@ -10,9 +10,13 @@ from scope_jax.config import Config, Ungraded, one_of
 from scope_jax.learner.types import Judgement
 from scope_jax.play import prompting
 from scope_jax.play.asking import ReadReply, Replies, ask_role
+from scope_jax.play.prompting import Prompt
 from scope_jax.play.roles import Role
 from scope_jax.play.tools import Tools
 from scope_jax.text import parsing
+
+GRADER = Prompt("grader", ("task", "answer", "criterion"), ("answer", "criterion"), system=False)
+NUDGE = Prompt("nudge_score", system=False)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def grade(
         for text in [grader.read(tools, case.answer)]
         for k, criterion in enumerate(case.rubric)
     }
-    nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
+    nudge = prompting.filled(grader.prompts, NUDGE.name, {}) if questions else ""
     replies = ask_role(tools, grader.judge, list(questions.values()), score_of, nudge)
     answers = replies.by(questions)
     grades = []
@@ -170,10 +174,10 @@ def question(cfg: Config, prompts: str, task: str, answer: str, criterion: str) 
     """Prompt to decide whether the answer meets one criterion. Raises PromptError."""
     values = {"task": task, "answer": answer, "criterion": criterion}
     safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
-    return prompting.filled(prompts, "grader", safe, ("answer", "criterion"))
+    return prompting.filled(prompts, GRADER.name, safe, GRADER.required or ())
 
 
 def check_prompts(cfg: Config, prompts: str) -> None:
     """Loads the prompts of the grading; raises PromptError."""
     question(cfg, prompts, "", "", "")
-    prompting.filled(prompts, "nudge_score", {})
+    prompting.filled(prompts, NUDGE.name, {})

@@ -13,6 +13,7 @@ from scope_jax.data.keys import rng
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import asking, grading
 from scope_jax.play.asking import Replies
+from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.prompting import folder_of
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Interaction, Rollout
@@ -49,8 +50,12 @@ class Ledger:
 
     samples: list[Sample] = field(default_factory=list)
     """Everything that was sampled for the step's `play` and `interact`, in order."""
-    requests: Metrics = field(default_factory=dict)
-    """Numbers of requests to judges, by metric."""
+    counts: Metrics = field(default_factory=dict)
+    """Numbers of requests to judges, and of comparisons without a verdict, by metric."""
+
+    def add(self, metric: str, number: int) -> None:
+        """Adds to a count."""
+        self.counts[metric] = self.counts.get(metric, 0.0) + float(number)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Step(Generic[Card]):
     ) -> list[list[Interaction[Sample]]]:
         """`samples` of each rollout, in order, whose generators ask these roles for turns; their completions are
         samples, whose metrics begin with the role's name after the rollout's label, if it has one."""
-        speakers = {name: self.roles[name] for name in roles}
+        speakers = {name: self._speaker(name) for name in roles}
         agents = {name: role.agent for name, role in speakers.items()}
         groups = self.tools.interact(key, rollouts, agents, samples)
         return [
@@ -134,15 +139,22 @@ class Step(Generic[Card]):
     def count(self, prefix: str, requests: Replies[Any] | grading.Grades) -> None:
         """Adds numbers of requests to a judge to the metrics `<prefix>/…` of the step."""
         for name in JUDGED:
-            metric = f"{prefix}/{name}"
-            self.ledger.requests[metric] = self.ledger.requests.get(metric, 0.0) + float(getattr(requests, name))
+            self.ledger.add(f"{prefix}/{name}", getattr(requests, name))
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        """The verdict on each pair of mathematical answers (`Tools.compare_math`); how many have none, since they took
+        too long or cannot be read, are metrics `math/…`."""
+        verdicts = self.tools.compare_math(comparisons, seconds) if comparisons else []
+        self.ledger.add("math/given_up", verdicts.count("timeout"))
+        self.ledger.add("math/unreadable", verdicts.count("unreadable"))
+        return verdicts
 
     def tell(self, sentence: str) -> None:
         """Shows the user one sentence among the messages of the run."""
         self.tools.tell(sentence)
 
-    def _speaker(self, role: str, sampling: SamplingSection | None) -> Role:
-        speaker = self.roles[role]
+    def _speaker(self, role: str, sampling: SamplingSection | None = None) -> Role:
+        speaker = self.roles[role].with_reminder(self.cfg)
         if sampling is None:
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))

@@ -13,6 +13,7 @@ import pytest
 
 from scope_jax.config import Config
 from scope_jax.games import load_card, scope
+from scope_jax.play.game import play_step
 from tests.games.harness import TurnContext
 from tests.games.scope_world import World
 from tools.atlas import scope_scripts, tasks
@@ -107,7 +108,7 @@ def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemons
     for step in range(3):
         stages.append(memory["stage"])
         tools = World(Players(demos), results, data=rows)
-        episodes, memory, metrics = scope.GAME.play(cfg, tools, memory, step)
+        episodes, memory, metrics = play_step(scope.GAME, cfg, tools, memory, step)
         assert all(value == 0 for name, value in metrics.items() if name.endswith(("malformed", "retried")))
         prefix = {"challenger": "", "tasks": "creation/"}.get(stages[-1])
         if prefix is not None:
@@ -118,4 +119,4 @@ def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemons
         assert {episode.parts["rubric"] == 1.0 for episode in solvers} == {True, False}
         assert any(episode.trained for episode in episodes) == (stages[-1] != "tasks")
     assert stages == ["challenger", "tasks", "solver"]
-    assert scope.GAME.finished(cfg, memory, 3)
+    assert scope.GAME.finished(cfg, memory)

@@ -7,13 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from scope_jax.config import SamplingSection
 from scope_jax.games import load_card
 from scope_jax.games.scope import messages, roles, rules
 from scope_jax.games.scope.options import options
 from scope_jax.games.scope.state import TaskOrder
-from scope_jax.play import searching
-from scope_jax.play.rollouts import Agent
+from scope_jax.play import rubrics, searching
 from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.tool_execution import run_batches
 from scope_jax.play.tool_responder import tool_responder
@@ -71,7 +69,8 @@ def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda ctx: "", results)
         challenge = role == "challenge"
-        agent = Agent("a", SamplingSection(), **(roles.searcher(cfg, "task") if challenge else roles.solver(cfg)))
+        speaker = roles.challenger_role(cfg) if challenge else roles.solver_role(cfg)
+        agent = speaker.with_reminder(cfg).agent
         remark = roles.turns_left(cfg, _searches_asked(script)) if challenge else None
         dialect = dialects.load(cfg.model.dialect)
         search = (searching.search_tool(tools.search, dialect),)
@@ -251,5 +250,5 @@ def test_the_card_uses_its_own_files_and_its_prompts_take_the_games_variables() 
     text = messages.for_challenger(own, TaskOrder(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
     assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]
     assert messages.turns_left(own, 1) == "Searches: 1"
-    assert messages.nudge(own, "score") and messages.nudge(own, "rubrics") and messages.not_run(own)
+    assert all(prompt.text(own) for prompt in (rubrics.NUDGE, messages.RUBRICS_NUDGE, messages.NOT_RUN))
     assert TOLD == 3

@@ -86,7 +86,7 @@ def test_good_challengers_write_valid_tasks_that_their_premises_solve(
         premises = [match.group() for match in STATED.finditer(task.question)]
         assert len(set(premises)) == len(premises) >= LEAST_PREMISES
         assert not seen or all(sentence in script.message for sentence in premises)
-        assert rules.format_of(CFG, _said(demos.choose(seen)))[0] in KINDS_OF
+        assert rules.format_of(options(CFG), _said(demos.choose(seen)))[0] in KINDS_OF
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_malformed_task_is_rejected(demos: SPICEDemonstrations, habit: str, re
 def test_formats_with_both_flags_or_none_are_rejected(demos: SPICEDemonstrations) -> None:
     replies = {_said(demos.choose(habits=_habit(flags=1.0))) for _ in range(DRAWS)}
     assert {json.loads(reply)["suitable_for_mcq"] for reply in replies} == {True, False}
-    assert {rules.format_of(CFG, reply) for reply in replies} == {("", "format_flags")}
+    assert {rules.format_of(options(CFG), reply) for reply in replies} == {("", "format_flags")}
 
 
 def test_the_habits_lazy_and_wrong_of_a_challenger(demos: SPICEDemonstrations) -> None:

@@ -113,7 +113,7 @@ def test_prompts_use_the_dialect_and_fill_every_variable(protocol: str):
     assert "Kind of task: long form qa" in prompt and "A document {with} braces and [task]tags[/task]." in prompt
     solver = messages.for_solver(cfg, "Do it.").text
     assert example(dialect) in solver and solver.endswith("Task: Do it.")
-    assert example(dialect) in messages.not_run(cfg)
+    assert example(dialect) in messages.NOT_RUN.text(cfg)
     texts = (prompt.replace("{with}", ""), solver, messages.for_rubric_writer(cfg, "t", ["d"]))
     assert not any(templates.variables(text) for text in texts if protocol != "qwen3")
 

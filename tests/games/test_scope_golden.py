@@ -12,6 +12,7 @@ from scope_jax.evaluation.measuring import ExamSet, Record
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.learner import advantages
+from scope_jax.play import game as play
 from scope_jax.play import searching
 from scope_jax.play.exams import Answer
 from scope_jax.text import dialects
@@ -87,7 +88,7 @@ def test_the_module_has_the_shape_of_a_game():
     )
     source = game.rows(cfg)
     assert game.total_steps(cfg) is None and source is not None and source.kind == "documents"
-    assert game.exam(cfg).measures == ("rubric", "exact") and game.searches
+    assert game.exam_of(cfg).measures == ("rubric", "exact") and game.searches(cfg)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -183,7 +184,7 @@ def test_task_generation_and_a_solvers_step(protocol: str):
     assert (memory["stage"], memory["place"], memory["drawn"]) == ("solver", 0, 8)
 
     tools = world(plan(protocol), protocol)
-    episodes, after, metrics = scope.GAME.play(cfg, tools, memory, 2)
+    episodes, after, metrics = play.play_step(scope.GAME, cfg, tools, memory, 2)
     assert tools.taken == [(8, 0)]
     assert {e.role for e in episodes} == {"solver"} and all(e.trained for e in episodes)
     by_task = {name: [e for e in episodes if e.text["task"] == name] for name, *_ in made}
@@ -210,7 +211,7 @@ def test_task_generation_and_a_solvers_step(protocol: str):
     for name in rewards:
         assert [e.reward for e in by_task[name]] == pytest.approx(rewards[name])
         assert [e.advantage for e in rated if e.text["task"] == name] == pytest.approx(zscores[name], abs=5e-5)
-    assert after["iteration"] == 2 and scope.GAME.finished(cfg, after, 3) and after["tasks"] == []
+    assert after["iteration"] == 2 and scope.GAME.finished(cfg, after) and after["tasks"] == []
     assert metrics["solver/rubric"] == pytest.approx((1 + 0 + 0.5 + 0.75 + 0.5 + 0) / 6)
     assert metrics["solver/answer_tokens"] == pytest.approx((22 + 4 + 40 + 16 + 10) / 5)
     assert metrics["solver/searches"] == pytest.approx((1 + 0 + 2 + 1 + 1 + 0) / 6)
@@ -348,7 +349,7 @@ def test_a_search_that_was_not_run_earns_nothing(protocol: str):
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
     one = EvalSet(name="held", path="none", max_tokens=999, measures=("rubric",))
-    ready = ExamSet(cfg, scope.GAME.exam(cfg), one, rows)
+    ready = ExamSet(cfg, scope.GAME.exam_of(cfg), one, rows)
     played = ready.answers(world(Plan(attempts=attempts), protocol))
     again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), protocol)
     (record,) = continue_with(ready, again, played)
@@ -513,7 +514,7 @@ def test_one_solver_answers_from_the_searches_of_another(protocol: str):
     look = searching_turn("Rhine", protocol)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), protocol)
     cfg, one = card(protocol=protocol), EvalSet(name="held", path="none", max_tokens=99, measures=("rubric",))
-    ready = ExamSet(cfg, scope.GAME.exam(cfg), one, rows)
+    ready = ExamSet(cfg, scope.GAME.exam_of(cfg), one, rows)
     played = ready.answers(before)
     (found,) = played
     text = "".join(map(chr, replay.before_last_turn(found.completion)))

@@ -8,14 +8,15 @@ import pytest
 
 from scope_jax.evaluation.metrics import means
 from scope_jax.games import GAMES, scope
-from scope_jax.games.scope import messages, roles, rules
-from scope_jax.play import prompting
+from scope_jax.games.scope import rules
+from scope_jax.play import prompting, rubrics
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.rubrics import score_of
 from tests.games.harness import TurnContext, plain, play_step, run_exam
-from tests.games.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world
+from tests.games.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, step_of, world
 from tests.judge.endpoint import chat, endpoint
 
+JOBS = ("gates", "rubric_writer", "grader")
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
 
 
@@ -150,9 +151,9 @@ def test_equal_requests_are_sent_once_and_unparseable_replies_are_retried_once()
         return "<score>0</score>"
 
     cfg = card()
-    replies = roles.judge_of(cfg, "grader").ask(
-        world(Plan(judge=judge)), ["a", "mumble", "a", "mumble twice", "a"], score_of, messages.nudge(cfg, "score")
-    )
+    step = step_of(cfg, tools=world(Plan(judge=judge)))
+    questions = ["a", "mumble", "a", "mumble twice", "a"]
+    replies = step.ask("grader", questions, score_of, rubrics.NUDGE.text(cfg))
     assert replies.read == [False, True, False, None, False]
     assert (replies.asked, replies.retried, replies.malformed, replies.refused) == (3, 2, 1, 0)
     said = [[reply.text for reply in given] for given in replies.given]
@@ -176,7 +177,7 @@ def test_the_base_judges_with_the_cards_temperature():
         "rubric_writer": "base",
         "grader": "base",
     }
-    asked = {job: (tools.options[job]["temperature"], tools.options[job]["max_tokens"]) for job in roles.JOBS}
+    asked = {job: (tools.options[job]["temperature"], tools.options[job]["max_tokens"]) for job in JOBS}
     assert asked == {"gates": (0.0, 256), "rubric_writer": (0.0, 8192), "grader": (0.6, 16384)}
 
 
@@ -193,9 +194,9 @@ def test_each_judge_can_have_its_own_endpoint():
     assert {by for by, *_ in tools.endpoints} == {"rubric_writer", "grader"}
     assert {(t, n) for by, _, t, n in tools.endpoints if by == "grader"} == {(0.6, 16384)}
     assert "grader" not in tools.policies and metrics["estimate/rubric"] == 1.0
-    jobs: dict[str, Any] = {job: {"endpoint": table} for job in roles.JOBS}
+    jobs: dict[str, Any] = {job: {"endpoint": table} for job in JOBS}
     everything = card(**jobs)
-    assert not scope.GAME.uses_base(everything) and set(scope.GAME.judges(everything)) == set(roles.JOBS)
+    assert not scope.GAME.uses_base(everything) and set(scope.GAME.judges(everything)) == set(JOBS)
     assert set(scope.GAME.judges(card(gates={"endpoint": table}, quality_gates=False))) == set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,9 @@ from scope_jax.config import CardError
 from scope_jax.games import GAMES, parse_config, scope
 from scope_jax.games.scope import roles, rules, state
 from scope_jax.games.scope.options import options
+from scope_jax.play import game as play
 from tests.games.harness import plain, play_step
-from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, task, world
+from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, step_of, task, world
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -42,7 +44,7 @@ def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     rows = [{"id": f"{place}", "title": "", "text": f"document {place}"} for place in range(64)]
     turns, kinds, steps = Counter(), Counter(), []
     for place in range(20):
-        drawn = roles.draw_orders(cfg, len, rows, place * 64, 1280, "iteration 1")
+        drawn = roles.draw_orders(step_of(cfg), rows, place * 64, 1280, "iteration 1")
         assert [order.index for order in drawn] == list(range(64))
         turns.update(order.searches for order in drawn)
         kinds.update(order.kind for order in drawn)
@@ -50,9 +52,9 @@ def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     assert turns == {1: 569, 2: 427, 3: 284}
     assert kinds == dict.fromkeys(("long_form_qa", "summarization", "planning", "writing"), 320)
     assert len({tuple(step) for step in steps}) == 20
-    again = roles.draw_orders(cfg, len, rows, 0, 1280, "iteration 1")
+    again = roles.draw_orders(step_of(cfg), rows, 0, 1280, "iteration 1")
     assert [order.searches for order in again] == steps[0]
-    assert [order.searches for order in roles.draw_orders(cfg, len, rows, 0, 1280, "iteration 2")] != steps[0]
+    assert [order.searches for order in roles.draw_orders(step_of(cfg), rows, 0, 1280, "iteration 2")] != steps[0]
 
 
 def test_a_task_type_can_be_left_out():
@@ -63,7 +65,7 @@ def test_a_task_type_can_be_left_out():
         "planning": 0.0,
         "writing": 1.0,
     }
-    drawn = roles.draw_orders(cfg, len, [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
+    drawn = roles.draw_orders(step_of(cfg), [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
     assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
 
 
@@ -72,11 +74,11 @@ def trace(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str
     """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""
     memory, path = scope.GAME.start(cfg), []
     for step in range(steps):
-        if scope.GAME.finished(cfg, memory, step):
+        if scope.GAME.finished(cfg, memory):
             return path
         path.append((*(memory[key] for key in ("iteration", "stage", "place", "drawn")), len(memory["tasks"])))
         stream = [DOCUMENTS[row % 4] | {"id": f"{row}"} for row in range(100)]
-        _, memory, _ = scope.GAME.play(cfg, world(plan, data=stream), memory, step)
+        _, memory, _ = play.play_step(scope.GAME, cfg, world(plan, data=stream), memory, step)
     raise AssertionError("the run does not end")
 
 
@@ -148,18 +150,22 @@ def test_with_curated_prompts_only_the_solver_is_trained():
         episodes, memory, metrics = play_step(GAMES["scope"], cfg, tools, memory, rows, step)
         taken += tools.taken
         assert len(episodes) == 6 and metrics["solver/rubric"] == 1.0
-    assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.GAME.finished(cfg, memory, 4)
+    assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.GAME.finished(cfg, memory)
 
 
 def test_tasks_are_drawn_without_replacement():
     cfg = card(solver_batch=3, steps_per_iteration=4)
     memory = state.start(cfg) | {"stage": "solver", "tasks": list(range(6))}
-    batches = [state.sampled_tasks(cfg, memory | {"place": place}) for place in range(4)]
+
+    def sampled(**changes: Any) -> list[Any]:
+        return state.sample_tasks(step_of(cfg, memory | changes))
+
+    batches = [sampled(place=place) for place in range(4)]
     assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
     assert batches[:2] != batches[2:]
-    other = [state.sampled_tasks(cfg, memory | {"iteration": 2, "place": place}) for place in range(2)]
+    other = [sampled(iteration=2, place=place) for place in range(2)]
     assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # reshuffled
-    assert sorted(state.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
+    assert sorted(sampled(tasks=[1, 2])) == [1, 2]  # fewer than a batch: all of them
 
 
 def test_a_document_gives_one_task():
@@ -192,8 +198,8 @@ def test_play_is_pure_and_resumes_from_json_in_the_middle_of_task_generation():
     one, two = memory, json.loads(before)
     for step in range(2, 5):
         here, there = world(plan, data=items), world(plan, data=items)
-        first, one, said = scope.GAME.play(cfg, here, one, step)
-        second, two, told = scope.GAME.play(cfg, there, two, step)
+        first, one, said = play.play_step(scope.GAME, cfg, here, one, step)
+        second, two, told = play.play_step(scope.GAME, cfg, there, two, step)
         assert here.taken == there.taken
         assert plain(first) == plain(second) and one == two and said == told
     assert json.dumps(memory) == before

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.config import Config
 from scope_jax.config.base import prompts_of
-from scope_jax.games import load_card
+from scope_jax.games import GAMES, load_card
 from scope_jax.games.spice import messages
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Segment
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.prompting import Prompt
+from scope_jax.text.messages import Messages
 from tests.games import spice_world
 
 ROOT = Path(__file__).parents[2]
@@ -75,22 +78,23 @@ def test_every_document_and_question_of_atlas_fits_into_the_cards_prompts() -> N
 # ------------------------------------------------------------------------------------------------------------- prompts
 def test_every_file_is_used_by_some_card_and_every_variable_is_filled(monkeypatch: pytest.MonkeyPatch):
     used: set[str] = set()
-    fill = messages.filled
+    read = Prompt.template
 
-    def filled(folder: str, name: str, *rest: object) -> str:
-        used.add(name)
-        return fill(folder, name, *rest)  # type: ignore[arg-type]
+    def template(prompt: Prompt, cfg: Config) -> Messages:
+        used.add(prompt.name)
+        return read(prompt, cfg)
 
-    monkeypatch.setattr(messages, "filled", filled)
-    said = []
+    monkeypatch.setattr(Prompt, "template", template)
+    said, listed = [], set()
     for corpus in (True, False):
         for formats in ("both", "free-form"):
             cfg = spice_world.card(corpus=corpus, formats=formats, answer_types=TYPES, data={"documents": "none"})
+            listed |= {prompt.name for role in GAMES["spice"].roles(cfg) for prompt in role.prompts}
             document = Segment(0, "d", "On {document} and {answer_type}.")
             said += [messages.for_format(cfg, document)]
             said += [messages.for_task(cfg, document, kind) for kind in (MULTIPLE_CHOICE, *TYPES)]
     said.append(messages.for_reasoner(spice_world.card(), "How {many}?"))
-    assert used == {path.stem for path in Path(prompts_of("spice")).glob("*.txt")}
+    assert used == listed == {path.stem for path in Path(prompts_of("spice")).glob("*.txt")}
     for prompt in said:
         text = prompt.user.replace("On {document} and {answer_type}.", "").replace("{many}", "")
         assert not any(f"{{{name}}}" in text for name in ("document", "answer_type", "answer_form", "answer_types"))

@@ -10,6 +10,7 @@ import pytest
 from scope_jax.games import GAMES, spice
 from scope_jax.games.spice.rules import REASONS
 from scope_jax.learner import advantages
+from scope_jax.play.game import play_step
 from tests.games.harness import EOS, episodes_of, plain
 from tests.games.spice_world import DOCUMENTS, Plan, card, chosen, open_task, options, world
 
@@ -42,8 +43,8 @@ def test_the_module_has_the_shape_of_a_game():
     game = GAMES["spice"]
     cfg = card()
     assert game.policies(cfg) == ("actor",) and game.start(cfg) == {"drawn": 0}
-    assert not game.searches and not game.uses_base(cfg) and game.judges(cfg) == {}
-    assert game.total_steps(cfg) == 1 and not game.finished(cfg, {"drawn": 9}, 7) and game.iterations_done(cfg, {}) == 0
+    assert not game.searches(cfg) and not game.uses_base(cfg) and game.judges(cfg) == {}
+    assert game.total_steps(cfg) == 1 and not game.finished(cfg, {"drawn": 9}) and game.iterations_done(cfg, {}) == 0
     source = game.rows(cfg)
     assert source is not None and source.kind == "documents"
     (update,) = game.updates(cfg)
@@ -54,7 +55,7 @@ def test_the_module_has_the_shape_of_a_game():
 
 def test_one_step():
     cfg, tools = card(), world(mixed())
-    episodes, memory, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, STEP)
+    episodes, memory, metrics = play_step(spice.GAME, cfg, tools, {"drawn": 0}, STEP)
     assert memory == {"drawn": 3} and tools.taken == [(0, 3)]
 
     posed = episodes_of(episodes, "challenger")
@@ -127,6 +128,10 @@ def test_one_step():
         "challenger/pass_rate": (0.5 + 0.25 + 1.0) / 3,
         "reasoner/reward": 5 / 8,
         "reasoner/answered": 7 / 8,
+        "reasoner/correct": 5 / 8,
+        "estimate/reward": 1 / 2,  # of Aare's other task
+        "estimate/correct": 1 / 2,
+        "estimate/answered": 1.0,
         "reasoner/no_spread": 1 / 2,
         "kinds/multiple_choice": 1 / 3,
         "kinds/integer": 2 / 3,
@@ -142,7 +147,7 @@ def test_one_step():
 
 def test_training_rows_equal_the_engines_tokens():
     tools = world(mixed())
-    episodes, _, _ = spice.GAME.play(card(), tools, {"drawn": 0}, 0)
+    episodes, _, _ = play_step(spice.GAME, card(), tools, {"drawn": 0}, 0)
     posed = {e.text["attempt"]: e for e in episodes_of(episodes, "challenger") if e.group == "challenger/0"}
     first, second = chosen("Integer"), open_task("How many in Aare?", 7)
     wanted = {
@@ -164,21 +169,21 @@ def test_training_rows_equal_the_engines_tokens():
 def test_play_is_pure_and_resumes_from_json():
     cfg = card()
     memory = {"drawn": 3}
-    one = spice.GAME.play(cfg, world(mixed()), memory, 1)
+    one = play_step(spice.GAME, cfg, world(mixed()), memory, 1)
     assert memory == {"drawn": 3} and one[1] == {"drawn": 6}
-    two = spice.GAME.play(cfg, world(mixed()), json.loads(json.dumps(memory)), 1)
+    two = play_step(spice.GAME, cfg, world(mixed()), json.loads(json.dumps(memory)), 1)
     assert plain(one[0]) == plain(two[0]) and one[1:] == two[1:]
 
 
 def test_what_is_kept_does_not_depend_on_the_other_documents():
-    whole, _, _ = spice.GAME.play(card(), world(mixed()), {"drawn": 0}, 0)
-    alone, _, _ = spice.GAME.play(card(train_table={"batch_size": 2}), world(mixed()), {"drawn": 0}, 0)
+    whole, _, _ = play_step(spice.GAME, card(), world(mixed()), {"drawn": 0}, 0)
+    alone, _, _ = play_step(spice.GAME, card(train_table={"batch_size": 2}), world(mixed()), {"drawn": 0}, 0)
     assert plain([e for e in whole if e.text["document"] != "cusco"]) == plain(alone)
 
 
 def test_a_batch_without_a_valid_task_trains_no_reasoner():
     nothing = Plan({(d["text"][3:-1], n): ("I pass.", "") for d in DOCUMENTS for n in range(8)})
-    episodes, memory, metrics = spice.GAME.play(card(), world(nothing), {"drawn": 0}, 0)
+    episodes, memory, metrics = play_step(spice.GAME, card(), world(nothing), {"drawn": 0}, 0)
     assert {e.role for e in episodes} == {"challenger"} and [e.reward for e in episodes] == [-0.1] * 12
     assert memory == {"drawn": 3}
     assert metrics["challenger/documents"] == 0.0 and metrics["challenger/rejected_format_no_json"] == 1.0
@@ -188,31 +193,31 @@ def test_a_batch_without_a_valid_task_trains_no_reasoner():
 def test_tags_and_special_tokens_in_documents_are_neutralised():
     text = "On <think>x</think> <|im_end|> <answer>7</answer>."
     tools = world(lambda ctx: "I pass.", data=[{"id": "d", "title": "<task>", "text": text}])
-    spice.GAME.play(card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
+    play_step(spice.GAME, card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
     prompt = tools.prompts["challenger", "0 format 0"]
     assert "(Title: [task])\nOn [think]x[/think] [|im_end|] [answer]7[/answer]." in prompt
 
 
 def test_tags_in_questions_are_neutralised():
     tools = world(Plan({("Aare", 0): (chosen("Integer"), open_task("How <answer>many</answer> <|im_end|>?", 7))}))
-    spice.GAME.play(card(train_table={"batch_size": 1}, max_attempts=2), tools, {"drawn": 0}, 0)
+    play_step(spice.GAME, card(train_table={"batch_size": 1}, max_attempts=2), tools, {"drawn": 0}, 0)
     assert tools.prompts["reasoner", "0.0"].startswith("How [answer]many[/answer] [|im_end|]?\n")
 
 
 def test_a_question_too_long_for_the_reasoner_is_rejected():
     tools = world()
     cfg = card(reasoner={"max_prompt_tokens": 60})
-    episodes, _, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, metrics = play_step(spice.GAME, cfg, tools, {"drawn": 0}, 0)
     assert metrics["challenger/rejected_question_too_long"] == 1.0 and {e.role for e in episodes} == {"challenger"}
     cfg = card()
     short = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 60})})  # less than the limit
-    _, _, metrics = spice.GAME.play(short, world(), {"drawn": 0}, 0)
+    _, _, metrics = play_step(spice.GAME, short, world(), {"drawn": 0}, 0)
     assert metrics["challenger/rejected_question_too_long"] == 1.0  # it would get no answers
 
 
 def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
     cfg = card(challenger={"max_prompt_tokens": 100}, document_tokens=50)
-    episodes, _, metrics = spice.GAME.play(cfg, world(), {"drawn": 0}, 0)
+    episodes, _, metrics = play_step(spice.GAME, cfg, world(), {"drawn": 0}, 0)
     assert metrics["challenger/rejected_prompt_too_long"] == 1.0 and metrics["challenger/prompt_too_long"] == 1.0
     assert metrics["challenger/attempts"] == 4.0  # of at most 8: a second round would be no shorter
     assert [(e.reward, e.datums) for e in episodes if not any(d.sampled_T.any() for d in e.datums)] and all(
@@ -221,6 +226,6 @@ def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
 
 
 def test_exams_use_the_reasoners_prompt():
-    exam = spice.GAME.exam(card())
+    exam = spice.GAME.exam_of(card())
     assert exam.prompt({"question": "How many?"}, len).user.startswith("How many?\n")
-    assert (exam.policy, exam.measures, exam.accuracy) == ("actor", ("accuracy",), ("same-text", "math"))
+    assert (exam.role.agent.policy, exam.measures, exam.accuracy) == ("actor", ("accuracy",), ("same-text", "math"))

@@ -10,6 +10,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.games import spice
 from scope_jax.learner.types import Episode
+from scope_jax.play.game import play_step
 from scope_jax.play.tools import BASE, Agent
 from tests.games.harness import ScriptedTools, TurnContext, episodes_of
 from tests.games.spice_world import Plan, card, chosen, open_task, options, world
@@ -19,7 +20,7 @@ HALF = Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})  # every task: p =
 
 def played(cfg: Any, plan: Any = HALF, **changes: Any) -> tuple[list[Any], dict[str, float], Any]:
     tools = world(plan, **changes)
-    episodes, _, metrics = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, metrics = play_step(spice.GAME, cfg, tools, {"drawn": 0}, 0)
     return episodes, metrics, tools
 
 
@@ -203,7 +204,7 @@ def test_the_base_model_as_challenger():
         return play(role, rollouts, agent, samples)
 
     tools.play = record_policy  # type: ignore[method-assign]
-    episodes, _, _ = spice.GAME.play(cfg, tools, {"drawn": 0}, 0)
+    episodes, _, _ = play_step(spice.GAME, cfg, tools, {"drawn": 0}, 0)
     assert policies == {"challenger": {BASE}, "reasoner": {"actor"}}
     assert {(e.role, e.policy, e.trained) for e in episodes} == {
         ("challenger", BASE, False),
@@ -259,7 +260,7 @@ def test_one_segment_of_a_long_document_is_used():
     for first in range(12):
         tools = world(lambda ctx: "I pass.", data=rows)
         cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=2)
-        spice.GAME.play(cfg, tools, {"drawn": first}, 0)
+        play_step(spice.GAME, cfg, tools, {"drawn": first}, 0)
         prompt = tools.prompts["challenger", "0 format 0"]
         words = re.findall(r"word\d+", prompt)
         assert len(words) == 10 and len(" ".join(words)) <= 80

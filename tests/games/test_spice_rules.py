@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from scope_jax.data.keys import rng
 from scope_jax.games.spice import roles, rules
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, Segment, Task
+from scope_jax.games.spice.options import options
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answer, Answers, Attempt, Segment, Task
+from scope_jax.play.mathematics.worker import compare
+from scope_jax.play.rollouts import Rollout
 from scope_jax.text.messages import Messages
-from tests.games.harness import ScriptedTools
-from tests.games.spice_world import card
+from tests.games.spice_world import card, step_of, world
 
 
 @pytest.mark.parametrize(
@@ -133,19 +135,25 @@ def test_values_are_compared_where_the_texts_differ(kind):
 
 
 def test_answers_are_graded_by_value():
+    tools = world()
+    step = step_of(card(), tools)
     document = Segment(0, "d", "text")
+    (sample,), *_ = step.play("reasoner", [Rollout("0", Messages("?"))])
     cases = [
         ("expression", "x^2 - 1", [r"(x-1)(x+1)", "x^2 + 1", None]),
         ("float", "0.5", [r"\frac{1}{2}", "5", "0.50"]),
     ]
     answers = [
-        Answers(Attempt(document, n, (), task, ""), task, f"{n}", Messages("?"), (), tuple(said))
+        Answers(Attempt(document, n, (), task, ""), task, tuple(Answer(sample, prediction) for prediction in said))
         for n, (kind, answer, said) in enumerate(cases)
         for task in [Task(kind, "q", answer)]
     ]
-    graded, verdicts = roles.grade(card(), ScriptedTools(lambda turn: ""), answers)
-    assert [group.correct for group in graded] == [(True, False, False), (True, False, True)]
-    assert verdicts == ["equal", "unequal", "equal", "unequal", "equal"]  # none was given up or unreadable
+    graded = roles.grade(step, answers)
+    correct = [[answer.correct for answer in group.answers] for group in graded]
+    assert correct == [[True, False, False], [True, False, True]]
+    assert step.ledger.counts == {"math/given_up": 0.0, "math/unreadable": 0.0}
+    verdicts = [compare(*comparison) for comparison in tools.compared]
+    assert verdicts == ["equal", "unequal", "equal", "unequal", "equal"]
     assert graded[0].pass_rate == pytest.approx(1 / 3)
 
 
@@ -188,14 +196,14 @@ def choice(mcq: Any = True, free: Any = False, kind: Any = None) -> str:
     ],
 )
 def test_the_first_stage(reply: str, found: tuple[str, str]):
-    assert rules.format_of(CFG, reply) == found
+    assert rules.format_of(options(CFG), reply) == found
 
 
 def test_a_card_may_exclude_formats_and_types():
     free = card(formats="free-form", answer_types=["boolean"])
-    assert rules.format_of(free, choice()) == ("", "format_flags")
-    assert rules.format_of(free, choice(False, True, "Boolean")) == ("boolean", "")
-    assert rules.format_of(free, choice(False, True, "Integer")) == ("", "format_type")
+    assert rules.format_of(options(free), choice()) == ("", "format_flags")
+    assert rules.format_of(options(free), choice(False, True, "Boolean")) == ("boolean", "")
+    assert rules.format_of(options(free), choice(False, True, "Integer")) == ("", "format_type")
 
 
 OPTIONS = "How far?\nA) 1 km\nB) 2 km\nC) 3 km\nD) 4 km"
@@ -322,7 +330,7 @@ PIECES += [f'"{word}": ' for word in WORDS] + [json.dumps(word) for word in WORD
 @given(st.lists(st.sampled_from(PIECES), max_size=14), st.sampled_from(KINDS))
 def test_any_text_is_parsed_without_an_error_and_valid_tasks_obey_the_format(pieces: list[str], kind: str):
     text = "".join(pieces)
-    chosen, reason = rules.format_of(CFG, text)
+    chosen, reason = rules.format_of(options(CFG), text)
     assert bool(chosen) != bool(reason) and (not reason or reason in rules.REASONS)
     if chosen:
         assert json.loads(text)["suitable_for_mcq"] is (chosen == MULTIPLE_CHOICE)

@@ -82,7 +82,7 @@ def played_ssp() -> set[str]:
 def played_scope() -> set[str]:
     cfg, names = scope_world.card(iterations=1), set()
     memory, step = scope.GAME.start(cfg), 0
-    while not scope.GAME.finished(cfg, memory, step):
+    while not scope.GAME.finished(cfg, memory):
         items = scope_world.DOCUMENTS if memory["stage"] != "solver" else []
         _, memory, metrics = play_step(GAMES["scope"], cfg, scope_world.world(), memory, items, step)
         names, step = names | set(metrics), step + 1
@@ -94,7 +94,7 @@ def played_scope() -> set[str]:
 
 def played_spice() -> set[str]:
     cfg, plan = spice_world.card(), spice_world.Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})
-    return set(spice.GAME.play(cfg, spice_world.world(plan), spice.GAME.start(cfg), 0)[2])
+    return set(game_step(spice.GAME, cfg, spice_world.world(plan), spice.GAME.start(cfg), 0)[2])
 
 
 def played_spell() -> set[str]:

@@ -23,6 +23,7 @@ from scope_jax.games.score import rules as score_rules
 from scope_jax.games.score.state import Query, Report, Rubric, with_reviews
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
+from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import Task
 from scope_jax.play import grading, searching
 from scope_jax.play.game import step_of
@@ -150,7 +151,7 @@ def objects_at_the_end(text: str) -> list[dict[str, Any]]:
 
 def check_tasks(text: str) -> None:
     """SPICE's and SPELL's tasks and conclusions: everything parsed is in the text, in the required format."""
-    kind, reason = spice_rules.format_of(SPICE, text)
+    kind, reason = spice_rules.format_of(options(SPICE), text)
     assert (kind == "") != (reason == "")
     if kind:
         flags = json.loads(text)

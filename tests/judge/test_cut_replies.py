@@ -22,12 +22,14 @@ from scope_jax.games.score import meta_harness
 from scope_jax.games.score.roles import ask_for_harness
 from scope_jax.games.spell import roles as spell_roles
 from scope_jax.games.spice import roles as spice_roles
+from scope_jax.games.spice.options import options
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics
 from scope_jax.play.game import step_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.step import Step
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.run import judgements
@@ -272,7 +274,8 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
     task = '{"draft": {"question": "How many?", "answer": "7"}}'
     tools = tools_that_reply(Reply(task), Reply(task[:-1], cut="length"), Reply("", refused="HTTP 400"))
     rollouts = [Rollout(f"{name} task 0", Messages(name)) for name in "abc"]
-    ((whole,), (cut,), (refused,)) = spice_roles._replies(cfg, tools, "task", rollouts, 1)
+    step = Step(cfg, options(cfg), {role.name: role for role in spice_roles.card_roles(cfg)}, tools, {}, 0)
+    ((whole,), (cut,), (refused,)) = spice_roles._replies(step, "task", rollouts, 1)
     assert (whole.text, cut.text, refused.refused) == (task, "", True)
     assert last_object(task[:-1]) == {"question": "How many?", "answer": "7"}  # what a cut reply seems to hold
 

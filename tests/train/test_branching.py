@@ -23,6 +23,7 @@ from scope_jax.games import GAMES, load_card, scope
 from scope_jax.games.scope import state
 from scope_jax.games.scope.options import options
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint
 from scope_jax.run.checkpoint import CheckpointError
@@ -79,19 +80,19 @@ def made(role: str, policy: str, *seed: int) -> list[Episode]:
     ]
 
 
-def play_ssp(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
+def play_ssp(step: Step[Any]) -> Played:
     """A step that depends on all state that a run carries: its number and its pool."""
-    pool = memory["pool"]
-    return made("solver", "actor", step, len(pool)), {"pool": [*pool, step]}, {"pool": float(len(pool))}
+    pool = step.memory["pool"]
+    return Played(made("solver", "actor", step.number, len(pool)), [step.number], {"pool": float(len(pool))})
 
 
-def play_scope(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
+def play_scope(step: Step[Any]) -> Played:
     """The stages in order, of one step each."""
-    stage = memory["stage"]
-    episodes = [] if stage == "tasks" else made(stage, stage, step, memory["drawn"])
-    tasks = [f"task {step}"] if stage == "tasks" else []
-    after = state.advance(cfg, memory, drawn=state.rows_needed(cfg, memory), tasks=tasks)
-    return episodes, after, {"iteration": float(memory["iteration"]), f"stage/{stage}": 1.0}
+    stage = step.memory["stage"]
+    episodes = [] if stage == "tasks" else made(stage, stage, step.number, step.memory["drawn"])
+    tasks = [{"question": f"task {step.number}"}] if stage == "tasks" else []
+    outcome = state.Outcome(rows=state.rows_needed(step.card, stage), tasks=tasks, scores=[])
+    return Played(episodes, outcome, {"iteration": float(step.memory["iteration"]), f"stage/{stage}": 1.0})
 
 
 def run_of(card: str, sets: Sequence[str], index: Path) -> Callable[..., dict[str, Any]]:
@@ -170,7 +171,7 @@ def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, 
         "place": options(before).steps_per_iteration - 1,
         "drawn": 7,
     }
-    opened = state.advance(before, memory, drawn=0, measured=[0.5])
+    opened = state.after_step(before, memory, state.Outcome(rows=0, tasks=[], scores=[0.5]))
     adopted = scope.GAME.adopt(after, opened, before)
     assert adopted == opened | {"stage": "challenger" if frozen_after is None else "tasks"}
     within = opened | {"stage": "solver", "place": 1, "tasks": ["a task"]}

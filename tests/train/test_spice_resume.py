@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 # before the second round of attempts, until it is killed.
 GAME = """
 import os, time, zlib
-from dataclasses import replace
 from pathlib import Path
 from scope_jax.games import spice
 from scope_jax.games.spice import roles, rules
@@ -24,27 +23,23 @@ from scope_jax.games.spice.state import Task
 def share(text):
     return zlib.crc32(text.encode()) % 100
 
-rules.format_of = lambda cfg, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
+rules.format_of = lambda card, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
 rules.task_of = lambda reply, kind, words: (
     (Task("integer", reply[:20] or "?", "7"), "") if share(reply) < 60 else (None, "no_object")
 )
 roles.prediction_of = lambda completion: "".join(turn.text for turn in completion.turns)
 rules.right = lambda task, prediction, equal: share(prediction) < 50
 
-position, draw = [0], roles._round
+draw = roles._round
 
-def play(cfg, tools, memory, step):
-    position[0] = memory["drawn"]
-    return spice.GAME.play(cfg, tools, memory, step)
-
-def _round(cfg, tools, batch, first, count):
-    if first == 2 and position[0] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
+def _round(step, batch, first, count):
+    if first == 2 and step.memory["drawn"] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
         Path(os.environ["SPICE_WAITS_THERE"]).touch()
         time.sleep(600)
-    return draw(cfg, tools, batch, first, count)
+    return draw(step, batch, first, count)
 
 roles._round = _round
-GAME = replace(spice.GAME, play=play)
+GAME = spice.GAME
 """
 SETS = ('spice.loss.advantage="none"',)  # with no baseline every attempt trains
 

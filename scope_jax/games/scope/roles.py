@@ -5,46 +5,154 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
-from scope_jax.config import Config, SamplingSection
-from scope_jax.data.keys import rng
+from scope_jax.config import Config, RoleSection, SamplingSection
 from scope_jax.games.scope import messages, rules
-from scope_jax.games.scope.options import options
+from scope_jax.games.scope.options import ScopeSection, options
 from scope_jax.games.scope.state import AttemptedTask, RubricTask, TaskAttempt, TaskDraft, TaskOrder
-from scope_jax.learner.types import Judgement, Metrics
+from scope_jax.learner.types import Judgement
 from scope_jax.play import documents, rubrics, searching
-from scope_jax.play.asking import Judge
+from scope_jax.play.roles import Role, judge_role
+from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.rubrics import UNGRADED, Criterion, Grader, RubricCase
+from scope_jax.play.step import Step
 from scope_jax.play.tool_calls import SEARCH_NAME
-from scope_jax.play.tools import Agent, Rollout, Tools
+from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import Row
 from scope_jax.text import dialects
 
 CHALLENGER, SOLVER = "challenger", "solver"  # the policies, too
-JOBS = ("gates", "rubric_writer", "grader")  # of the judge
+GATES, RUBRIC_WRITER, GRADER = "gates", "rubric_writer", "grader"  # the jobs of the judge
+
+Value = TypeVar("Value")
 
 
-# ----------------------------------------------------------------------------------------------------------- searching
-def searcher(cfg: Config, final: str, at_search: bool = True) -> dict[str, Any]:
-    """What lets an agent, or an exam, search in episodes that end with `<final>`: only the first search of a turn is
-    run, and all text after it is dropped, including a `<final>` or invented results.
+def card_roles(cfg: Config) -> tuple[Role, ...]:
+    """Challenger and solver, and the judge in each of its jobs; with curated prompts only the solver and its grader."""
+    if options(cfg).mode == "curated":
+        return solver_role(cfg), grader_role(cfg)
+    gates = (gates_role(cfg),) if options(cfg).quality_gates else ()
+    return (challenger_role(cfg), solver_role(cfg), *gates, rubric_writer_role(cfg), grader_role(cfg))
+
+
+def challenger_role(cfg: Config) -> Role:
+    """It reads a document, searches, and writes a task."""
+    card = options(cfg)
+    return Role(
+        CHALLENGER,
+        searcher(cfg, card.challenger, CHALLENGER, "task"),
+        loss=card.challenger.loss,
+        prompts=messages.of_challenger(card),
+        reminder=messages.NOT_RUN,
+        table="scope.challenger",
+        searches=lambda completion: rules.searches_run(rules.parse_turns(cfg, completion, "task")),
+        rejections=rules.REASONS,
+    )
+
+
+def solver_role(cfg: Config) -> Role:
+    """It answers tasks with searches."""
+    card = options(cfg)
+    return Role(
+        SOLVER,
+        searcher(cfg, card.solver, SOLVER, "answer", card.solver_stops_at_search),
+        loss=card.solver.loss,
+        prompts=(messages.SOLVER, messages.NOT_RUN),
+        reminder=messages.NOT_RUN,
+        table="scope.solver",
+        searches=lambda completion: rules.searches_run(rules.parse_turns(cfg, completion, "answer")),
+    )
+
+
+def searcher(cfg: Config, card: RoleSection, policy: str, final: str, at_search: bool = True) -> Agent:
+    """The agent of a role that may search in episodes that end with `<final>`: only the first search of a turn is run,
+    and all text after it is dropped, including a `<final>` or invented results.
 
     at_search: the closing tag of a search ends a turn.
     """
     stops = dialects.load(cfg.model.dialect).stops(SEARCH_NAME) if at_search else ()
-    return {
-        "tools": (SEARCH_NAME,),
-        "calls": "first",
-        "finals": (final,),
-        "stop": (*stops, f"</{final}>"),
-        "malformed": "remind",
-        "reminder": messages.not_run(cfg),
-    }
+    return replace(
+        Agent.of_role(card, policy),
+        tools=(SEARCH_NAME,),
+        calls="first",
+        finals=(final,),
+        stop=(*stops, f"</{final}>"),
+        malformed="remind",
+    )
 
 
-def solver(cfg: Config) -> dict[str, Any]:
-    """`searcher` of the solver."""
-    return searcher(cfg, "answer", options(cfg).solver_stops_at_search)
+def gates_role(cfg: Config) -> Role:
+    """The judge that passes tasks, or does not."""
+    prompts = (*messages.GATES.values(), rubrics.NUDGE)
+    return judge_role(GATES, "scope.gates", options(cfg).gates, prompts)
+
+
+def rubric_writer_role(cfg: Config) -> Role:
+    """The judge that writes rubrics."""
+    prompts = (messages.RUBRIC_WRITER, messages.RUBRICS_NUDGE)
+    return judge_role(RUBRIC_WRITER, "scope.rubric_writer", options(cfg).rubric_writer, prompts)
+
+
+def grader_role(cfg: Config) -> Role:
+    """The judge that grades attempts."""
+    return judge_role(GRADER, "scope.grader", options(cfg).grader, (rubrics.GRADER, rubrics.NUDGE))
+
+
+# ---------------------------------------------------------------------------------------------------------- challenger
+def draw_orders(step: Step[ScopeSection], rows: Sequence[Row], first: int, total: int, name: str) -> list[TaskOrder]:
+    """An order for each document row: positions `first` onwards of the `total` prompts that are stratified together.
+
+    name: of that set of prompts ("iteration 2", for example), so that each set is drawn independently.
+    """
+    turns = dict(enumerate(step.card.search_turns, start=1))
+    searches = _spread(step, total, turns, "scope searches", name)
+    kinds = _spread(step, total, step.card.task_types, "scope types", name)
+    orders = []
+    for index, row in enumerate(rows):
+        key, text = documents.document_of(row)
+        text = documents.cut(text, step.card.document_tokens, step.tools.tokens)
+        orders.append(TaskOrder(index, key, text, kinds[first + index], searches[first + index]))
+    return orders
+
+
+def _spread(
+    step: Step[ScopeSection], count: int, weights: Mapping[Value, float], purpose: str, name: str
+) -> list[Value]:
+    """`count` values, stratified by their weights and shuffled."""
+    shares = rules.stratify(count, list(weights.values()))
+    values = [value for value, share in zip(weights, shares, strict=True) for _ in range(share)]
+    return [values[index] for index in step.rng(purpose, name).permutation(count)]
+
+
+def propose(
+    step: Step[ScopeSection],
+    orders: Sequence[TaskOrder],
+    samples: int,
+    sampling: SamplingSection | None = None,
+    label: str = "",
+) -> list[TaskDraft]:
+    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with task extracted and format scored."""
+    card = step.card.challenger_reward
+    rollouts = []
+    for order in orders:
+        remark = turns_left(step.cfg, order.searches) if step.card.dynamic_turns else None
+        rollouts.append(Rollout(f"{order.index}", messages.for_challenger(step.cfg, order), remark=remark))
+    groups = step.play(CHALLENGER, rollouts, samples=samples, sampling=sampling, label=label)
+    drafts = []
+    for order, group in zip(orders, groups, strict=True):
+        for sample in group:
+            turns = rules.parse_turns(step.cfg, sample, "task")
+            task = rules.task_of(turns, card.require_question)
+            draft = TaskDraft(
+                order=order,
+                sample=sample,
+                format=rules.challenger_format(card, turns, order.searches),
+                task=task,
+                rejected="no_task" if task is None else "",
+            )
+            drafts.append(draft)
+    return drafts
 
 
 def turns_left(cfg: Config, searches: int) -> Callable[[int], str | None]:
@@ -53,60 +161,13 @@ def turns_left(cfg: Config, searches: int) -> Callable[[int], str | None]:
     return lambda turns: messages.turns_left(cfg, searches - turns) if turns <= searches else None
 
 
-# ---------------------------------------------------------------------------------------------------------- challenger
-def draw_orders(
-    cfg: Config, tokens: Callable[[str], int], rows: Sequence[Mapping[str, Any]], first: int, total: int, name: str
-) -> list[TaskOrder]:
-    """An order for each document row: positions `first` onwards of the `total` prompts that are stratified together.
-
-    name: of that set of prompts ("iteration 2", for example), so that each set is drawn independently.
-    """
-    turns = dict(enumerate(options(cfg).search_turns, start=1))
-    searches = _spread(total, turns, "scope searches", cfg.seed, name)
-    kinds = _spread(total, options(cfg).task_types, "scope types", cfg.seed, name)
-    orders = []
-    for index, row in enumerate(rows):
-        key, text = documents.document_of(row)
-        text = documents.cut(text, options(cfg).document_tokens, tokens)
-        orders.append(TaskOrder(index, key, text, kinds[first + index], searches[first + index]))
-    return orders
-
-
-def _spread(count: int, weights: Mapping[Any, float], *names: int | str) -> list[Any]:
-    """`count` values, stratified by their weights and shuffled with rng(names)."""
-    shares = rules.stratify(count, list(weights.values()))
-    values = [value for value, share in zip(weights, shares, strict=True) for _ in range(share)]
-    return [values[index] for index in rng(*names).permutation(count)]
-
-
-def propose(
-    cfg: Config, tools: Tools, orders: Sequence[TaskOrder], samples: int, sampling: SamplingSection
-) -> list[TaskDraft]:
-    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with task extracted and format scored."""
-    card, dynamic = options(cfg).challenger_reward, options(cfg).dynamic_turns
-    rollouts = []
-    for order in orders:
-        remark = turns_left(cfg, order.searches) if dynamic else None
-        rollouts.append(Rollout(f"{order.index}", messages.for_challenger(cfg, order), remark=remark))
-    agent = Agent.of_role(options(cfg).challenger, CHALLENGER, sampling, **searcher(cfg, "task"))
-    drafts = []
-    for order, rollout, group in zip(orders, rollouts, tools.play("challenger", rollouts, agent, samples), strict=True):
-        for completion in group:
-            turns = rules.parse_turns(cfg, completion, "task")
-            form = rules.challenger_format(card, turns, order.searches)
-            task = rules.task_of(turns, card.require_question)
-            rejected = "no_task" if task is None else ""
-            searches = rules.searches_run(turns)
-            drafts.append(TaskDraft(order, rollout.messages, completion, form, searches, task, rejected))
-    return drafts
-
-
-def reward_challenger(cfg: Config, draft: TaskDraft, solver_mean: float | None) -> tuple[float, dict[str, float]]:
+def reward_challenger(
+    card: ScopeSection, draft: TaskDraft, solver_mean: float | None
+) -> tuple[float, dict[str, float]]:
     """(R_C, its parts) of a draft (Eq. (4)). solver_mean: ḡ of its task, or None if it has no score."""
-    card = options(cfg).challenger_reward
     failed = draft.rejected in ("no_task", "no_rubrics")
-    format_score = 0.0 if failed and card.failure_zeroes_format else draft.format.score
-    difficulty = 0.0 if solver_mean is None else rules.difficulty_reward(solver_mean, card.target)
+    format_score = 0.0 if failed and card.challenger_reward.failure_zeroes_format else draft.format.score
+    difficulty = 0.0 if solver_mean is None else rules.difficulty_reward(solver_mean, card.challenger_reward.target)
     passed = draft.rejected not in rules.GATES
     parts = {
         "format": format_score,
@@ -117,53 +178,46 @@ def reward_challenger(cfg: Config, draft: TaskDraft, solver_mean: float | None) 
     }
     if solver_mean is not None:
         parts["solver_mean"] = solver_mean
-    return rules.challenger_reward(card, format_score, passed, difficulty), parts
+    for gate, verdict in draft.gates.items():
+        parts[f"gate_{gate}"] = float(bool(verdict))
+    return rules.challenger_reward(card.challenger_reward, format_score, passed, difficulty), parts
 
 
 # --------------------------------------------------------------------------------------------------------------- judge
-def judge_of(cfg: Config, job: str) -> Judge:
-    """The base model or an endpoint, for one of `JOBS`."""
-    return Judge(job, f"scope.{job}", getattr(options(cfg), job))
+def check_drafts(step: Step[ScopeSection], drafts: Sequence[TaskDraft]) -> list[TaskDraft]:
+    """Drafts after the judge's checks, in the card's order; the first failed check is the reason for rejection."""
+    if step.card.gates_first:
+        return write_rubrics(step, pass_gates(step, drafts))
+    return pass_gates(step, write_rubrics(step, drafts))
 
 
-def check_drafts(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tuple[list[TaskDraft], Metrics]:
-    """Drafts after the judge's checks, in the card's order, and its counts; the first failed check is the reason for
-    rejection."""
-    checks = (pass_gates, write_rubrics) if options(cfg).gates_first else (write_rubrics, pass_gates)
-    counts: Metrics = {}
-    for check in checks:
-        drafts, counted = check(cfg, tools, drafts)
-        counts |= counted
-    return list(drafts), counts
-
-
-def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tuple[list[TaskDraft], Metrics]:
+def pass_gates(step: Step[ScopeSection], drafts: Sequence[TaskDraft]) -> list[TaskDraft]:
     """QG(q, d): the drafts with the verdict of each gate. Both must be 1; a gate without a verdict counts as failed."""
-    if not options(cfg).quality_gates:
-        return list(drafts), {}
+    if not step.card.quality_gates:
+        return list(drafts)
     questions = {
-        (index, gate): messages.for_gate(cfg, gate, draft.task or "", draft.order.document)
+        (index, gate): messages.for_gate(step.cfg, gate, draft.task or "", draft.order.document)
         for index, draft in enumerate(drafts)
         if not draft.rejected
         for gate in rules.GATES
     }
-    nudge = messages.nudge(cfg, "score")
-    replies = judge_of(cfg, "gates").ask(tools, list(questions.values()), rubrics.score_of, nudge)
+    replies = step.ask(GATES, list(questions.values()), rubrics.score_of, rubrics.NUDGE.text(step.cfg))
     answers = replies.by(questions)
     passed = []
     for index, draft in enumerate(drafts):
         if not draft.rejected:
             verdicts = {gate: answers[index, gate].read for gate in rules.GATES}
-            judged = [Judgement("gates", gate, answers[index, gate].given, verdicts[gate]) for gate in rules.GATES]
+            judged = [Judgement(GATES, gate, answers[index, gate].given, verdicts[gate]) for gate in rules.GATES]
             rejected = next((gate for gate in rules.GATES if not verdicts[gate]), "")
             draft = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
         passed.append(draft)
-    return passed, replies.counts("gates")
+    return passed
 
 
-def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tuple[list[TaskDraft], Metrics]:
+def write_rubrics(step: Step[ScopeSection], drafts: Sequence[TaskDraft]) -> list[TaskDraft]:
     """𝒢 ~ J(· | q, d): the drafts with rubrics, written from the source document and what the challenger read."""
-    card, dialect = options(cfg), dialects.load(cfg.model.dialect)
+    card = step.card
+    dialect = dialects.load(step.cfg.model.dialect)
 
     def read(reply: str) -> tuple[Criterion, ...] | None:
         return rules.rubric_of(reply, card.rubric_weights, card.min_rubrics, card.max_rubrics)
@@ -171,20 +225,19 @@ def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[TaskDraft]) -> tup
     questions = {}
     for index, draft in enumerate(drafts):
         if not draft.rejected:
-            results = dict.fromkeys(searching.results_read(draft.completion, dialect))  # without duplicates
-            questions[index] = messages.for_rubric_writer(cfg, draft.task or "", [draft.order.document, *results])
-    nudge = messages.nudge(cfg, "rubrics")
-    replies = judge_of(cfg, "rubric_writer").ask(tools, list(questions.values()), read, nudge)
+            results = dict.fromkeys(searching.results_read(draft.sample, dialect))  # without duplicates
+            questions[index] = messages.for_rubric_writer(step.cfg, draft.task or "", [draft.order.document, *results])
+    replies = step.ask(RUBRIC_WRITER, list(questions.values()), read, messages.RUBRICS_NUDGE.text(step.cfg))
     answers = replies.by(questions)
     written = []
     for index, draft in enumerate(drafts):
         if not draft.rejected:
             rubric = answers[index].read or ()
-            judged = Judgement("rubric_writer", "", answers[index].given, len(rubric) or None)
+            judged = Judgement(RUBRIC_WRITER, "", answers[index].given, len(rubric) or None)
             rejected = "" if rubric else "no_rubrics"
             draft = replace(draft, rubric=rubric, rejected=rejected, judgements=(*draft.judgements, judged))
         written.append(draft)
-    return written, replies.counts("rubric_writer")
+    return written
 
 
 def grader(cfg: Config) -> Grader:
@@ -194,7 +247,7 @@ def grader(cfg: Config) -> Grader:
     def read(tools: Tools, answer: str) -> str:
         return documents.cut(answer, card.solver_reward.hard_limit, tools.tokens) if card.cut_answer else answer
 
-    return Grader(judge_of(cfg, "grader"), card.prompts, card.ungraded, card.min_graded, read)
+    return Grader(grader_role(cfg), card.prompts, card.ungraded, card.min_graded, read)
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
@@ -206,49 +259,54 @@ def tasks_of(drafts: Sequence[TaskDraft]) -> list[RubricTask]:
 
 
 def solve(
-    cfg: Config, tools: Tools, tasks: Sequence[RubricTask], samples: int, sampling: SamplingSection
+    step: Step[ScopeSection],
+    tasks: Sequence[RubricTask],
+    samples: int,
+    sampling: SamplingSection | None = None,
+    label: str = "",
 ) -> list[AttemptedTask]:
     """o^S_{1:N} ~ Rollout(S, q, N) for each task, with answers extracted; not yet graded."""
-    rollouts = [Rollout(f"{task.index}", messages.for_solver(cfg, task.question)) for task in tasks]
-    agent = Agent.of_role(options(cfg).solver, SOLVER, sampling, **solver(cfg))
+    rollouts = [Rollout(f"{task.index}", messages.for_solver(step.cfg, task.question)) for task in tasks]
+    groups = step.play(SOLVER, rollouts, samples=samples, sampling=sampling, label=label)
     attempted = []
-    for task, rollout, group in zip(tasks, rollouts, tools.play("solver", rollouts, agent, samples), strict=True):
+    for task, group in zip(tasks, groups, strict=True):
         attempts = []
-        for completion in group:
-            turns = rules.parse_turns(cfg, completion, "answer")
+        for sample in group:
+            turns = rules.parse_turns(step.cfg, sample, "answer")
             answer = rules.answer_of(turns)
-            attempts.append(TaskAttempt(completion, turns, answer, tools.tokens(answer) if answer else 0, UNGRADED))
-        attempted.append(AttemptedTask(task, rollout.messages, tuple(attempts)))
+            length = step.tools.tokens(answer) if answer else 0
+            attempts.append(TaskAttempt(sample, turns, answer, length, UNGRADED))
+        attempted.append(AttemptedTask(task, tuple(attempts)))
     return attempted
 
 
-def grade(cfg: Config, tools: Tools, attempted: Sequence[AttemptedTask]) -> tuple[list[AttemptedTask], Metrics]:
-    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt, ḡ of every task, and the judge's counts; one request per criterion,
-    all in one batch."""
+def grade(step: Step[ScopeSection], attempted: Sequence[AttemptedTask]) -> list[AttemptedTask]:
+    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt, and ḡ of every task; one request per criterion, all in one batch."""
     cases = {
-        (group.task.index, sample): RubricCase(group.task.question, attempt.answer, group.task.rubric)
+        (group.task.index, number): RubricCase(group.task.question, attempt.answer, group.task.rubric)
         for group in attempted
-        for sample, attempt in enumerate(group.attempts)
+        for number, attempt in enumerate(group.attempts)
     }
-    grades, replies = rubrics.grade(cfg, grader(cfg), tools, list(cases.values()))
+    grades, replies = rubrics.grade(step.cfg, grader(step.cfg), step.tools, list(cases.values()))
+    step.count(f"judge/{GRADER}", replies)
     by_attempt = dict(zip(cases, grades, strict=True))
     graded = []
     for group in attempted:
         attempts = [replace(a, graded=by_attempt[group.task.index, n]) for n, a in enumerate(group.attempts)]
         scores = [attempt.graded.score for attempt in attempts]
         answered = [attempt.answer is not None for attempt in attempts]
-        mean = rules.mean_score(scores, answered, options(cfg).missing_answer)
+        mean = rules.mean_score(scores, answered, step.card.missing_answer)
         graded.append(replace(group, attempts=tuple(attempts), mean=mean))
-    return graded, replies.counts("grader")
+    return graded
 
 
-def reward_solver(cfg: Config, attempt: TaskAttempt) -> tuple[float, dict[str, float]]:
+def reward_solver(card: ScopeSection, attempt: TaskAttempt) -> tuple[float, dict[str, float]]:
     """(R_S, its parts) of an attempt (Eq. (6)). An answer that the judge failed to grade has no part `rubric`; its
     score counts as 0."""
-    card, score = options(cfg).solver_reward, attempt.graded.score
-    form = rules.solver_format(card, attempt.turns)
-    factor = rules.length_factor(card, attempt.tokens)
-    search = rules.search_reward(attempt.turns, card.searches)
+    score = attempt.graded.score
+    form = rules.solver_format(card.solver_reward, attempt.turns)
+    factor = rules.length_factor(card.solver_reward, attempt.tokens)
+    search = rules.search_reward(attempt.turns, card.solver_reward.searches)
     parts = {
         "format": form.score,
         "think": form.think,
@@ -259,4 +317,4 @@ def reward_solver(cfg: Config, attempt: TaskAttempt) -> tuple[float, dict[str, f
     }
     if score is not None:
         parts["rubric"] = score
-    return rules.solver_reward(card, score or 0.0, factor, form.score, search), parts
+    return rules.solver_reward(card.solver_reward, score or 0.0, factor, form.score, search), parts

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from scope_jax.config import Config
-from scope_jax.data.keys import rng
 from scope_jax.games.scope import rules
-from scope_jax.games.scope.options import options
+from scope_jax.games.scope.options import ScopeSection, options
 from scope_jax.games.scope.rules import Format, ParsedTurn
 from scope_jax.learner.types import Judgement
-from scope_jax.play.game import Memory
 from scope_jax.play.rubrics import Criterion, Graded, rubric_of
-from scope_jax.rollouts.types import Completion
-from scope_jax.text.messages import Messages
+from scope_jax.play.samples import Sample
+from scope_jax.play.step import Memory, Step
+
+Entry = dict[str, Any]  # a task of the memory: question, rubric, document, task_type, score
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,10 @@ class TaskDraft:
 
     order: TaskOrder
     """What was asked for."""
-    prompt: Messages
-    """The challenger's prompt."""
-    completion: Completion
-    """What it sampled."""
+    sample: Sample
+    """The challenger's episode."""
     format: Format
     """The parts of r_fmt(o^C)."""
-    searches: int
-    """How many searches were run."""
     task: str | None
     """q; None if there is none."""
     rejected: str
@@ -79,8 +75,8 @@ class RubricTask:
 class TaskAttempt:
     """One solver episode."""
 
-    completion: Completion
-    """What it sampled."""
+    sample: Sample
+    """The solver's episode."""
     turns: tuple[ParsedTurn, ...]
     """Its turns, as the rules see them."""
     answer: str | None
@@ -97,21 +93,30 @@ class AttemptedTask:
 
     task: RubricTask
     """What was asked."""
-    prompt: Messages
-    """The solver's prompt."""
     attempts: tuple[TaskAttempt, ...]
     """In the order of their samples."""
     mean: float | None = None
     """ḡ, their mean score; None if none of them counts."""
 
 
+class Outcome(TypedDict):
+    """What happened in a step, for the memory."""
+
+    rows: int
+    """Rows of the stream that were used."""
+    tasks: list[Entry]
+    """Tasks that were kept."""
+    scores: list[float]
+    """Of a solver step: ḡ of each task that has one."""
+
+
 # --------------------------------------------------------------------------------------------------------------- tasks
-def retain(cfg: Config, drafts: Sequence[TaskDraft], attempted: Sequence[AttemptedTask]) -> list[dict[str, Any]]:
-    """The tasks with ℓ ≤ ḡ ≤ u as plain data, one per document (App. G)."""
-    tasks: dict[str, dict[str, Any]] = {}
+def retain(card: ScopeSection, drafts: Sequence[TaskDraft], attempted: Sequence[AttemptedTask]) -> list[Entry]:
+    """The tasks with ℓ ≤ ḡ ≤ u, one per document (App. G)."""
+    tasks: dict[str, Entry] = {}
     for group in attempted:
         order = drafts[group.task.index].order
-        if rules.in_window(group.mean, options(cfg).window) and order.key not in tasks:
+        if rules.in_window(group.mean, card.window) and order.key not in tasks:
             tasks[order.key] = {
                 "question": group.task.question,
                 "rubric": [criterion.plain() for criterion in group.task.rubric],
@@ -127,19 +132,19 @@ def rubric_task(task: Mapping[str, Any], index: int) -> RubricTask:
     return RubricTask(index, task["question"], rubric_of(task))
 
 
-def sampled_tasks(cfg: Config, memory: Memory) -> list[Any]:
+def sample_tasks(step: Step[ScopeSection]) -> list[Entry]:
     """(q, 𝒢) ~ 𝒯: the tasks of this solver step, drawn without replacement until all have been used.
 
     A step has `solver_batch` tasks, or all tasks if there are fewer.
     """
-    tasks = memory["tasks"]
-    size = min(options(cfg).solver_batch, len(tasks))
-    chosen = []
-    for position in range(memory["place"] * size, (memory["place"] + 1) * size):
+    tasks, place = step.memory["tasks"], step.memory["place"]
+    size = min(step.card.solver_batch, len(tasks))
+    sampled = []
+    for position in range(place * size, (place + 1) * size):
         epoch, index = divmod(position, len(tasks))
-        order = rng("scope tasks", cfg.seed, memory["iteration"], epoch).permutation(len(tasks))
-        chosen.append(tasks[order[index]])
-    return chosen
+        order = step.rng("scope tasks", step.memory["iteration"], epoch).permutation(len(tasks))
+        sampled.append(tasks[order[index]])
+    return sampled
 
 
 # -------------------------------------------------------------------------------------------------------------- stages
@@ -158,23 +163,20 @@ def _opened(cfg: Config, iteration: int) -> Memory:
     return {"iteration": iteration, "stage": stage, "place": 0, "tasks": [], "measured": []}
 
 
-def rows_needed(cfg: Config, memory: Memory) -> int:
-    """Number of data rows that the next step uses."""
-    card = options(cfg)
-    if memory["stage"] == "solver":
+def rows_needed(card: ScopeSection, stage: str) -> int:
+    """Number of data rows that a step of a stage uses."""
+    if stage == "solver":
         return card.solver_batch if card.mode == "curated" else 0
-    return card.challenger_batch if memory["stage"] == "challenger" else card.generation_batch
+    return card.challenger_batch if stage == "challenger" else card.generation_batch
 
 
-def advance(
-    cfg: Config, memory: Memory, *, drawn: int, tasks: Sequence[Any] = (), measured: Sequence[float] = ()
-) -> Memory:
-    """The memory after a step that used `drawn` rows, added `tasks` and measured the solver's mean scores."""
+def after_step(cfg: Config, memory: Memory, outcome: Outcome) -> Memory:
+    """The memory after a step: at the next place of its stage, or at the start of the next one."""
     after = {
-        "drawn": memory["drawn"] + drawn,
+        "drawn": memory["drawn"] + outcome["rows"],
         "place": memory["place"] + 1,
-        "tasks": [*memory["tasks"], *tasks],
-        "measured": [*memory["measured"], *measured],
+        "tasks": [*memory["tasks"], *outcome["tasks"]],
+        "measured": [*memory["measured"], *outcome["scores"]],
     }
     return _moved_on(cfg, memory | after)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.config import Config, one_of
+from scope_jax.config import one_of
 from scope_jax.data.keys import drawn
-from scope_jax.games.spice.options import ChallengerReward, options
+from scope_jax.games.spice.options import ChallengerReward, SpiceSection
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Attempt, Task
 from scope_jax.play import measures
 from scope_jax.play.math_answers import LONGEST, Verdict
@@ -49,7 +49,7 @@ _Plain = str | int | float | bool
 
 
 # ------------------------------------------------------------------------------------------------------- first stage
-def format_of(cfg: Config, reply: str) -> tuple[str, str]:
+def format_of(card: SpiceSection, reply: str) -> tuple[str, str]:
     """(the kind of task chosen, "" if none; the reason for rejection, "" if valid).
 
     The reply must be a single JSON object with exactly one of its two flags true; a free-form answer must have one of
@@ -62,9 +62,9 @@ def format_of(cfg: Config, reply: str) -> tuple[str, str]:
     if not isinstance(choice, bool) or not isinstance(free, bool) or choice == free:
         return "", "format_flags"
     if choice:
-        return (MULTIPLE_CHOICE, "") if options(cfg).formats != "free-form" else ("", "format_flags")
+        return (MULTIPLE_CHOICE, "") if card.formats != "free-form" else ("", "format_flags")
     kind = _text(fields.get("best_answer_type")).lower()
-    return (kind, "") if kind in options(cfg).answer_types else ("", "format_type")
+    return (kind, "") if kind in card.answer_types else ("", "format_type")
 
 
 # ------------------------------------------------------------------------------------------------------ second stage

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scope_jax.play.rewards import mean
-from scope_jax.rollouts.types import Completion
+from scope_jax.play.samples import Sample
 from scope_jax.text.messages import Messages
 
 Stage = Literal["format", "task"]
@@ -47,8 +47,8 @@ class StageReply:
     """What it replies to."""
     text: str
     """Without thinking; empty if an external model's reply was cut."""
-    completion: Completion | None
-    """None for an external model."""
+    sample: Sample | None
+    """The challenger's completion; None for an external model."""
     refused: bool = False
     """True if an endpoint rejected the request."""
 
@@ -81,25 +81,29 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One answer of the reasoner."""
+
+    sample: Sample
+    """The reasoner's episode."""
+    prediction: str | None
+    """â; None without one."""
+    correct: bool = False
+    """1[â = a*]; False before it is graded."""
+
+
+@dataclass(frozen=True)
 class Answers:
-    """The reasoner's K answers to the task of an attempt; the tuples have length K."""
+    """The reasoner's K answers to the task of an attempt."""
 
     attempt: Attempt
     """Whose task it is."""
     task: Task
     """That task."""
-    name: str
-    """Of the prompt among those of the step."""
-    prompt: Messages
-    """The question."""
-    completions: tuple[Completion, ...]
-    """The episodes."""
-    predictions: tuple[str | None, ...]
-    """The answers; None without one."""
-    correct: tuple[bool, ...] = ()
-    """1[â = a*]; () before they are graded."""
+    answers: tuple[Answer, ...]
+    """In the order of their samples."""
 
     @property
     def pass_rate(self) -> float:
         """p, the share of correct answers."""
-        return mean([float(right) for right in self.correct])
+        return mean([float(answer.correct) for answer in self.answers])
