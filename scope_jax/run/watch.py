@@ -10,6 +10,7 @@ all. A run says so after such a step, and its report for all of them.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +62,15 @@ class Watch:
         without one. Under a name that is right the metric may still come."""
         if not all(f"{update.name}/loss" in self.seen for update in updates):
             return None
-        names = [rule.metric for rule in self.rules if rule.metric not in self.seen]
-        return f"[[train.watch]]: no step has had {', '.join(names)} so far." if names else None
+        missing = [rule.metric for rule in self.rules if rule.metric not in self.seen]
+        named = [f"{name}{_similar(name, self.seen)}" for name in missing]
+        return f"[[train.watch]]: no step has had {', '.join(named)} so far." if missing else None
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    """The most similar one of the known names, in brackets; "" if none is."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (similar: {near[0]})" if near else ""
 
 
 def _not_computed(record: Mapping[str, Any]) -> set[str]:

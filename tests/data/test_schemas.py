@@ -10,10 +10,12 @@ import pytest
 
 from scope_jax.data import sources
 from scope_jax.data.schemas import answers, clusters, queries, questions, readings, tasks
+from scope_jax.games import ssp
 from scope_jax.games.ssp import roles
+from scope_jax.play.game import step_of
 from scope_jax.retrieval.rows import DataError
 from tests.data.files import jsonl, source
-from tests.games.harness import card
+from tests.games.harness import ScriptedTools, card
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_a_column_that_the_kind_of_rows_does_not_have_is_refused(tmp_path: Path)
 def test_a_row_may_give_the_number_of_searches_of_its_question(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", *[{"ground_truth": f"a{n}", "search_turns": n or None} for n in range(5)])
     cfg = card(data={"min_searches": 7, "max_searches": 9}, proposer={"samples": 2})
-    slots = roles.open_slots(cfg, sources.load(source(path, "answers")), 3)
+    rows = sources.load(source(path, "answers"))
+    tools = ScriptedTools(lambda now: "", given=rows)
+    slots = roles.open_slots(step_of(ssp.GAME, cfg, tools, ssp.GAME.start(cfg), 3))
     assert [slot.searches for slot in slots[2:]] == [1, 1, 2, 2, 3, 3, 4, 4]
     assert slots[0].searches == slots[1].searches in (7, 8, 9)  # drawn at random, as the row has no number
 

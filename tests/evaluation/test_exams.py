@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, Config, EvalSet
+from scope_jax.config import CardError, Config, EvalSet, SamplingSection
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES, parse_config
 from scope_jax.games.scope.options import options
 from scope_jax.play import exams, searching
 from scope_jax.play.exams import Exam
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 from scope_jax.text.templates import PromptError
@@ -23,7 +25,7 @@ from tests.games.harness import TurnContext
 
 JUDGE = {"url": "http://judge/v1", "model": "m"}
 EXAM = Exam(
-    policy="actor",
+    role=Role("solver", Agent("actor", SamplingSection())),
     prompt=lambda row, tokens: Messages(row["question"]),
     read=lambda completion: parsing.last(searching.contents(completion), "answer") or None,
     measures=("accuracy",),

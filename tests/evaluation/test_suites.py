@@ -317,7 +317,7 @@ def test_a_base_model_that_goes_on_with_another_conversation_is_graded_on_its_re
     assert all(body["stop"] == ["<|im_end|>", "\nUser:", "\nAssistant:"] for body in seen)
     for suite in suites_of("spice"):  # of a model here, the engine ends the reply there
         exam = suites.suite_exam(plain_card("m"), suite, None, "actor")
-        assert exam.stop == ("<|im_end|>", "\nUser:", "\nAssistant:")
+        assert exam.role.agent.stop == ("<|im_end|>", "\nUser:", "\nAssistant:")
 
 
 def test_a_papers_table_from_the_command_line(tmp_path: Path) -> None:
@@ -429,13 +429,13 @@ def test_a_games_own_prompt_is_used_with_its_card() -> None:
     from scope_jax.games import game_of
 
     cfg = load_card(ROOT / "configs/ssp/atlas.toml")
-    own = game_of(cfg).exam(cfg)
-    exam = suites.suite_exam(cfg, load_suite("nq"), own, own.policy)
+    own = game_of(cfg).exam_of(cfg)
+    exam = suites.suite_exam(cfg, load_suite("nq"), own, own.role.agent.policy)
     row = {"question": "capital of France?"}
-    assert exam.prompt(row, len) == own.prompt(row, len) and exam.max_turns == own.max_turns and exam.tools
+    assert exam.prompt(row, len) == own.prompt(row, len) and exam.role == own.role and exam.role.may_search
     cfg = load_card(ROOT / "configs/spice/atlas.toml")
-    own = game_of(cfg).exam(cfg)
-    exam = suites.suite_exam(cfg, load_suite("mmlu-pro"), own, own.policy)
+    own = game_of(cfg).exam_of(cfg)
+    exam = suites.suite_exam(cfg, load_suite("mmlu-pro"), own, own.role.agent.policy)
     assert exam.kind == "choices" and "(B) two" in exam.prompt({"question": "q", "options": ["one", "two"]}, len).text
 
 
@@ -445,7 +445,7 @@ def test_the_limit_of_an_exam_holds_for_a_games_own_prompt_too(limit: int) -> No
     from scope_jax.games import game_of
 
     cfg = load_card(ROOT / "configs/spell/atlas.toml", ["spell.exam_prompt_tokens=300"])
-    own = game_of(cfg).exam(cfg)
+    own = game_of(cfg).exam_of(cfg)
     suite = load_suite("musique-long").model_copy(update={"prompt_tokens": limit})
     row = {"question": "Who?", "options": [], "task": None, "context": "word " * 1000}
 
@@ -453,7 +453,7 @@ def test_the_limit_of_an_exam_holds_for_a_games_own_prompt_too(limit: int) -> No
         return len(text.split())
 
     assert 290 <= tokens(own.prompt(row, tokens).text) <= 300
-    asked = suites.suite_exam(cfg, suite, own, own.policy).prompt(row, tokens).text
+    asked = suites.suite_exam(cfg, suite, own, own.role.agent.policy).prompt(row, tokens).text
     assert limit - 10 <= tokens(asked) <= limit
 
 

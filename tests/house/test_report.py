@@ -369,20 +369,24 @@ def test_changes_are_listed_key_by_key() -> None:
     ]  # fmt: skip
 
 
+def setting(name: str, value: dict[str, Any], **fields: Any) -> Episode:
+    return settings.SettingRecord(name, value, **fields).episode
+
+
 def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> None:
     """The initial setting, a failed attempt before the first step, a change after step 1, an invalid one after 2."""
     log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
     said = {
         1: [
-            settings.record("harness", HARNESS, by="card", since=0),
-            settings.record("harness", HARNESS, by="endpoint", since=0, attempt=settings.SettingChange(0, "is <down>")),
-            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(1)),
+            setting("harness", HARNESS, by="card", since=0),
+            setting("harness", HARNESS, by="endpoint", since=0, attempt=settings.SettingChange(0, "is <down>")),
+            setting("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(1)),
         ],
         2: [
-            settings.record("harness", MORE, by="endpoint", since=1),
-            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(2, "k: too large")),
+            setting("harness", MORE, by="endpoint", since=1),
+            setting("harness", MORE, by="endpoint", since=1, attempt=settings.SettingChange(2, "k: too large")),
         ],
-        3: [settings.record("harness", MORE, by="endpoint", since=1)],
+        3: [setting("harness", MORE, by="endpoint", since=1)],
     }
     for step, episodes in said.items():
         log.episodes(step, [episode("solver", 0.5), *episodes])

@@ -29,6 +29,7 @@ from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics
 from scope_jax.play.game import step_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.roles import judge_role
 from scope_jax.play.step import Step
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
@@ -245,8 +246,8 @@ def test_the_base_models_cut_replies_have_no_verdict():
     sampled = [completion("<score>1</score> so", "eos"), completion("so <score>1", "length")]
     tools = Mock(spec=StepTools)
     tools.play = lambda role, rollouts, agent: [[sampled["again" in one.name or one.name == "1"]] for one in rollouts]
-    judge = asking.Judge("grader", "evaluate.grader", AskSection(temperature=0.0, max_tokens=8))
-    replies = judge.ask(tools, ["first", "second"], rubrics.score_of, "only the score")
+    judge = judge_role("grader", "evaluate.grader", AskSection(temperature=0.0, max_tokens=8))
+    replies = asking.ask_role(tools, judge, ["first", "second"], rubrics.score_of, "only the score")
     assert replies.read == [True, None] and [len(given) for given in replies.given] == [1, 2]
     assert [reply.cut for given in replies.given for reply in given] == ["", "length", "length"]
 

@@ -152,5 +152,5 @@ def test_answers_are_found_by_the_keys_of_their_requests():
     with pytest.raises(ValueError, match="longer"):
         replies.by(keys[:4])
     names = ("asked", "retried", "malformed", "refused")
-    assert replies.counts("poet") == {f"judge/poet/{name}": n for name, n in zip(names, (4, 2, 2, 1), strict=True)}
+    assert [getattr(replies, name) for name in names] == [4, 2, 2, 1]
     assert asking.Replies([], []).by([]) == {}

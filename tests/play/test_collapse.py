@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.play.collapse import clustered, identical_pairs, measured, names, with_signs
+from scope_jax.play.collapse import ESTIMATED, SIGNS, clustered, identical_pairs, measured, with_signs
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,9 @@ def test_a_games_own_values_stay() -> None:
     assert found["solver/valid"] == 0.25 and "solver/valid_se" not in found  # of more than these episodes
     assert found["solver/reward_se"] == pytest.approx(1.0) and found["solver/response_tokens"] == 3.0
     assert "solver/reward" not in with_signs({}, episodes) and found["loss"] == 1.0
-    assert {name for name in found if "rejected_" not in name} - {"loss", "solver/reward"} <= {*names(["solver"])}
+    assert {name for name in found if "rejected_" not in name} - {"loss", "solver/reward"} <= {
+        f"solver/{sign}" for sign in SIGNS
+    } | {f"solver/{sign}_se" for sign in ESTIMATED}
 
 
 def test_episodes_without_a_reason_field_are_neither_valid_nor_invalid() -> None:
