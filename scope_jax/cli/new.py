@@ -86,7 +86,7 @@ def new(
         table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
     if played.starter.options:
         table[played.name] = dict(played.starter.options)
-    from scope_jax.run.metrics import as_toml
+    from scope_jax.run.config_file import as_toml
 
     overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
     with alone(card):

@@ -28,7 +28,7 @@ from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
-from scope_jax.run.metrics import to_toml
+from scope_jax.run.config_file import to_toml
 from scope_jax.run.steps import check_step
 from scope_jax.run.watch import roles_without_update
 from scope_jax.serving.assemble import card_of
