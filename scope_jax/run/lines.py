@@ -110,7 +110,7 @@ def read(path: Path, remedy: str) -> Iterator[Line]:
                 if len(raw.text) > LONGEST_LINE:
                     raise DamagedFile(f"{place} is longer than {LONGEST_LINE >> 20} MiB; {remedy}.")
                 match = _SUM.fullmatch(raw.text, max(len(raw.text) - _SUM_LENGTH, 0))
-                body = raw.text[: match.start()] if match else raw.text
+                body = raw.text[: match.start()] if match else raw.text[:-1]
                 value = zlib.crc32(body, value)
                 if has_sums and not match:
                     raise DamagedFile(f"{place} is damaged: it has no check sum, as those before it have; {remedy}.")
@@ -121,7 +121,7 @@ def read(path: Path, remedy: str) -> Iterator[Line]:
                     )
                 has_sums = match is not None
                 if raw.complete:
-                    text = body + b"}" if match else body
+                    text = body + b"}" if match else raw.text
                     yield Line(text, place, Extent(number, value), raw.end, has_sums)
     except zlib.error:
         raise DamagedFile(

@@ -84,12 +84,12 @@ def killed(write: Callable[..., Any], lines: int) -> Callable[..., Any]:
 def filled(begin: Callable[..., Any], lines: Sequence[Any]) -> Callable[..., Any]:
     """`Recording.open` of a run that finds these lines."""
 
-    def opening(self: Recording, run: Path, done: int) -> None:
+    def opening(self: Recording, run: Path, done: int, *extents: Any) -> None:
         if writes():
             (run / CALLS).mkdir()
             (run / CALLS / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         together(lambda: None)
-        begin(self, run, done)
+        begin(self, run, done, *extents)
 
     return opening
 

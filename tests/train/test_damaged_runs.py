@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections import Counter
@@ -14,16 +15,17 @@ import pytest
 
 from scope_jax.config import Config
 from scope_jax.evaluation import evaluations
-from scope_jax.games import parse_config
+from scope_jax.games import load_card, parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.rollouts.types import ToolResult
+from scope_jax.run.assemble import assemble
 from scope_jax.run.checkpoint_writer import Checkpoints
-from scope_jax.run.files import CALLS
+from scope_jax.run.files import CALLS, METRICS, read_records
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.inputs import Inputs
 from scope_jax.run.recording import Recording
 from tests.house.test_checkpoint import WANTED, state, targets
-from tests.train import damage
+from tests.train import damage, runs
 
 PLACES = 40
 SEED = 20_261_128
@@ -107,29 +109,32 @@ def readers(cfg: Config, wanted: Mapping[str, Any], replay: int) -> dict[str, Re
 
 
 def places(killed: Path, count: int, seed: int) -> list[Place]:
-    """So many places, drawn by a seed: each file as often as any other."""
+    """So many places, drawn by a seed: the checkpoints are as often damaged as any one file beside them."""
     rng, drawn, files = random.Random(seed), [], damage.files_of(killed)
+    above = sorted({path.parts[0] for path in files})
     while len(drawn) < count:
-        path, kind = rng.choice(files), rng.choice(damage.KINDS)
+        first = rng.choice(above)
+        path, kind = rng.choice([path for path in files if path.parts[0] == first]), rng.choice(damage.KINDS)
         content = damage.damaged(killed / path, kind, rng)
         if content is not None:
             drawn.append((path, kind, content))
     return drawn
 
 
-def verdict(path: Path, whole: damage.Reading, after: damage.Reading) -> str:
-    """What came of damage to a file; a sentence that does not name it is a verdict of its own."""
-    came = after.verdict(whole)
+def verdict(killed: Path, place: Place, whole: damage.Reading, after: damage.Reading) -> str:
+    """What came of damage; a sentence that does not name the file is a verdict of its own."""
+    path, came = place[0], after.verdict(whole)
     if came == "sentence" and not damage.names(path, after):
         return f"sentence about another file: {after.said}"
-    if came not in ("sentence", "same"):
-        pairs = [(after.contents[name], whole.contents[name]) for name in came.split(", ")]
-        if all(isinstance(left, list) and left == every[: len(left)] for left, every in pairs):
-            return "end missing"
-    return came
+    if came in ("sentence", "same") or ".jsonl" not in path.name:
+        return came
+    pairs = [(after.contents[name], whole.contents[name]) for name in came.split(", ")]
+    lines = [list(read_records(folder / path)) for folder in (killed.with_name("run"), killed)]
+    short = [isinstance(left, list) and left == every[: len(left)] for left, every in (*pairs, lines)]
+    return "end missing" if all(short[:-1]) or short[-1] else came
 
 
-# The end of a file that nothing but the file itself knows: lines after the newest checkpoint, which a resume cuts, and of
+# The end of a file that only the file knows: lines after the newest checkpoint, which a resume cuts, and those of
 # calls, which it asks again.
 GOOD = {"sentence", "same", "end missing"}
 
@@ -139,7 +144,66 @@ def test_damage_is_said_or_changes_nothing(command: str, killed: tuple[Config, P
     cfg, folder = killed
     read = readers(cfg, targets(WANTED), 3)[command]
     whole, drawn = trial(folder, None, read), places(folder, PLACES, SEED)
-    found = [(str(place[0]), place[1], verdict(place[0], whole, trial(folder, place, read))) for place in drawn]
+    found = [(str(place[0]), place[1], verdict(folder, place, whole, trial(folder, place, read))) for place in drawn]
     wrong = [place for place in found if place[2] not in GOOD]
     assert not wrong, wrong
     assert Counter(came for *_, came in found)["sentence"] >= PLACES // 8
+
+
+# ------------------------------------------------------------------------------------------------------ runs of games
+SHORT = ("train.steps=4", "train.save_every=2", "train.stall_timeout=3600", "log.tokens=true", "evaluate.every=1")
+GAMES = {
+    "ssp": ("train.batch_size=4",),
+    "score": ("train.batch_size=3",),
+    "absolute_zero": ("train.batch_size=4", "absolute_zero.seeds=4", "sandbox.workers=1"),
+}
+MANY = 200
+
+
+def exam(game: str) -> str:
+    """One small set of the game's card."""
+    (first, *_) = load_card(runs.ROOT / "configs" / game / "atlas.toml").evaluate.sets
+    limited = first.model_copy(update={"limit": 4, "samples": 1})
+    values = {key: value for key, value in limited.model_dump(mode="json").items() if value not in (None, {}, [])}
+    return f"evaluate.sets=[{{{', '.join(f'{key}={json.dumps(value)}' for key, value in values.items())}}}]"
+
+
+def interrupted(run: Path) -> bool:
+    """True in the step after the second one, once its checkpoint is there and something is recorded of the step."""
+    if not (run / "checkpoints" / "2" / "seal.json").is_file():
+        return False
+    recorded = run / CALLS / "0.jsonl"
+    after = recorded.is_file() and recorded.read_bytes().count(b'{"step": 3') >= 2
+    return after or max((line["step"] for line in read_records(run / METRICS)), default=0) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", GAMES)
+def test_damage_to_a_run_of_a_game(game: str, tmp_path: Path) -> None:
+    """Nearly all of it without playing: a resume that starts from the same state ends with the same bits."""
+    run, killed, whole = tmp_path / "run", tmp_path / "killed", tmp_path / "whole"
+    overrides = (*SHORT, *GAMES[game], exam(game))
+    command = runs.command(f"{game}/atlas.toml", run, overrides)
+    runs.kill_when(command, lambda: interrupted(run))
+    run.rename(killed)
+    shutil.copytree(killed, run)
+    runs.finish(command)
+    run.rename(whole)
+    cfg = load_card(runs.ROOT / "configs" / game / "atlas.toml", overrides)
+    wanted = assemble(cfg, tmp_path / "assembled", services=False).targets()
+    drawn, played = places(killed, MANY, SEED), []
+    for name, read in readers(cfg, wanted, 2).items():
+        undamaged, came = trial(killed, None, read), Counter()
+        for place in drawn:
+            after = trial(killed, place, read)
+            result = verdict(killed, place, undamaged, after)
+            assert result in GOOD, (name, place[:2], result)
+            came[place[0].parts[0], place[1], result] += 1
+            if name == "resume" and (result == "end missing" or (result == "same" and len(played) < 2)):
+                played.append((place, result))
+        print(f"{game} {name}: {json.dumps([[*key, count] for key, count in sorted(came.items())])}")
+    for place, result in played:  # in earnest
+        trial(killed, place, lambda run: undamaged)
+        runs.finish(command)
+        print(f"{game} played again after {place[1]} in {place[0]}: {result}")
+        runs.same(whole, run)
