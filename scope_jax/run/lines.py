@@ -4,9 +4,9 @@
 
 "sum", the last key, is the CRC-32 of the line before this key, continued from the sum of the line before
 (`zlib.crc32(text, before)`, 0 before the first): a line that is changed, lost, doubled or in another place does not fit
-its own sum or that of the next line. A CRC finds damage, not forgery, costs less than a tenth of parsing the line, and
-is continued without reading what is before. Lines without a sum are those of runs before there were sums; they are at
-the beginning of a file, and the first sum after them covers them.
+its own sum or that of the next line. A CRC finds damage, not forgery; it is cheaper than parsing the line, as short as
+a sum can be, and continues from the last line alone. Lines without a sum are those of runs before there were sums; they
+are at the beginning of a file, and the first sum after them covers them.
 
 In a compressed file the lines of a step form one gzip member: it can be cut after any step without being rewritten, and
 zcat can read it. Steps never decrease. What is incomplete at the end of a file is what a kill leaves, and is no line.
