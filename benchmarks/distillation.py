@@ -21,7 +21,7 @@ from benchmarks.seeds.runner import Job, commit_of, jobs, run_all
 from benchmarks.seeds.statistics import Estimate, estimate
 from benchmarks.seeds.table import place
 from scope_jax.errors import UserError
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 from scope_jax.run.stopping import listen
 
 SELF_PLAY, STUDENT = Path("configs/ssp/atlas.toml"), Path("examples/distillation.toml")
@@ -34,7 +34,7 @@ def curve(runs: Sequence[Job]) -> dict[int, Estimate]:
     """Accuracy in per cent by step, over the runs that have it."""
     values: dict[int, list[float]] = {}
     for job in runs:
-        for line in read_lines(job.run / "metrics.jsonl"):
+        for line in list(read_records(job.run / "metrics.jsonl")):
             if line.get(METRIC) is not None:
                 values.setdefault(int(line["step"]), []).append(100 * line[METRIC])
     return {step: each for step in sorted(values) if (each := estimate(values[step])) is not None}

@@ -123,11 +123,12 @@ def trained(run: Path) -> int:
 
 
 def lines(path: Path) -> list[Line]:
-    """The complete lines of a file of JSON Lines; [] if it does not exist."""
+    """The complete lines of a file of JSON Lines without their check sums; [] if it does not exist."""
     if not path.exists():
         return []
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+    whole = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+    return [{key: value for key, value in line.items() if key != "sum"} for line in whole]
 
 
 def contents(run: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.report.progress import Progress
 from scope_jax.run.assemble import Trainer
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import agreed, give_up, signalled
 from scope_jax.run.programs import programs
@@ -109,7 +109,7 @@ def train(
     return {"run": str(run), "steps": steps.done} | used | log.before_after() | stopped
 
 
-def evaluation(steps: Steps, log: RunLog) -> Metrics:
+def evaluation(steps: Steps, log: RunFolder) -> Metrics:
     """Metrics of an evaluation of the current weights, whose answers are recorded."""
     with steps.evaluating():
         metrics, answers = evaluate(steps.world)

@@ -22,7 +22,7 @@ from benchmarks.curves import base, figure, task
 from benchmarks.peers.client import ROOT, environment
 from benchmarks.seeds.table import place
 from scope_jax.errors import UserError, sentence
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 
 PEERS = {  # module and first arguments of each run of a peer, by the peer and by the name of the curve
     "trl": {"TRL": ("benchmarks.curves.trl_run",), "TRL, our completions": ("benchmarks.curves.trl_run", "--ours")},
@@ -53,7 +53,7 @@ def ours(seeds: Sequence[int]) -> Iterator[Curve]:
         run, card = task.FOLDER / "ours" / f"seed-{seed}", Path(__file__).parent / "card.toml"
         words = [sys.executable, "-m", "scope_jax", "train", str(card), "--run", str(run), "--set", f"seed={seed}"]
         subprocess.run(words, cwd=ROOT, stdout=sys.stderr, check=True)
-        records = read_lines(run / "metrics.jsonl")
+        records = list(read_records(run / "metrics.jsonl"))
         curve = {name: [record[key] for record in records if key in record] for name, key in names.items()}
         yield curve | {"versions": {name: version(name) for name in ("scope-jax", "jax")}}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.curves import task
 from benchmarks.peers.client import ROOT
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 
 STEPS, STOP = 4, 2
 CARD = Path(__file__).parent / "card.toml"
@@ -33,7 +33,7 @@ def steps_of(run: Path) -> list[int]:
     """The steps of the file whose prompts were answered, in order."""
     rows = task.read(task.FOLDER / "trained.jsonl")
     steps = {row["question"]: place // task.PROMPTS for place, row in enumerate(rows)}
-    return list(dict.fromkeys(steps[episode["group"]] for episode in read_lines(run / "episodes.jsonl")))
+    return list(dict.fromkeys(steps[episode["group"]] for episode in list(read_records(run / "episodes.jsonl"))))
 
 
 def weights(run: Path) -> bytes:

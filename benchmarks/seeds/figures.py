@@ -17,7 +17,7 @@ from typing import Any
 from scope_jax.games import load_card
 from scope_jax.games.scope.options import options
 from scope_jax.play.rewards import mean
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 from tools.atlas.facts import load_world
 from tools.atlas.questions import chain_question, chains
 from tools.atlas.tasks import Entity, entities
@@ -42,7 +42,7 @@ def ends(values: Values) -> Ends:
 
 def before_after(run: Path, metric: str) -> Ends:
     """(before, after) of one metric of one run; None where the run has no value."""
-    records = read_lines(run / "metrics.jsonl")
+    records = list(read_records(run / "metrics.jsonl"))
     logged = [record[metric] for record in records if record.get(metric) is not None]
     values = DERIVED[metric](run, records) if metric in DERIVED else logged
     return ends(values) if metric.startswith("eval/") else halves(values)
@@ -71,7 +71,7 @@ def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
     iterations = {int(record["step"]): record["iteration"] for record in records if "iteration" in record}
     sources = {entity.row["id"]: entity for entity in entities(load_world()).values()}
     found: dict[float, list[float]] = defaultdict(list)
-    for episode in read_lines(run / "episodes.jsonl"):
+    for episode in list(read_records(run / "episodes.jsonl")):
         text = episode["text"]
         if episode["role"] != "challenger" or episode["trained"] or not text["task"] or text["rejected"]:
             continue
@@ -90,7 +90,7 @@ def right_answers(run: Path, records: Sequence[Mapping[str, Any]], trained: str)
     and whose answer is the right one."""
     truth = {chain_question(chain): chain[-1].value for hops in (1, 2) for chain in chains(load_world(), hops)}
     found: dict[int, dict[tuple[str, ...], bool]] = defaultdict(dict)
-    for number, episode in enumerate(read_lines(run / "episodes.jsonl")):
+    for number, episode in enumerate(list(read_records(run / "episodes.jsonl"))):
         text = episode["text"]
         if episode["role"] == trained and episode["trained"]:
             name = str(number) if trained == "proposer" else episode["group"]  # a pair is attempted several times

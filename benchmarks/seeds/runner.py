@@ -23,7 +23,7 @@ from pathlib import Path
 
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.run.metrics import to_toml
+from scope_jax.run.config_file import to_toml
 
 TRAIN = (sys.executable, "-m", "scope_jax", "train")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")

@@ -132,14 +132,14 @@ def runs(
 
 def _progress(metrics: Path) -> tuple[int, str]:
     """(the last whole line's step, the file's time) of metrics.jsonl; (0, "") if there is none."""
-    from scope_jax.run.records import lines, parsed
+    from scope_jax.run.files import read_records
 
     if not metrics.is_file():
         return 0, ""
     steps = 0
-    with metrics.open("rb") as file, suppress(UserError):  # a damaged line, of which `report` says where it is
-        for place, line in lines(file, metrics):
-            steps = parsed(line, place)["step"]
+    with suppress(UserError):  # a damaged line, of which `report` says where it is
+        for record in read_records(metrics):
+            steps = record["step"]
     return steps, time.strftime("%Y-%m-%d %H:%M", time.localtime(metrics.stat().st_mtime))
 
 

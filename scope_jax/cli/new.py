@@ -79,7 +79,7 @@ def new(
         table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
     if played.starter.options:
         table[played.name] = dict(played.starter.options)
-    from scope_jax.run.metrics import as_toml
+    from scope_jax.run.config_file import as_toml
 
     searches = played.searches(overridden(table, set_ or (), str(card)))
     searched = corpus or (data if played.data[:1] == ("documents",) else None)

@@ -31,7 +31,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write report/index.html in the run folder: curves, episodes. For several runs, a page that compares them."""
-    from scope_jax.run.metrics import torn
+    from scope_jax.run.folder import missing
 
     for run in runs:
         check_local(run)
@@ -60,6 +60,6 @@ def report(
 
         page = write_report(runs[0], to=to)
     for run in runs:
-        for warning in torn(run):
+        for warning in missing(run):
             tell(f"scope-jax: {warning}")
     show({"page": str(page)}, as_json)

@@ -5,7 +5,7 @@
 
 A set that was answered is one gzip member: a line with its metrics, then one per answer (see `ExamSet.records`);
 `place` is the index of the question, from 0. A set may be answered again: the newest answers of a step count. See
-`records` for the file format.
+`run.files` for the file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import writing
-from scope_jax.run import answers
+from scope_jax.run.files import EVALUATIONS, LineWriter, read_records
 from scope_jax.run.processes import writes
-from scope_jax.run.records import COUNT, MEASURES, TABLE, TEXT, TOLD, append_step, check, mend, read_steps, where
+from scope_jax.run.records import Questions, by_question
 
-NAME = "evaluations.jsonl.gz"
-FIELDS = {"set": TEXT, "taken": TEXT}
-METRICS = {"metrics": MEASURES}
-ANSWER = {"place": COUNT, "record": TABLE, "record.measures": MEASURES, "record.text": TOLD}
 Line = dict[str, Any]
 
 
@@ -47,27 +43,16 @@ def keep(
     for record in records:
         place += not record.get("sample")
         lines.append(head | {"place": place, "record": record})
-    path = run / NAME
+    path = run / EVALUATIONS
     with writing(path), path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another `eval` of this run may be writing
-        mend(path)  # after one that was killed, or for which the disk was full
-        append_step(path, lines)
+        LineWriter(path).add(lines)
 
 
 def newest(run: Path) -> Iterator[Line]:
     """The lines of the newest answers to each set at each step, in the order of the file; none if there is no file."""
-    last = {(line["step"], line["set"]): line["taken"] for line in _read(run / NAME)}
-    yield from (line for line in _read(run / NAME) if last[line["step"], line["set"]] == line["taken"])
-
-
-def _read(path: Path) -> Iterator[Line]:
-    """The lines in order, each with "metrics" or with "place" and "record". Raises UserError for any other."""
-    for number, line in enumerate(read_steps(path, FIELDS), 1):
-        record = line.get("record")
-        inside = record.items() if isinstance(record, dict) else ()
-        about = line | {f"record.{name}": value for name, value in inside}
-        check(about, where(number, path), METRICS if "metrics" in line else ANSWER)
-        yield line
+    last = {(line["step"], line["set"]): line["taken"] for line in read_records(run / EVALUATIONS)}
+    yield from (line for line in read_records(run / EVALUATIONS) if last[line["step"], line["set"]] == line["taken"])
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class LastEvaluation:
     """Of the weights."""
     metrics: Mapping[str, float]
     """By name, without the set's."""
-    questions: answers.Questions
+    questions: Questions
     """The measures of its questions."""
 
 
@@ -95,6 +80,5 @@ def last(run: Path) -> dict[str, LastEvaluation]:
             kept = {name: line["record"].get(name) for name in ("question", "sample", "measures")}
             records[line["set"]].append(kept)  # without the text, which may be long
     return {
-        name: LastEvaluation(head["step"], head["metrics"], answers.by_question(records[name]))
-        for name, head in heads.items()
+        name: LastEvaluation(head["step"], head["metrics"], by_question(records[name])) for name, head in heads.items()
     }

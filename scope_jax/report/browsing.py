@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.evaluation import evaluations
-from scope_jax.run import judgements, tokens
+from scope_jax.run.files import EPISODES, EVALUATIONS, JUDGEMENTS, TOKENS, read_records
 from scope_jax.sharding.files import replaced
 
 Record = dict[str, Any]
@@ -30,13 +30,13 @@ CALL = "deliver("  # the beginning of a file with a chunk
 
 def stamp(run: Path) -> str:
     """A name that changes when a run's episodes do; files of the same run with the same sizes have the same bytes."""
-    names = ("episodes.jsonl", judgements.NAME, tokens.NAME, evaluations.NAME)
+    names = (EPISODES, JUDGEMENTS, TOKENS, EVALUATIONS)
     return "-".join(f"{(run / name).stat().st_size if (run / name).is_file() else 0:x}" for name in names)
 
 
 def joined(run: Path, records: Iterable[Record]) -> Iterator[Record]:
     """The records of episodes.jsonl with "place" (index in the step), "judgements" and "rows" (of tokens)."""
-    asked, spelled = _Beside(judgements.read(run / judgements.NAME)), _Beside(tokens.read(run / tokens.NAME))
+    asked, spelled = _Beside(read_records(run / JUDGEMENTS)), _Beside(read_records(run / TOKENS))
     step, place = None, 0
     for record in records:
         step, place = record["step"], place + 1 if record["step"] == step else 0

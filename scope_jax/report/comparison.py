@@ -18,8 +18,9 @@ from scope_jax.play.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
 from scope_jax.report.panels import GENERAL, LEARNING, panels_of, series
-from scope_jax.run import answers
-from scope_jax.run.metrics import flattened
+from scope_jax.run.config_file import flattened
+from scope_jax.run.files import EXAMS, read_records
+from scope_jax.run.records import Questions, last_questions
 
 MOST = len(COLOURS)  # runs, each with its colour
 
@@ -81,7 +82,7 @@ def results(lines: Sequence[Sequence[Mapping[str, Any]]], runs: Sequence[Path]) 
     for own, run in zip(lines, runs, strict=True):
         last = next((line for line in reversed(own) if any(name.startswith("eval/") for name in line)), {"step": 0})
         values = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
-        questions = answers.last(run / answers.NAME)
+        questions = last_questions(read_records(run / EXAMS))
         sets = {name.rpartition("/")[0] for name in values}
         found.append(_measured(values, {name: (last["step"], questions.get(name, {})) for name in sets}))
     return _compared(found)
@@ -97,7 +98,7 @@ def exam_results(runs: Sequence[Path]) -> dict[str, list[MeasureResult]]:
     return _compared(found)
 
 
-def _measured(values: Mapping[str, Any], sets: Mapping[str, tuple[int, answers.Questions]]) -> dict[str, _Measured]:
+def _measured(values: Mapping[str, Any], sets: Mapping[str, tuple[int, Questions]]) -> dict[str, _Measured]:
     """By `<set>/<measure>`; values: also with `<set>/<measure>_se`; sets: step and questions by name of the set."""
     found = {}
     for name in [name for name in values if values.get(f"{name}_se") is not None]:

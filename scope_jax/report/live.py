@@ -20,7 +20,7 @@ from scope_jax.errors import UserError
 from scope_jax.report.page import write_report
 from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.web import Guard
-from scope_jax.run.metrics import records
+from scope_jax.run.files import METRICS, read_records
 
 LOOPBACK = "127.0.0.1"
 PAUSE = 2.0  # seconds between two looks at the run's files
@@ -75,13 +75,13 @@ def watch(run: Path, port: int, tell: Callable[[str], None], hosts: Collection[s
 
 def _state(run: Path) -> tuple[int, int]:
     """Differs when metrics.jsonl has another step, or was cut by a run that resumed."""
-    found = (run / "metrics.jsonl").stat()
+    found = (run / METRICS).stat()
     return found.st_size, found.st_mtime_ns
 
 
 def _wait_for_a_step(run: Path, tell: Callable[[str], None]) -> None:
-    path, told = run / "metrics.jsonl", False
-    while next(records(path), None) is None:
+    path, told = run / METRICS, False
+    while next(read_records(path), None) is None:
         if not told:
             tell(f"{run} has no finished step yet; waiting for the first.")
             told = True

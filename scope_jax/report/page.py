@@ -26,9 +26,9 @@ from scope_jax.report.panels import (
     with_errors,
 )
 from scope_jax.report.settings import Settings
-from scope_jax.run import records as run_records
 from scope_jax.run import signs as limits
-from scope_jax.run.metrics import read_lines, records, torn
+from scope_jax.run.files import EPISODES, METRICS, read_records
+from scope_jax.run.folder import missing
 from scope_jax.run.signs import Signs
 from scope_jax.run.watch import IdleRoles, watch_of
 from scope_jax.sharding.files import replaced
@@ -141,7 +141,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
     idle = IdleRoles(lines)
     browser = browsing.Episodes(folder, browsing.stamp(run))
-    whole = browsing.joined(run, records(run / "episodes.jsonl", run_records.episode))
+    whole = browsing.joined(run, read_records(run / EPISODES))
     chosen = examples(browser.collect(settings.collect(idle.collect(whole))))
     episodes, (evaluated, answers) = len(browser), browsing.answered(run)
     for _ in browser.collect(answers):
@@ -180,7 +180,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             panels=[panel.title for panel in panels],
             scores=_scores(panels[0], lines),
             last=lines[-1],
-            told=[*torn(run), *filter(None, [watch_of(cfg, lines).reason]), *idle.sentences],
+            told=[*missing(run), *filter(None, [watch_of(cfg, lines).reason]), *idle.sentences],
             examples=chosen,
             config=(run / "config.toml").read_text(encoding="utf-8"),
         )
@@ -197,7 +197,7 @@ def opened(run: Path) -> tuple[Config, list[dict[str, Any]]]:
         raise FileNotFoundError(
             f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
         )
-    lines = read_lines(run / "metrics.jsonl", run_records.metrics)
+    lines = list(read_records(run / METRICS))
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
     return load_data(run / "config.toml"), lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from scope_jax.games import GAMES
 from scope_jax.play.collapse import REJECTED
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Panel
-from scope_jax.run.metrics import PANELS
+from scope_jax.run.files import read_json
+from scope_jax.run.folder import PANELS
 from scope_jax.run.signs import FARTHEST
 
 GENERAL = (ACCURACY, REWARD, GRADIENT)
@@ -40,7 +40,9 @@ def panels_of(run: Path, system: str) -> Sequence[Panel]:
     file = run / PANELS
     if not file.is_file():
         return GENERAL
-    return [Panel(**{**panel, "names": tuple(panel["names"])}) for panel in json.loads(file.read_text("utf-8"))]
+    recorded = read_json(file, "remove it: the report then has the charts that all games have")
+    panels = recorded["panels"] if isinstance(recorded, dict) else recorded  # a list in earlier versions
+    return [Panel(**{**panel, "names": tuple(panel["names"])}) for panel in panels]
 
 
 def depth_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:

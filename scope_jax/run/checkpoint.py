@@ -44,7 +44,8 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint: `states` by policy name, the memory, and meta = {"step", "seed", "fingerprint", "layout"}."""
+    """One checkpoint: `states` by policy name, the memory, and meta = {"step", "seed", "fingerprint", "layout",
+    "base", "files"}; files: how far those of the run go."""
 
     step: int
     states: dict[str, Any]

@@ -42,7 +42,8 @@ from scope_jax.run.checkpoint import (
     reference_of,
     without_references,
 )
-from scope_jax.run.metrics import fingerprint
+from scope_jax.run.config_file import fingerprint
+from scope_jax.run.lines import Extents
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import by_one, together, writes
 
@@ -109,11 +110,21 @@ class Checkpoints:
     """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
     mirror: of a run on object storage; gets every checkpoint as soon as it is complete. base: checksum of the base of
-    adapters, whose states are nothing without it; None for whole weights.
+    adapters, whose states are nothing without it; None for whole weights. extents: how far the run's files go, which
+    every checkpoint records.
     """
 
-    def __init__(self, folder: Path, cfg: Config, mirror: Mirror | None = None, base: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cfg: Config,
+        mirror: Mirror | None = None,
+        base: str | None = None,
+        extents: Callable[[], Extents] = dict,
+    ) -> None:
         self.folder = folder.absolute()
+        self.at_resume: Extents = {}  # how far the files went at the checkpoint that was resumed from, if it says so
+        self._extents = extents
         self._mirror = mirror
         self.keep = cfg.train.keep
         self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT, "base": base}
@@ -161,7 +172,7 @@ class Checkpoints:
         parts = ocp.args.Composite(
             states=ocp.args.PyTreeSave(dict(states)),
             memory=ocp.args.JsonSave(memory),
-            meta=ocp.args.JsonSave({"step": step, **self.meta, **beside}),
+            meta=ocp.args.JsonSave({"step": step, **self.meta, **beside, "files": dict(self._extents())}),
         )
         if new and self._reference is not None:
             arrays = ocp.args.Composite(states=ocp.args.PyTreeSave(references))
@@ -229,6 +240,7 @@ class Checkpoints:
         if saved.meta["fingerprint"] != self.meta["fingerprint"]:
             raise CheckpointError(f"the checkpoint {folder} was written with another config; use another run folder.")
         check_base(saved, self.meta["base"], self._base)
+        self.at_resume = saved.meta.get("files", {})
         self._reference = saved.meta.get("reference")
         self._frozen = [] if self._reference is None else jax.tree.leaves(without_references(saved.states)[1])
         return saved

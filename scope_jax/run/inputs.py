@@ -1,6 +1,7 @@
 """The files that a run reads, with their checksums: <run>/inputs.json.
 
-    {"data.answers": {"path": "data/answers.jsonl", "bytes": 52312, "sha256": "9f86d0…", "seen": [mtime, ctime, inode]}}
+    {"data.answers": {"path": "data/answers.jsonl", "bytes": 52312, "sha256": "9f86d0…", "seen": [mtime, ctime, inode]},
+     "sum": "5f1d08c2"}
 
 The card and the seed determine a run only if the files are the same, too. So a run that goes on compares them and names
 the ones that have changed. By key of the card, and file in a folder: data, prompts, corpora, what describes a model
@@ -23,7 +24,10 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.config.base import PACKAGE, paths
 from scope_jax.games import GAMES
-from scope_jax.run.metrics import RunError, begun, flattened, is_free
+from scope_jax.run.config_file import flattened, is_free
+from scope_jax.run.files import RunError, read_json, write_json
+from scope_jax.run.folder import begun
+from scope_jax.run.lines import DamagedFile
 from scope_jax.sharding.files import replaced
 
 PARTS = ("", "models", "rollouts", "retrieval", "sharding")
@@ -86,7 +90,7 @@ class Inputs:
         later = {name: entry for name, entry in self._known.items() if name not in found and _may_appear(name)}
         self._known = dict(sorted((later | found).items()))
         with replaced(self._run / NAME) as partial:
-            partial.write_text(json.dumps(self._known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(partial, self._known)
 
 
 def _may_appear(name: str) -> bool:
@@ -213,13 +217,12 @@ def _sha256(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Entry]:
-    """The recorded inputs, {} of a run that has recorded none. Raises RunError for a damaged file."""
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        if all(isinstance(entry[key], kind) for entry in entries.values() for key, kind in KINDS.items()):
-            return entries
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        pass
-    raise RunError(f"{path} is damaged; remove it to go on without comparing the run's data with those it began with.")
+    """The recorded inputs, {} of a run that has recorded none. Raises DamagedFile."""
+    remedy = "remove it to go on without comparing the run's data with those it began with"
+    entries = read_json(path, remedy) if path.is_file() else {}
+    tables = entries.values() if isinstance(entries, dict) else [None]
+    if not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(k), t) for k, t in KINDS.items()) for entry in tables
+    ):
+        raise DamagedFile(f"{path} is damaged; {remedy}.")
+    return entries

@@ -19,7 +19,8 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card
 from scope_jax.run.checkpoint import CheckpointError, checkpoints_in, locate
-from scope_jax.run.metrics import begun, differing
+from scope_jax.run.config_file import differing
+from scope_jax.run.folder import begun
 from scope_jax.run.processes import by_one
 
 LOOSE = {"init": "kaiming", "base_dtype": "bfloat16"}  # keys of [model.adapter] in which two runs may differ

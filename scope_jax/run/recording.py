@@ -4,7 +4,7 @@ A resumed run plays the interrupted step from its beginning: tokens come out as 
 of the seed comes from the record. Lines are written as answers come, by each process into its own file:
 
     <run>/calls/<process>.jsonl     of steps that are not complete, or without a checkpoint
-    <run>/tool_calls.jsonl.gz       of complete steps, see `records` for the format
+    <run>/tool_calls.jsonl.gz       of complete steps
 
     {"step": 3, "role": "solver", "rollout": "5", "sample": 0, "agent": "solver", "number": 2, "turn": 1,
      "tool": "python", "arguments": {"code": "print(1)"}, "text": "1", "status": "ok", "seconds": 0.02}
@@ -17,23 +17,21 @@ computed for all: a verdict, a judge's reply, a result of `Tools.each` and `Tool
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from scope_jax.errors import UserError, writing
+from scope_jax.errors import UserError
 from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.types import ToolResult
-from scope_jax.run import records
+from scope_jax.run.files import CALLS, TOOL_CALLS, LineWriter, read_records
+from scope_jax.run.lines import Extent, Extents
 from scope_jax.run.processes import divided, together, writes
 from scope_jax.sharding import distributed
 from scope_jax.text.plain_data import whole_texts
 
-NAME = "tool_calls.jsonl.gz"
-FOLDER = "calls"
 Line = dict[str, Any]
 
 
@@ -45,8 +43,8 @@ class Recording:
         self.step = 0  # that answers without a step of their own belong to, see `begin`
         self.closed = False  # nothing but the record answers
         self._tell = tell
-        self._run: Path | None = None
-        self._file: TextIO | None = None
+        self._file: LineWriter | None = None  # of this process
+        self._complete: LineWriter | None = None
         self._lock = threading.Lock()
         self._new: list[Line] = []  # of this process, of steps that are not complete
         self._calls: dict[tuple[Any, ...], list[Line]] = {}  # of earlier processes, by step, role, rollout, sample
@@ -55,29 +53,34 @@ class Recording:
         self._differed = False
 
     # ----------------------------------------------------------------------------------------------- files of the run
-    def open(self, run: Path, done: int) -> None:
-        """From now on everything is recorded in `run`, a run with `done` steps; what was recorded after them stands."""
-        own = run / FOLDER / f"{distributed.index()}.jsonl"
+    def open(self, run: Path, done: int, extents: Extents | None = None) -> None:
+        """From now on everything is recorded in `run`, a run with `done` steps; what was recorded after them stands.
+
+        extents: of the run's files at its checkpoint, if they are known. Raises DamagedFile.
+        """
+        own = LineWriter(run / CALLS / f"{distributed.index()}.jsonl")
         first = done + 1 if done else 0
         lines = _unique(line for part in together(lambda: _lines(run, first)) for line in part)
         self._take(lines)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        left = own.with_suffix(".new")
-        mine = lines if writes() else []  # process 0 keeps them all, before the others forget theirs
-        with writing(left):
-            left.write_text("".join(map(_written, mine)), encoding="utf-8")
-        together(lambda: os.replace(left, own) if writes() else None)
+        mine = lines if writes() else []
+        together(lambda: own.restart(mine) if writes() else None)  # process 0 keeps all, before others forget theirs
         if not writes():
-            os.replace(left, own)
-        else:
-            for path in (run / FOLDER).glob("*.jsonl"):
+            own.restart([])
+        self._complete = LineWriter(run / TOOL_CALLS)
+        if writes():
+            for path in (run / CALLS).glob("*.jsonl"):
                 if int(path.stem) >= distributed.count():
                     path.unlink()
-            if (run / NAME).is_file():
-                records.cut_steps(run / NAME, done or None)
-        self._run, self._file = run, own.open("a", encoding="utf-8")
+            pair = (extents or {}).get(TOOL_CALLS)
+            if said := self._complete.cut(done or None, None if pair is None else Extent(*pair)):
+                self._tell(said)
+        self._file = own
         self._new = mine
         self.begin(done)
+
+    def extents(self) -> dict[str, list[int]]:
+        """How far the file of complete steps goes, as `folder.RunFolder.extents`."""
+        return {TOOL_CALLS: self._complete.extent.plain()} if self._complete is not None and writes() else {}
 
     def replay(self, run: Path, step: int) -> None:
         """Answers the calls of a step from the record of a run alone."""
@@ -89,7 +92,7 @@ class Recording:
         """Ends recording; what is asked later is not recorded."""
         if self._file is not None:
             self._file.close()
-            self._file = self._run = None
+            self._file = None
 
     def begin(self, step: int) -> None:
         """The following answers are those of this step; 0: of the initial evaluation."""
@@ -97,26 +100,19 @@ class Recording:
 
     def complete(self, step: int) -> None:
         """The steps up to this one are complete: their lines go into the compressed file."""
-        if self._run is None:
+        if self._file is None or self._complete is None:
             return
-        path = self._run / NAME
         lines = [line for part in together(lambda: [one for one in self._new if one["step"] <= step]) for line in part]
         if writes():
             by_step: dict[int, list[Line]] = {}
             for line in lines:
                 by_step.setdefault(line["step"], []).append(line)
             for number in sorted(by_step):
-                records.append_step(path, sorted(by_step[number], key=_order))
+                self._complete.add(sorted(by_step[number], key=_order))
         together(lambda: None)  # the lines are there before any process forgets its own
         with self._lock:
             self._new = [line for line in self._new if line["step"] > step]
-            assert self._file is not None
-            with writing(Path(self._file.name)):
-                self._file.seek(0)
-                self._file.truncate()
-                for line in self._new:
-                    self._file.write(_written(line))
-                self._file.flush()
+            self._file.restart(self._new)
         for known in [number for number in self._answers if number < step]:
             del self._answers[known]
         self._times = {place: count for place, count in self._times.items() if place[0] >= step}
@@ -136,10 +132,9 @@ class Recording:
         """Records lines; returns when a killed process would not lose them. In any thread."""
         if self._file is None or not lines:
             return
-        with self._lock, writing(Path(self._file.name)):
+        with self._lock:
             self._new += lines
-            self._file.write("".join(map(_written, lines)))
-            self._file.flush()
+            self._file.add(lines)
 
     # ----------------------------------------------------------------------------------------------------- what is kept
     def calls(self, step: int | None, role: str, rollout: str, sample: int) -> RolloutRecord:
@@ -224,11 +219,6 @@ def _key(item: Any) -> str:
     return whole(json.dumps(item, sort_keys=True, ensure_ascii=False))
 
 
-def _written(line: Line) -> str:
-    """A line of a file; half characters, which no file holds, are U+FFFD."""
-    return whole(json.dumps(line, ensure_ascii=False)) + "\n"
-
-
 def _order(line: Line) -> tuple[Any, ...]:
     return tuple(str(line.get(name, "")) for name in ("role", "rollout", "sample", "agent")) + (
         line.get("number", 0),
@@ -248,12 +238,6 @@ PLACE = ("step", "role", "rollout", "sample", "agent", "number", "name", "item",
 
 
 def _lines(run: Path, first: int) -> list[Line]:
-    """The recorded lines of the steps from `first` on, in this process's view of a run's folder. An incomplete end of a
-    file, as after a kill, is left out."""
-    lines = [line for line in records.read_steps(run / NAME) if line["step"] >= first]
-    for path in sorted((run / FOLDER).glob("*.jsonl")):
-        with path.open("rb") as file:
-            for place, text in records.lines(file, path):
-                if text.endswith(b"\n"):
-                    lines.append(records.parsed(text, place))
-    return [line for line in lines if line["step"] >= first]
+    """The recorded lines of the steps from `first` on, in this process's view of a run's folder."""
+    paths = (run / TOOL_CALLS, *sorted((run / CALLS).glob("*.jsonl")))
+    return [line for path in paths for line in read_records(path) if line["step"] >= first]

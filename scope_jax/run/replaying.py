@@ -10,9 +10,11 @@ from pathlib import Path
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.play.game import play_step
-from scope_jax.run import checkpoint, records
+from scope_jax.run import checkpoint
 from scope_jax.run.assemble import assemble
-from scope_jax.run.metrics import record_of
+from scope_jax.run.files import EPISODES, read_records
+from scope_jax.run.lines import Record
+from scope_jax.run.records import episode_record
 
 PLAYED = (
     "role",
@@ -69,18 +71,17 @@ def replay(cfg: Config, run: Path, step: int, say: Callable[[str], None]) -> Rep
     world.sampler.publish(states)
     world.recording.replay(run, step)
     episodes, _, _ = play_step(world.game, cfg, world.tools(step - 1), memory["game"], step - 1)
-    after = [json.loads(json.dumps(record_of(step, episode))) for episode in episodes]
+    after = [json.loads(json.dumps(episode_record(step, episode))) for episode in episodes]
     pairs = range(max(len(before), len(after)))
     return Replay(step, len(before), tuple(i for i in pairs if _played(before, i) != _played(after, i)))
 
 
-def _played(episodes: list[records.Record], place: int) -> list[object] | None:
+def _played(episodes: list[Record], place: int) -> list[object] | None:
     return [episodes[place].get(name) for name in PLAYED] if place < len(episodes) else None
 
 
-def _episodes(run: Path) -> list[records.Record]:
-    path = run / "episodes.jsonl"
+def _episodes(run: Path) -> list[Record]:
+    path = run / EPISODES
     if not path.is_file():
         raise UserError(f"{run} is not a run with episodes; give the folder of one.")
-    with path.open("rb") as file:
-        return [records.episode(line, place) for place, line in records.lines(file, path)]
+    return list(read_records(path))

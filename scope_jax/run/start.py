@@ -18,9 +18,10 @@ from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, load
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import fetched
+from scope_jax.run.files import METRICS, read_records
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.indexing import Part
 from scope_jax.run.inputs import Inputs
-from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.origin import OriginError, check_game, with_origin
 from scope_jax.run.performance import Instruments
@@ -44,7 +45,7 @@ def start(
     accept_inputs: bool = False,
     before: Callable[[Config], None] = lambda cfg: None,
     follow: Callable[[Callable[[], str]], None] = lambda status: None,
-) -> tuple[Steps, RunLog, RunEnd]:
+) -> tuple[Steps, RunFolder, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
 
     say, part: as `tell`, `part` of `assemble`; follow: is given what says what is going on, once there is one; the
@@ -52,14 +53,17 @@ def start(
     """
     keep_programs(cfg.train.compilation_cache)
     cfg = with_origin(cfg, run)
-    log = RunLog(run, cfg)
+    log = RunFolder(run, cfg)
     card, cfg = cfg, fetched(cfg, say)
     inputs = Inputs(run, card, cfg)
     by_one(lambda: inputs.check(accept_inputs, say))
     for key, folder in paths(cfg):
         if key.endswith(".prompts"):
             templates.hold(folder)  # a step of this run has the prompts that were compared
-    checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
+    base = by_one(lambda: base_digest(cfg))
+    checkpoints = Checkpoints(
+        run / "checkpoints", card, mirror, base, extents=lambda: log.extents() | world.recording.extents()
+    )
     before(cfg)
     say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, part, say)
@@ -75,14 +79,14 @@ def start(
         log.check_begun(position.done)
     if mirror is not None:
         by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
-    if gone := log.rewind(position.done if resumed else None):
-        say(gone)
-    world.recording.open(run, position.done)
+    for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
+        say(sentence)
+    world.recording.open(run, position.done, checkpoints.at_resume)
     end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
     say(_beginning(cfg, run, position.done, resumed, bool(end)))
     last = position.done if end else world.game.total_steps(cfg)
     instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
-    signs = Signs(by_one(lambda: Signs.after(records(run / "metrics.jsonl")).state))
+    signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
     return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
 
 
@@ -103,7 +107,7 @@ def _watch(cfg: Config, run: Path) -> Watch:
     """The card's rules after the records of the run, which process 0 reads."""
 
     def counted() -> tuple[tuple[int, ...], frozenset[str]]:
-        watch = watch_of(cfg, records(run / "metrics.jsonl"))
+        watch = watch_of(cfg, read_records(run / METRICS))
         return watch.counts, watch.seen
 
     return Watch(cfg.train.watch, *by_one(counted))

@@ -1,10 +1,19 @@
-"""Reads TOML files that users write."""
+"""Reads TOML files that users write, and those that a run writes, with a check sum in their first line."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
+
+_SUM = re.compile(rb"# CRC-32 of the lines below: ([0-9a-f]{8})\n")
+
+
+def with_sum(text: str) -> str:
+    """The text of a file with a check sum, which `tables` compares."""
+    return f"# CRC-32 of the lines below: {zlib.crc32(text.encode()):08x}\n{text}"
 
 
 def tables(path: Path) -> dict[str, Any]:
@@ -12,8 +21,15 @@ def tables(path: Path) -> dict[str, Any]:
 
     Raises ValueError with a clause that says what is wrong, and OSError for a file that cannot be opened.
     """
+    content = path.read_bytes()
+    match = _SUM.match(content)
+    if match and int(match[1], 16) != zlib.crc32(content[match.end() :]):
+        raise ValueError(
+            "it is not as scope-jax wrote it (the check sum in its first line differs); put it back, or if you have "
+            "edited it remove that line"
+        )
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"not UTF-8 (byte {error.start + 1} is 0x{error.object[error.start]:02x}); save the file as UTF-8"

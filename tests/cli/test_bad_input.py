@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
 from scope_jax.games import load_card
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 CARD = """
@@ -89,7 +89,7 @@ def test_what_an_unknown_key_may_mean(card: Path, tmp_path: Path, key: str, said
 
 
 def test_a_run_of_another_game_is_told_by_the_game(card: Path, tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", load_card(card))
+    log = RunFolder(tmp_path / "run", load_card(card))
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
     text = refused(run("train", "spice/atlas", "--run", tmp_path / "run"))
@@ -186,7 +186,7 @@ def test_foreign_run_folder(card: Path, tmp_path: Path) -> None:
 
 
 def test_run_folder_of_another_config(card: Path, tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", load_card(card))
+    log = RunFolder(tmp_path / "run", load_card(card))
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
     text = refused(run("train", card, "--run", tmp_path / "run", "--set", "seed=3"))

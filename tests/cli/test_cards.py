@@ -20,7 +20,7 @@ from scope_jax.cli import app
 from scope_jax.cli.output import console
 from scope_jax.config import CardError
 from scope_jax.games import GAMES, load_card
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 from scope_jax.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_one_bad_file_does_not_end_a_list(tmp_path: Path) -> None:
     assert [Path(one["card"]).name for one in found] == ["good.toml", "latin.toml"] and "UTF-8" in found[1]["needs"][0]
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
     for name, line in (("a", '{"x": 1}'), ("b", "[1]"), ("c", "")):
-        RunLog(tmp_path / name, cfg).metrics(1, {"solver/reward": 0.5})
+        RunFolder(tmp_path / name, cfg).metrics(1, {"solver/reward": 0.5})
         with (tmp_path / name / "metrics.jsonl").open("a") as file:
             file.write(line and line + "\n")
     assert [one["steps"] for one in json.loads(invoke("runs", tmp_path, "--json").stdout)] == [1, 1, 1]
@@ -266,7 +266,7 @@ def test_a_new_card_and_its_files_can_be_moved_together(tmp_path: Path, monkeypa
 def test_runs_lists_what_is_done(tmp_path: Path) -> None:
     cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
     for step in (1, 2):
-        RunLog(tmp_path / "a", cfg).metrics(step, {"solver/reward": 0.5})
+        RunFolder(tmp_path / "a", cfg).metrics(step, {"solver/reward": 0.5})
     (tmp_path / "a" / "metrics.jsonl").open("a").write('{"step": 3, "sol')
     (found,) = json.loads(invoke("runs", tmp_path, "--json").stdout)
     assert (found["run"], found["game"], found["steps"], found["of"]) == (str(tmp_path / "a"), "ssp", 2, 8)

@@ -15,7 +15,7 @@ from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.games import parse_config
 from scope_jax.play.rewards import mean
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TABLE = {
@@ -39,7 +39,7 @@ def test_help_names_every_command_without_starting_jax() -> None:
 
 
 def test_report_prints_the_page(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "card"))
     log.metrics(0, {"eval/held-out/accuracy": 0.5})
     log.metrics(1, {"solver/reward": 0.25})
     result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--json"])
@@ -51,7 +51,7 @@ def test_report_prints_the_page(tmp_path: Path) -> None:
 
 def test_report_ignores_an_incomplete_last_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    RunLog(run, parse_config(TABLE, "card")).metrics(1, {"solver/reward": 0.25})
+    RunFolder(run, parse_config(TABLE, "card")).metrics(1, {"solver/reward": 0.25})
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 2, "solver/rew')
     (run / "episodes.jsonl").write_text('{"step": 1, "role": "sol')

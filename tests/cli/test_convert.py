@@ -21,7 +21,7 @@ from scope_jax.models import weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.assemble import assemble_learner
 from scope_jax.run.checkpoint_writer import Checkpoints
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 from scope_jax.sharding.rules import TRAIN
 
 BASE = Path("assets/atlas/ssp/base")  # stored in bfloat16
@@ -100,7 +100,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, base: dict[str, Any]) -> Path:
     """A run folder whose newest checkpoint, step 7, holds the base weights plus one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     cfg = load_card(Path("configs/ssp/atlas.toml"), ())
-    RunLog(folder, cfg).close()
+    RunFolder(folder, cfg).close()
     checkpoints = Checkpoints(folder / "checkpoints", cfg)
     trained = jax.tree.map(lambda x: x.astype(jnp.float32) + 1, base)
     checkpoints.save(7, {"actor": {"params": trained, "step": jnp.zeros((), jnp.int32)}}, {})

@@ -16,7 +16,7 @@ from scope_jax.data.schemas import Kind
 from scope_jax.games import load_card
 from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.retrieval.rows import DataError
-from scope_jax.run.metrics import to_toml
+from scope_jax.run.config_file import to_toml
 from tests.data.files import every_format, hub, jsonl, source
 
 ROWS: dict[Kind, list[dict[str, Any]]] = {

@@ -15,7 +15,7 @@ from scope_jax.games import load_card
 from scope_jax.models.weights import load, load_config
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 from tests.equivalence.test_families import VOCAB, torch_logits, torch_model
 
 torch = pytest.importorskip("torch")
@@ -76,7 +76,7 @@ def test_a_run_of_such_a_model(source, tmp_path):
         Path("configs/ssp/atlas.toml"), (f"model.checkpoint={folder}", "model.tokenizer=assets/atlas/ssp/base")
     )
     run, out = tmp_path / "run", tmp_path / "out"
-    RunLog(run, card).close()
+    RunFolder(run, card).close()
     trained = jax.tree.map(lambda x: x + 1, load(folder)[1])
     checkpoints = Checkpoints(run / "checkpoints", card)
     checkpoints.save(3, {"actor": {"params": trained, "step": jnp.zeros((), jnp.int32)}}, {})

@@ -28,11 +28,11 @@ from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.types import Rollouts
-from scope_jax.run import records
 from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.files import EVALUATIONS, read_records
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.sampler import Sampler, with_one_reference
 from scope_jax.run.world import World
 
@@ -76,7 +76,7 @@ def refused(*words: object) -> str:
 
 def write_run(folder: Path, cfg: Config, shift: float) -> None:
     """A run with one checkpoint, whose policies differ slightly from the base and from each other."""
-    log = RunLog(folder, cfg)
+    log = RunFolder(folder, cfg)
     trainer = assemble(cfg, folder)
     states, memory, _ = trainer.start(None)
     for place, name in enumerate(states, 1):
@@ -148,7 +148,7 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
     assert {name: len(set(found)) for name, found in sampled_weights.items()} == {"solver": 1, BASE: 1}
     head, *kept = evaluations.newest(runs / "one")  # the answers of the second evaluation of step 1
     assert {f"eval/held_out/{name}": value for name, value in head["metrics"].items()} == first["metrics"]
-    assert len(kept) == len(list(records.read_steps(runs / "one" / evaluations.NAME))) // 2 - 1 > 0
+    assert len(kept) == len(list(read_records(runs / "one" / EVALUATIONS))) // 2 - 1 > 0
     assert all(line["record"]["text"]["turns"] and line["step"] == 1 for line in kept)
 
 

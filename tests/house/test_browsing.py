@@ -22,8 +22,9 @@ from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import browsing
 from scope_jax.report.page import TEMPLATES, write_report
-from scope_jax.run import tokens
-from scope_jax.run.metrics import RunLog, records
+from scope_jax.run.files import read_records
+from scope_jax.run.folder import RunFolder
+from scope_jax.run.records import pieces
 
 TABLE = {
     "system": "ssp",
@@ -67,7 +68,7 @@ def spell(id: int) -> bytes:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "<b>run"
-    log = RunLog(folder, parse_config(TABLE, "test card"))
+    log = RunFolder(folder, parse_config(TABLE, "test card"))
     log.token_bytes = spell
     for step in (1, 2):
         log.episodes(step, [hostile(number) for number in range(4)])
@@ -133,20 +134,20 @@ def test_chunks_of_a_large_run_are_files_of_its_newest_report(tmp_path: Path, mo
 
 
 def test_judgements_and_tokens_join_their_episodes(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
     log.token_bytes = lambda id: b"ab"[:id]
-    quiet = Episode("solver", "actor", "g", (), 0.0, text={"setting": "x"})
+    quiet = Episode("solver", "actor", "g", (), 0.0, text={})
     for step in (1, 2, 3):
         log.episodes(step, [quiet, hostile(step), quiet, hostile(0)][: 2 * step])
     log.rewind(2)
-    found = list(browsing.joined(tmp_path / "run", records(tmp_path / "run" / "episodes.jsonl")))
+    found = list(browsing.joined(tmp_path / "run", read_records(tmp_path / "run" / "episodes.jsonl")))
     assert [(e["step"], e["place"], len(e["judgements"]), len(e["rows"])) for e in found] == [
         (1, 0, 0, 0), (1, 1, 1, 1), (2, 0, 0, 0), (2, 1, 1, 1), (2, 2, 0, 0), (2, 3, 1, 1),
     ]  # fmt: skip
     assert found[1]["rows"] == [{"pieces": ["ab", "ab"], "logprobs": [-0.12, -3.0]}]
     datum = replace(hostile(0).datums[0], entropies_T=np.array([0, 0.456, 1.25], np.float32))
     log.episodes(4, [replace(quiet, datums=(datum,))])
-    *_, last = browsing.joined(tmp_path / "run", records(tmp_path / "run" / "episodes.jsonl"))
+    *_, last = browsing.joined(tmp_path / "run", read_records(tmp_path / "run" / "episodes.jsonl"))
     assert last["rows"] == [{"pieces": ["ab", "ab"], "logprobs": [-0.12, -3.0], "entropies": [0.46, 1.25]}]
     assert found[3]["judgements"][0]["replies"][0]["text"] == HOSTILE[2]
 
@@ -187,9 +188,9 @@ def test_answers_to_exams_are_in_the_browser_and_their_means_on_the_page(run: Pa
 
 def test_a_character_of_several_tokens_belongs_to_the_last_one() -> None:
     encoded = "né€".encode()
-    assert tokens.pieces([encoded[:2], encoded[2:4], encoded[4:], b"!"]) == ["n", "é", "€", "!"]
-    assert tokens.pieces([b"a", b"\xff", b"b\xe2"]) == ["a", "\ufffd", "b\ufffd"]
-    assert tokens.pieces([]) == []
+    assert pieces([encoded[:2], encoded[2:4], encoded[4:], b"!"]) == ["n", "é", "€", "!"]
+    assert pieces([b"a", b"\xff", b"b\xe2"]) == ["a", "\ufffd", "b\ufffd"]
+    assert pieces([]) == []
 
 
 class Page(HTMLParser):

@@ -22,8 +22,9 @@ from scope_jax.report.comparison import MeasureResult, differences, exam_results
 from scope_jax.report.curves import draw, draw_together
 from scope_jax.report.page import replace_page
 from scope_jax.report.panels import GENERAL
-from scope_jax.run import answers
-from scope_jax.run.metrics import RunLog, read_lines
+from scope_jax.run.files import EXAMS, read_records
+from scope_jax.run.folder import RunFolder
+from scope_jax.run.records import last_questions
 
 TABLE: dict[str, Any] = {
     "system": "ssp",
@@ -48,7 +49,7 @@ def asked(prefix: str, *marks: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def made(folder: Path, seed: int, before: Marks, after: Marks, prefix: str = "") -> Path:
-    log = RunLog(folder, parse_config(TABLE | {"seed": seed}, "test card"))
+    log = RunFolder(folder, parse_config(TABLE | {"seed": seed}, "test card"))
     for step, marks in ((0, before), (3, after)):
         log.exams(step, {"held-out": asked(prefix, *marks)})
         values = [sum(own) / len(own) for own in marks]
@@ -68,22 +69,32 @@ def runs(tmp_path: Path) -> list[Path]:
 
 
 def test_measures_of_questions_are_recorded_and_rewound(runs: list[Path]) -> None:
-    path = runs[0] / answers.NAME
-    assert [values["accuracy"] for values in answers.last(path)["held-out"].values()] == [0.5, 0.0, 1.0, 0.5]
-    RunLog(runs[0], parse_config(TABLE, "test card")).rewind(2)
-    assert {line["step"] for line in answers.read(path)} == {0}
-    assert [values["accuracy"] for values in answers.last(path)["held-out"].values()] == [1.0, 0.5, 1.0, 0.5]
-    assert answers.last(path.with_name("none")) == {}
+    path = runs[0] / EXAMS
+    assert [values["accuracy"] for values in last_questions(read_records(path))["held-out"].values()] == [
+        0.5,
+        0.0,
+        1.0,
+        0.5,
+    ]
+    RunFolder(runs[0], parse_config(TABLE, "test card")).rewind(2)
+    assert {line["step"] for line in read_records(path)} == {0}
+    assert [values["accuracy"] for values in last_questions(read_records(path))["held-out"].values()] == [
+        1.0,
+        0.5,
+        1.0,
+        0.5,
+    ]
+    assert last_questions([]) == {}
 
 
 def test_differences_are_paired_by_question(runs: list[Path]) -> None:
     """By hand: differences 1/2, 1/2, 0, 0, with mean 1/4 and a standard error of √(4/16/3/4)."""
-    lines = [read_lines(run / "metrics.jsonl") for run in runs]
+    lines = [list(read_records(run / "metrics.jsonl")) for run in runs]
     first, second = results(lines, runs)["held-out/accuracy"]
     assert (first.value, first.difference) == (0.5, None)
     assert second.value == 0.75 and second.difference == 0.25 and second.pairs == 4
     assert second.difference_error == pytest.approx(math.sqrt(4 / 16 / 3 / 4))
-    (runs[0] / answers.NAME).unlink()
+    (runs[0] / EXAMS).unlink()
     _, apart = results(lines, runs)["held-out/accuracy"]
     assert apart.error is not None and first.error is not None
     assert apart == MeasureResult(0.75, second.error, 3, 0.25, math.hypot(first.error, apart.error), 0)
@@ -91,7 +102,7 @@ def test_differences_are_paired_by_question(runs: list[Path]) -> None:
 
 def test_other_questions_are_no_pairs(runs: list[Path], tmp_path: Path) -> None:
     paths = [runs[0], made(tmp_path / "c", 2, A, B, prefix="another ")]
-    found = results([read_lines(run / "metrics.jsonl") for run in paths], paths)["held-out/accuracy"][1]
+    found = results([list(read_records(run / "metrics.jsonl")) for run in paths], paths)["held-out/accuracy"][1]
     assert found.pairs == 0 and found.difference == 0.25
 
 
@@ -186,7 +197,7 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
 
     def write(run: Path, live: bool) -> Path:
         (run / "report").mkdir(exist_ok=True)
-        (run / "report" / "index.html").write_text(f"{live} {len(read_lines(run / 'metrics.jsonl'))}")
+        (run / "report" / "index.html").write_text(f"{live} {len(list(read_records(run / 'metrics.jsonl')))}")
         return run
 
     def steps() -> None:
@@ -221,7 +232,7 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(live, "write_report", write)
     monkeypatch.setattr(live.time, "sleep", pause)
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
     thread = threading.Thread(target=steps)
     thread.start()
     live.watch(tmp_path / "run", 0, told.append)

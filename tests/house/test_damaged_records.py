@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 import shutil
 import socket
@@ -27,8 +28,9 @@ from scope_jax.games import GAMES, parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import live
 from scope_jax.report.panels import series
-from scope_jax.run import answers, judgements, records, tokens
-from scope_jax.run.metrics import RunLog
+from scope_jax.run import lines as run_lines
+from scope_jax.run.files import EVALUATIONS, EXAMS, JUDGEMENTS, TOKENS, LineWriter, read_records
+from scope_jax.run.folder import RunFolder
 
 TABLE = {
     "system": "ssp",
@@ -39,14 +41,14 @@ TABLE = {
     "log": {"tokens": True},
     "ssp": {"grader": "exact-match"},
 }
-PACKED = (judgements.NAME, tokens.NAME, answers.NAME, evaluations.NAME)
+PACKED = (JUDGEMENTS, TOKENS, EXAMS, EVALUATIONS)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of three steps with all files of records, two lines each step."""
     folder = tmp_path / "run"
-    log = RunLog(folder, parse_config(TABLE, "test card"))
+    log = RunFolder(folder, parse_config(TABLE, "test card"))
     log.token_bytes = lambda id: b"x"
     datum = Datum(np.arange(3), np.array([False, True, True]), np.zeros(3, np.float32))
     text = {"prompt": "Play.", "turns": [{"kind": "sampled", "text": "Tarn"}], "rejected": ""}
@@ -73,8 +75,10 @@ def written(path: Path, lines: list[str]) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
+    """The lines without their sums, as in a run of before there were sums: what they hold is all that is known."""
     data = path.read_bytes()
-    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
+    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
+    return [re.sub(', "sum": "[0-9a-f]{8}"}$', "}", line) for line in lines]
 
 
 def deep(name: str) -> Callable[[dict[str, Any]], str]:
@@ -114,9 +118,9 @@ DAMAGE: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "huge": other("parts", {"a": 10**400}),
         "tokens": other("tokens", None),
     },
-    judgements.NAME: {"no replies": less("replies"), "replies": other("replies", [1]), "episode": less("episode")},
-    tokens.NAME: {"rows": less("rows"), "episode": other("episode", -1)},
-    evaluations.NAME: {"set": less("set"), "metrics": other("metrics", [1]), "taken": other("taken", {})},
+    JUDGEMENTS: {"no replies": less("replies"), "replies": other("replies", [1]), "episode": less("episode")},
+    TOKENS: {"rows": less("rows"), "episode": other("episode", -1)},
+    EVALUATIONS: {"set": less("set"), "metrics": other("metrics", [1]), "taken": other("taken", {})},
 }
 CASES = [(name, kind) for name, kinds in DAMAGE.items() for kind in (*ANY, *kinds)]
 
@@ -137,13 +141,13 @@ MEASURES |= {"null": other("measures", {"a": None})}
 
 @pytest.mark.parametrize("kind", [*ANY, *MEASURES])
 def test_a_damaged_line_ends_a_comparison(kind: str, run: Path, tmp_path: Path) -> None:
-    lines = lines_of(run / answers.NAME)
+    lines = lines_of(run / EXAMS)
     lines[2] = (ANY | MEASURES)[kind](json.loads(lines[2]))
-    written(run / answers.NAME, lines)
+    written(run / EXAMS, lines)
     shutil.copytree(run, tmp_path / "other")
     found = report(run, tmp_path / "other")
     assert found.exit_code == 2, (found.output, found.exception)
-    assert f"line 3 of {run / answers.NAME}" in " ".join(found.stderr.split())
+    assert f"line 3 of {run / EXAMS}" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize("value", [1e100, -1e101, 1.7e308, -1.7e308, 5e-324, float("nan"), float("inf"), None, 10**300])
@@ -169,7 +173,7 @@ def test_any_number_can_be_drawn(value: float | None, run: Path, recwarn: pytest
 
 def test_a_line_may_not_fill_the_memory(run: Path) -> None:
     """A few MB of gzip may stand for any number of GB."""
-    with gzip.open(run / tokens.NAME, "wb", compresslevel=1) as file:
+    with gzip.open(run / TOKENS, "wb", compresslevel=1) as file:
         file.write(b'{"step": 1, "episode": 0, "rows": ["')
         for _ in range(300):
             file.write(b" " * (1 << 20))
@@ -185,26 +189,25 @@ def test_a_line_may_not_fill_the_memory(run: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
     )
     assert found.returncode == 2, found.stderr
-    assert f"line 1 of {run / tokens.NAME} is longer than 64 MiB" in found.stderr
+    assert f"line 1 of {run / TOKENS} is longer than 64 MiB" in found.stderr
 
 
 def test_a_step_larger_than_what_is_kept_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LONGEST_LINE", 100)
-    path = tmp_path / "x.jsonl.gz"
+    monkeypatch.setattr(run_lines, "LONGEST_LINE", 100)
+    path = tmp_path / TOKENS
     for step in range(4):
-        records.append_step(path, [{"step": step, "n": n} for n in range(50)])
-    assert [(line["step"], line["n"]) for line in records.read_steps(path)] == [
-        (s, n) for s in range(4) for n in range(50)
-    ]
+        LineWriter(path).add({"step": step, "episode": n, "rows": []} for n in range(50))
+    every = [(step, n) for step in range(4) for n in range(50)]
+    assert [(line["step"], line["episode"]) for line in read_records(path)] == every
     whole = path.read_bytes()
     for cut in range(1, 60):
         path.write_bytes(whole[:-cut])
-        assert [line["step"] for line in records.read_steps(path)] == [0] * 50 + [1] * 50 + [2] * 50
-    records.cut_steps(path, 1)
-    assert {line["step"] for line in records.read_steps(path)} == {0, 1}
-    records.append_step(path, [{"step": 5, "text": "x" * 200}])
-    with pytest.raises(UserError, match=r"line 101 of .*x\.jsonl\.gz is longer"):
-        list(records.read_steps(path))
+        assert [line["step"] for line in read_records(path)] == [0] * 50 + [1] * 50 + [2] * 50
+    LineWriter(path).cut(1)
+    assert {line["step"] for line in read_records(path)} == {0, 1}
+    LineWriter(path).add([{"step": 5, "episode": 0, "rows": ["x" * 200]}])
+    with pytest.raises(UserError, match=rf"line 101 of .*{TOKENS} is longer"):
+        list(read_records(path))
 
 
 def test_runs_lists_a_run_with_any_line(run: Path) -> None:

@@ -17,12 +17,11 @@ from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.evaluation import evaluations
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.run import records
 from scope_jax.run.checkpoint import fault, steps
 from scope_jax.run.checkpoint_writer import Checkpoints
+from scope_jax.run.files import EVALUATIONS, JUDGEMENTS, LineWriter, read_records
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.indexing import open_or_build_index
-from scope_jax.run.judgements import NAME
-from scope_jax.run.metrics import RunLog, read_lines
 from tests.house.test_checkpoint import WANTED, card, same, state, targets
 from tests.train import runs
 
@@ -42,9 +41,9 @@ def no_file_larger_than(limit: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl", NAME])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl", JUDGEMENTS])
 def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", card())
+    log = RunFolder(tmp_path / "run", card())
     (tmp_path / "run" / name).symlink_to(FULL)
     judged = (Judgement("grader", "", (Reply("x"),), None),)
 
@@ -57,7 +56,7 @@ def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> 
     (tmp_path / "run" / name).unlink()
     log.rewind(0)
     write()
-    assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+    assert list(read_records(tmp_path / "run" / "metrics.jsonl")) == [{"step": 1, "loss": 0.5}]
 
 
 def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(tmp_path: Path) -> None:
@@ -66,26 +65,30 @@ def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(t
         {"question": "".join(random.choices("abcdefgh", k=400)), "measures": {"accuracy": 1.0}, "text": {}}
         for _ in range(9)
     ]
-    place = tmp_path / evaluations.NAME
+    place = tmp_path / EVALUATIONS
 
     def keep(step: int) -> None:
         evaluations.keep(tmp_path, step, "held_out", answers, {"eval/held_out/accuracy": step / 10})
 
     keep(1)
-    with no_file_larger_than(place.stat().st_size + 500), pytest.raises(UserError, match=evaluations.NAME):
+    with no_file_larger_than(place.stat().st_size + 500), pytest.raises(UserError, match=EVALUATIONS):
         keep(2)
     keep(2)
-    with place.open("ab") as file:
-        file.write(place.read_bytes()[:300])
+    before = place.stat().st_size
     keep(3)
-    assert {line["step"] for line in records.read_steps(place)} == {1, 2, 3}
+    os.truncate(place, before + 300)  # killed while it wrote
+    keep(3)
+    assert {line["step"] for line in read_records(place)} == {1, 2, 3}
     assert evaluations.last(tmp_path)["held_out"].metrics == {"accuracy": 0.3}
     whole = place.read_bytes()
     place.write_bytes(whole[:40] + bytes([whole[40] ^ 8]) + whole[41:])
-    with pytest.raises(UserError, match=r"is damaged after byte 0; move it away, or keep"):
+    with pytest.raises(
+        UserError,
+        match=r"line 1 of .*, or one of the same step, is damaged and cannot be unpacked; put the file back, or move",
+    ):
         keep(4)  # nothing of what could still be saved is removed
     assert place.stat().st_size == len(whole)
-    records.cut_steps(place, None)
+    LineWriter(place).cut(None)
     assert place.stat().st_size == 0
 
 
@@ -177,6 +180,6 @@ def test_a_run_on_a_full_disk_gives_one_message_and_resumes_with_more_space(tmp_
         assert steps(disk / "run" / "checkpoints") == [1]
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
         runs.finish(command)
-        assert [record["step"] for record in read_lines(disk / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+        assert [record["step"] for record in list(read_records(disk / "run" / "metrics.jsonl"))] == [1, 2, 3, 4]
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -28,7 +28,8 @@ from scope_jax.report.panels import collapse_panels, depth_panels, series, with_
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run import watch
-from scope_jax.run.metrics import RunLog, read_lines, records
+from scope_jax.run.files import read_records
+from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TABLE = {
@@ -55,7 +56,7 @@ def episode(role: str, reward: float, turns: int = 3) -> Episode:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "demo"
-    log = RunLog(folder, parse_config(TABLE, "test card"))
+    log = RunFolder(folder, parse_config(TABLE, "test card"))
     rng = np.random.default_rng(0)
     log.metrics(0, {"eval/held-out/accuracy": 0.125, "eval/held-out/searches": 0.4})
     for step in range(1, 41):
@@ -143,7 +144,7 @@ def test_smoothing_is_a_moving_average() -> None:
 
 def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "report" / "curves.png"
-    draw(read_lines(run / "metrics.jsonl"), GAMES["ssp"].panels, picture)
+    draw(list(read_records(run / "metrics.jsonl")), GAMES["ssp"].panels, picture)
     pixels = imread(picture)
     assert pixels.shape[:2] == (1395, 1500)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not a blank image
@@ -171,7 +172,7 @@ def test_logarithmic_axes_have_plain_numbers() -> None:
 
 
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
-    RunLog(tmp_path / "begun", parse_config(TABLE, "test card")).close()
+    RunFolder(tmp_path / "begun", parse_config(TABLE, "test card")).close()
     with pytest.raises(FileNotFoundError, match=r"no metrics.jsonl with a finished step"):
         write_report(tmp_path / "begun")
     with pytest.raises(FileNotFoundError, match=r"is not a run folder"):
@@ -194,13 +195,14 @@ def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
 
 def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None:
     chosen = [
-        (e["step"], e["role"], e["reward"], len(e["text"]["turns"])) for e in examples(records(run / "episodes.jsonl"))
+        (e["step"], e["role"], e["reward"], len(e["text"]["turns"]))
+        for e in examples(read_records(run / "episodes.jsonl"))
     ]
     assert chosen == [
         (40, "proposer", 0.5, 3), (40, "solver", 1.0, 3), (40, "solver", 0.0, 1),
         (1, "proposer", 0.5, 3), (1, "solver", 1.0, 3), (1, "solver", 0.0, 1),
     ]  # fmt: skip
-    assert examples(records(run / "none.jsonl")) == []
+    assert examples(read_records(run / "none.jsonl")) == []
     equal = [{"step": 1, "role": "solver", "reward": 0.0, "text": {"turns": [{}] * turns}} for turns in (1, 3, 2, 3)]
     assert [len(record["text"]["turns"]) for record in examples(equal)] == [3, 3]
 
@@ -247,7 +249,7 @@ def test_a_cosine_that_has_ended_is_a_sentence() -> None:
 
 
 def test_the_report_counts_steps_that_teach_nothing(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
     for step in range(1, 10):
         values = (0.0, 0.0) if step != 4 else (0.0, 1.0)
         others = [outcome("proposer", "p", value) for value in (values if step == 2 else (0.25, 0.5))]
@@ -264,7 +266,7 @@ def test_the_report_counts_steps_that_teach_nothing(tmp_path: Path) -> None:
 
 def test_the_report_knows_roles_that_learn_from_a_teacher_or_from_credits(tmp_path: Path) -> None:
     """All rewards are 0: of a role with a teacher, of one with credits in the second step, and of one with neither."""
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
     for step in (1, 2):
         credit_T = np.array([9.0, -0.5 if step == 2 else 0.0], np.float32)  # the first token is not sampled
         row = Datum(np.zeros(2, np.int32), np.array([False, True]), np.zeros(2, np.float32), credit_T=credit_T)
@@ -376,7 +378,7 @@ def setting(name: str, value: dict[str, Any], **fields: Any) -> Episode:
 
 def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> None:
     """The initial setting, a failed attempt before the first step, a change after step 1, an invalid one after 2."""
-    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
     said = {
         1: [
             setting("harness", HARNESS, by="card", since=0),
@@ -393,7 +395,7 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
         log.episodes(step, [episode("solver", 0.5), *episodes])
         log.metrics(step, collapsing(step))
     rows = Settings()
-    assert len(list(rows.collect(records(tmp_path / "run" / "episodes.jsonl")))) == 9
+    assert len(list(rows.collect(read_records(tmp_path / "run" / "episodes.jsonl")))) == 9
     assert [(row.at, row.by, row.changes, row.problem) for row in rows.rows["harness"]] == [
         (0, "card", (), ""),
         (0, "endpoint", (), "is <down>"),
@@ -409,7 +411,7 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
         r"solver/identical_pairs <span .*\n *<td class=\"n\">5.0 %</td>\n *<td class=\"n\">15.0 %</td>", page
     )
     assert re.search(r"solver/response_tokens <span .*\n.*>195 <span class=\"faint\">± 3</span></td>", page)
-    shown = [e["role"] for e in examples(records(tmp_path / "run" / "episodes.jsonl"))]
+    shown = [e["role"] for e in examples(read_records(tmp_path / "run" / "episodes.jsonl"))]
     assert shown == ["solver", "solver"]  # settings are not shown as episodes
 
 
@@ -441,7 +443,7 @@ def test_progress_on_a_terminal_draws_bars() -> None:
 
 def test_the_page_says_why_a_run_was_stopped(tmp_path: Path) -> None:
     rule = {"metric": "solver/reward", "below": 0.1, "steps": 2}
-    log = RunLog(tmp_path / "run", parse_config(TABLE | {"train": TABLE["train"] | {"watch": [rule]}}, "test card"))
+    log = RunFolder(tmp_path / "run", parse_config(TABLE | {"train": TABLE["train"] | {"watch": [rule]}}, "test card"))
     said = "solver/reward was below 0.1 (or not finite) in 2 consecutive steps."
     for step in (1, 2):
         log.episodes(step, [episode("solver", 0.0)])

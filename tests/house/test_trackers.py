@@ -15,7 +15,8 @@ import pytest
 from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
 from scope_jax.games import parse_config
-from scope_jax.run.metrics import RunLog, read_lines
+from scope_jax.run.files import read_records
+from scope_jax.run.folder import RunFolder
 
 TABLE: dict[str, Any] = {
     "system": "ssp",
@@ -37,14 +38,14 @@ def card(*trackers: str, **log: Any) -> Config:
 def interrupted(run: Path, cfg: Config) -> None:
     """A run that is killed after step 3, and resumed from its checkpoint of step 2."""
     for first, last in ((0, 3), (3, 4)):
-        log = RunLog(run, cfg)
+        log = RunFolder(run, cfg)
         log.rewind(2 if first else None)
         if not first:
             log.metrics(0, {"eval/a/accuracy": 0.25})
         for step in range(max(first, 1), last + 1):
             log.metrics(step, {"solver/reward": step / 8, "solver/entropy": 2.0, "solver/loss": float("nan")})
         log.close()
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in list(read_records(run / "metrics.jsonl"))] == [0, 1, 2, 3, 4]
 
 
 def test_tensorboard_has_every_step_once(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_trackio_has_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_missing_library_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(UserError, match='names "trackio", but the Python package trackio is not installed; run pip'):
-        RunLog(tmp_path / "run", card("trackio"))
+        RunFolder(tmp_path / "run", card("trackio"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(CardError, match=r"`log.trackers.0`.* must be 'tensorboard', 'wandb' or 'trackio'"):
         card("mlflow")

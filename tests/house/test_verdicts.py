@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.run import records
-from scope_jax.run.recording import FOLDER, NAME, Recording
+from scope_jax.run.files import CALLS, TOOL_CALLS, read_records
+from scope_jax.run.recording import Recording
 
 ONE, TWO, THREE = ["1.0", ["1"]], ["2", ["1"]], ["3", ["1"]]
 
@@ -28,9 +27,8 @@ class Counting:
 
 
 def lines(run: Path) -> list[tuple[int, Any, Any]]:
-    plain = "".join(path.read_text() for path in (run / FOLDER).glob("*.jsonl"))
-    both = [*records.read_steps(run / NAME), *map(json.loads, plain.splitlines())]
-    return [(line["step"], line["item"], line["value"]) for line in both]
+    paths = (run / TOOL_CALLS, *(run / CALLS).glob("*.jsonl"))
+    return [(line["step"], line["item"], line["value"]) for path in paths for line in read_records(path)]
 
 
 def test_a_resumed_run_gets_the_recorded_verdicts(tmp_path: Path) -> None:
@@ -43,7 +41,7 @@ def test_a_resumed_run_gets_the_recorded_verdicts(tmp_path: Path) -> None:
     recording.begin(2)
     recording.answers(None, "math", [ONE], first)
     assert first.asked == [ONE, TWO, ONE]  # once a step
-    with (tmp_path / FOLDER / "0.jsonl").open("a") as file:
+    with (tmp_path / CALLS / "0.jsonl").open("a") as file:
         file.write('{"step": 2, "name": "ma')  # as after a kill
 
     second = Counting("equal")

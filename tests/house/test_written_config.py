@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scope_jax.config import CardError, Config
 from scope_jax.games import GAMES, load_card, parse_config
-from scope_jax.run.metrics import differing, fingerprint, to_toml
+from scope_jax.run.config_file import differing, fingerprint, to_toml
 from tests.house.test_bounds import nodes
 
 SCHEMA = Config.model_json_schema()

@@ -33,7 +33,7 @@ from scope_jax.play.roles import judge_role
 from scope_jax.play.step import Step
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
-from scope_jax.run import judgements
+from scope_jax.run.records import judgement_records
 from scope_jax.run.world import StepTools
 from scope_jax.serving import talk
 from scope_jax.serving.assemble import Served
@@ -141,11 +141,10 @@ def test_an_answer_judged_by_a_cut_reply_is_not_right():
     assert [reply.cut for reply in grades.judgements[1][0].replies] == ["length", "length"]
 
 
-def test_a_record_says_that_a_reply_was_cut(tmp_path: Path):
+def test_a_record_says_that_a_reply_was_cut():
     judged = Judgement("grader", "", (Reply("Corr", cut="length"), Reply("Correct")), True)
-    judgements.append(tmp_path / judgements.NAME, 1, [Episode("solver", "a", "g", (), 0.0, judgements=(judged,))])
-    (line,) = judgements.read(tmp_path / judgements.NAME)
-    assert line["replies"] == [{"text": "Corr", "refused": "", "cut": "length"}, {"text": "Correct", "refused": ""}]
+    (line,) = judgement_records(1, [Episode("solver", "a", "g", (), 0.0, judgements=(judged,))])
+    assert line["replies"] == ({"text": "Corr", "refused": "", "cut": "length"}, {"text": "Correct", "refused": ""})
 
 
 # -------------------------------------------------------------------------------------------------------------- exams

@@ -21,7 +21,8 @@ from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import NOTHING_FOUND, SearchTool
-from scope_jax.run import judgements
+from scope_jax.run.files import JUDGEMENTS, LineWriter, read_records
+from scope_jax.run.records import judgement_records
 from scope_jax.text import dialects
 from tests.games.harness import sampled_turn, search_responder
 from tests.judge.endpoint import endpoint
@@ -45,8 +46,8 @@ def test_a_judges_reply_can_be_recorded_and_sent_on(tmp_path: Path) -> None:
     clean = "<answer>a\ufffd b\ufffd</answer>"
     assert reply == Reply(clean) and seen[1]["messages"][0]["content"] == clean
     episode = Episode("solver", "actor", "g", (), 0.0, judgements=(Judgement("grader", "q", (reply,), True),))
-    judgements.append(tmp_path / "j.jsonl.gz", 1, [episode])
-    (line,) = judgements.read(tmp_path / "j.jsonl.gz")
+    LineWriter(tmp_path / JUDGEMENTS).add(judgement_records(1, [episode]))
+    (line,) = read_records(tmp_path / JUDGEMENTS)
     assert line["replies"][0]["text"] == clean
 
 

@@ -13,7 +13,7 @@ from scope_jax.games import load_card, scope
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import asking, grading, judge_client
-from scope_jax.run.metrics import to_toml
+from scope_jax.run.config_file import to_toml
 from tests.games.harness import card as ssp_card
 from tests.games.scope_world import card as scope_card
 from tests.judge.endpoint import Answer, chat, endpoint

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from scope_jax.run import checkpoint, judgements
-from scope_jax.run.metrics import read_lines
+from scope_jax.run import checkpoint
+from scope_jax.run.files import JUDGEMENTS, read_records
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds for anything to happen
@@ -91,7 +91,7 @@ def kill_when(command: Sequence[str], moment: Callable[[], bool]) -> None:
 # ------------------------------------------------------------------------------------------------------------ folders
 def lines(run: Path, name: str) -> list[dict[str, Any]]:
     """Records of a file without the figures of the clock and the machine, which differ between runs."""
-    records = read_lines(run / name)
+    records = list(read_records(run / name))
     return [{key: v for key, v in record.items() if not key.startswith(("time/", "perf/"))} for record in records]
 
 
@@ -135,7 +135,7 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
 
 def judged(run: Path) -> bytes:
     """The judges' replies as saved on disk; empty if there were no requests."""
-    path = run / judgements.NAME
+    path = run / JUDGEMENTS
     return path.read_bytes() if path.is_file() else b""
 
 

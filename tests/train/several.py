@@ -28,8 +28,9 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
+from scope_jax.run.files import CALLS
 from scope_jax.run.processes import together, writes
-from scope_jax.run.recording import FOLDER, Recording
+from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools
 from scope_jax.sharding import distributed, signing
 from tests.flags import fake_devices
@@ -83,12 +84,12 @@ def killed(write: Callable[..., Any], lines: int) -> Callable[..., Any]:
 def filled(begin: Callable[..., Any], lines: Sequence[Any]) -> Callable[..., Any]:
     """`Recording.open` of a run that finds these lines."""
 
-    def opening(self: Recording, run: Path, done: int) -> None:
+    def opening(self: Recording, run: Path, done: int, *extents: Any) -> None:
         if writes():
-            (run / FOLDER).mkdir()
-            (run / FOLDER / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (run / CALLS).mkdir()
+            (run / CALLS / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         together(lambda: None)
-        begin(self, run, done)
+        begin(self, run, done, *extents)
 
     return opening
 

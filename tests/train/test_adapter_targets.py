@@ -17,7 +17,7 @@ from scope_jax.games import load_card
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import assemble
 from scope_jax.run.checkpoint_writer import Checkpoints
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.folder import RunFolder
 from tests.evaluation.test_weights import SETS
 from tests.serving.test_api import user
 from tests.serving.test_commands import process
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow  # several engines are compiled
 def write_run(folder: Path, seed: int) -> None:
     """A run with one checkpoint, whose adapters are random."""
     cfg = load_card(CARD, (*SETS, *ADAPTER))
-    log, rng = RunLog(folder, cfg), np.random.default_rng(seed)
+    log, rng = RunFolder(folder, cfg), np.random.default_rng(seed)
     trainer = assemble(cfg, folder)
     states, memory, _ = trainer.start(None)
     for name, state in states.items():

@@ -28,7 +28,8 @@ from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint
 from scope_jax.run.checkpoint import CheckpointError
 from scope_jax.run.checkpoint_writer import Checkpoints
-from scope_jax.run.metrics import RunError, RunLog
+from scope_jax.run.files import RunError
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.start import OriginError, with_origin
 from tests.train import runs
 
@@ -183,7 +184,7 @@ def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, 
 def fabricated(run: Path, card: str, *sets: str) -> Path:
     """A run folder with checkpoints of steps 2 and 4, of policies that have one small weight."""
     cfg = load_card(CARDS / card, ("train.keep=9", *sets))
-    RunLog(run, cfg).close()
+    RunFolder(run, cfg).close()
     checkpoints = Checkpoints(run / "checkpoints", cfg)
     game = GAMES[cfg.system]
     states = {name: {"params": {"w": jnp.zeros(3)}} for name in game.policies(cfg)}
@@ -203,7 +204,7 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     newest = str(other / "checkpoints" / "4-iteration-1")
     assert settled(other) == settled(f"{other}@4") == settled(f"{other}@iteration-1") == settled(newest) == newest
     assert settled(f"{other}@2") == str(other / "checkpoints" / "2")
-    log = RunLog(tmp_path / "branch", load_card(CARDS / "scope" / "atlas.toml", [f"train.origin={newest}"]))
+    log = RunFolder(tmp_path / "branch", load_card(CARDS / "scope" / "atlas.toml", [f"train.origin={newest}"]))
     log.close()
     for again in ("", f"train.origin={other}", f"train.origin={other}@4", f"train.origin={other}@iteration-1"):
         cfg = load_card(CARDS / "scope" / "atlas.toml", [again] if again else [])
@@ -233,12 +234,12 @@ def test_an_origin_in_the_checkout_stays_the_same_while_its_run_goes_on(
     other = fabricated(tmp_path / "runs" / "other", "ssp/atlas.toml")
     cfg = load_card(CARDS / "ssp" / "atlas.toml", ["train.origin=runs/other"])
     branch = tmp_path / "runs" / "branch"
-    log = RunLog(branch, with_origin(cfg, branch))
+    log = RunFolder(branch, with_origin(cfg, branch))
     log.metrics(5, {"solver/reward": 0.5})
     log.close()
     assert 'origin = "runs/other/checkpoints/4-iteration-1"' in (branch / "config.toml").read_text().splitlines()
     shutil.copytree(other / "checkpoints" / "4-iteration-1", other / "checkpoints" / "6")
-    RunLog(branch, with_origin(cfg, branch)).close()
+    RunFolder(branch, with_origin(cfg, branch)).close()
 
 
 def test_an_origin_that_cannot_be_used_gives_one_clear_error(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from scope_jax.config import Config
 from scope_jax.config.base import prompts_of
 from scope_jax.games import parse_config
 from scope_jax.run import inputs
+from scope_jax.run.config_file import to_toml
+from scope_jax.run.files import RunError
 from scope_jax.run.inputs import NAME, Inputs
-from scope_jax.run.metrics import RunError, to_toml
+from scope_jax.run.lines import DamagedFile
 
 FILES = {
     "answers.jsonl": '{"answer": "Paris"}\n',
@@ -250,7 +252,7 @@ def test_python_files_of_a_game_are_inputs(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"path": "x"}}', "[" * 9000, "\xff"])
 def test_a_damaged_record_is_one_sentence(text: str, world: World) -> None:
     (world.run / NAME).write_bytes(text.encode("latin-1"))
-    with pytest.raises(RunError, match=r"inputs\.json is damaged; remove it"):
+    with pytest.raises(DamagedFile, match=r"inputs\.json is damaged; remove it"):
         world.check()
 
 

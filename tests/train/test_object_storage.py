@@ -23,7 +23,8 @@ from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.checkpoint import steps
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import Store, fetch, fetched
-from scope_jax.run.metrics import RunError, RunLog
+from scope_jax.run.files import RunError
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.mirror import Mirror, run_folder
 from tests.train import runs
 from tests.train.buckets import Buckets
@@ -222,7 +223,7 @@ class Session:
         self.mirror = Mirror(url, spool)
         self.mirror.pull(self.said.append)
         self.folder = self.mirror.folder
-        self.log = RunLog(self.folder, cfg)
+        self.log = RunFolder(self.folder, cfg)
         self.mirror.claim()
         self.checkpoints = Checkpoints(self.folder / "checkpoints", cfg, self.mirror)
 
@@ -414,7 +415,7 @@ def test_a_start_that_is_refused_leaves_the_running_process_alone(buckets: Bucke
         pytest.raises(RunError, match=r"different values of train\.batch_size"),
         run_folder(url, tmp_path / "two", quiet) as (folder, _),
     ):
-        RunLog(folder, card(batch_size=7))
+        RunFolder(folder, card(batch_size=7))
     assert buckets.names("bucket") == written
     with run_folder(url, tmp_path / "three", quiet) as (_, late):
         assert late is not None

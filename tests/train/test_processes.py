@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.run import recording, records
+from scope_jax.run.files import TOOL_CALLS, read_records
 from tests.train import runs
 
 COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
@@ -130,7 +130,7 @@ def test_a_grader_that_runs_out_of_time_on_one_process_gives_all_the_same_reward
 
 def verdicts(run: Path) -> list[dict[str, Any]]:
     """What the run has recorded of graders of mathematical answers."""
-    return [line for line in records.read_steps(run / recording.NAME) if line.get("name") == "math"]
+    return [line for line in read_records(run / TOOL_CALLS) if line.get("name") == "math"]
 
 
 @pytest.mark.slow

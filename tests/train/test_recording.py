@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.run import records
-from scope_jax.run.recording import FOLDER, NAME
+from scope_jax.run.files import CALLS, TOOL_CALLS, LineWriter, read_records
 from tests.train.runs import several as run
 from tests.user_game import test_user_game
 
@@ -53,13 +52,12 @@ def log(folder: Path, name: str) -> str:
 
 
 def record(run: Path) -> list[dict[str, Any]]:
-    return [*records.read_steps(run / NAME)]
+    return [*read_records(run / TOOL_CALLS)]
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
     """The lines that are not in the compressed file yet."""
-    text = "".join(path.read_text() for path in (run / FOLDER).glob("*.jsonl"))
-    return [json.loads(line) for line in text.splitlines()]
+    return [line for path in (run / CALLS).glob("*.jsonl") for line in read_records(path)]
 
 
 def place(line: dict[str, Any]) -> str:
@@ -69,8 +67,7 @@ def place(line: dict[str, Any]) -> str:
 
 def outcome(folder: Path, name: str) -> list[Any]:
     """Episodes and metrics without times."""
-    episodes = [json.loads(line) for line in (folder / name / "episodes.jsonl").read_text().splitlines()]
-    metrics = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    episodes, metrics = (list(read_records(folder / name / f"{kind}.jsonl")) for kind in ("episodes", "metrics"))
     kept = ("step", "games/length", "games/coin", "first/loss", "second/loss", "first+second/loss")
     return [episodes, [{key: line[key] for key in kept if key in line} for line in metrics]]
 
@@ -122,12 +119,12 @@ def test_a_step_is_played_again_with_its_tools_off(folder: Path) -> None:
     result = cli("replay", str(folder / "seen"), "--step", "2")
     assert result.exit_code == 0 and "all the same" in result.stdout, result.output
     episodes = folder / "seen" / "episodes.jsonl"
-    first, *others = episodes.read_text().splitlines()
-    changed = json.loads(first)
-    episodes.write_text("\n".join([json.dumps(changed | {"reward": 1 - changed["reward"]}), *others]) + "\n")
+    first, *others = read_records(episodes)
+    episodes.unlink()
+    LineWriter(episodes).add([first | {"reward": 1 - first["reward"]}, *others])
     result = cli("replay", str(folder / "seen"), "--step", "1", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout)["different"] == [0]
-    records.cut_steps(folder / "seen" / NAME, 1)
+    LineWriter(folder / "seen" / TOOL_CALLS).cut(1)
     for step, sentence in (("2", "is not in the record"), ("3", "has no episodes of step 3")):
         result = cli("replay", str(folder / "seen"), "--step", step)
         assert result.exit_code == 2 and sentence in " ".join(result.stderr.split()), result.output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 from scope_jax.run.performance import NAMES, PHASES
 from tests.train import runs
 
@@ -46,7 +46,7 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     assert result(second, cache)["programs_compiled"] == 0
     runs.same(first, second)  # a loaded program gives the same bits, and a trace changes none
 
-    lines = read_lines(second / "metrics.jsonl")
+    lines = list(read_records(second / "metrics.jsonl"))
     assert all(line["perf/programs_compiled"] == 0 for line in lines)
     assert lines[0]["perf/programs_loaded"] > 10
     unmeasured = {"perf/mfu", "perf/device_memory_peak_gib"}  # of a CPU

@@ -14,7 +14,7 @@ from scope_jax.cli import app
 from scope_jax.games import game_of, load_card
 from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import play_step
-from scope_jax.run.metrics import read_lines
+from scope_jax.run.files import read_records
 from tests.games.harness import ScriptedTools
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_the_commands_of_the_tutorial_run(here: Path) -> None:
     for line in lines:
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, result.output
-    steps = read_lines(here / "runs/consensus/metrics.jsonl")
+    steps = list(read_records(here / "runs/consensus/metrics.jsonl"))
     assert [line["step"] for line in steps] == [0, 1, 2, 3, 4]
     assert "solver/grad_norm" in steps[1] and "eval/held_out/accuracy_se" in steps[0]
     page = (here / "runs/consensus/report/index.html").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from scope_jax.play.game import check_played, play_step
 from scope_jax.play.step import Played
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
-from scope_jax.run.metrics import to_toml
+from scope_jax.run.config_file import to_toml
 from scope_jax.run.watch import roles_without_update
 from scope_jax.serving.assemble import card_of
 from scope_jax.sharding.spec import init_params
