@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.games import GAMES, parse_config
-from scope_jax.games.scope.options import ScopeSection, options
+from scope_jax.games import parse_config
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
-from scope_jax.play.step import Memory, Step
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Mode
 from scope_jax.rollouts.types import Completion
@@ -159,10 +157,3 @@ def card(*, seed: int = 0, protocol: str = "raw", **scope: Any) -> Config:
         "scope": small | scope,
     }
     return parse_config(table, "the test's card")
-
-
-def step_of(cfg: Config, memory: Memory | None = None, tools: World | None = None) -> Step[ScopeSection]:
-    """The first step of a run, or one after this memory."""
-    game = GAMES["scope"]
-    roles = {role.name: role for role in game.roles(cfg)}
-    return Step(cfg, options(cfg), roles, tools or world(), memory or game.start(cfg), 0)

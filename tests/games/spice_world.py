@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.games import GAMES, parse_config
-from scope_jax.games.spice.options import SpiceSection
-from scope_jax.play.step import Step
+from scope_jax.games import parse_config
 from tests.games.harness import ScriptedTools, TurnContext
 
 DOCUMENTS = [{"id": name.lower(), "title": "", "text": f"On {name}."} for name in ("Aare", "Bern", "Cusco")]
@@ -72,10 +70,3 @@ class Plan:
 
 def world(plan: Any = None, **changes: Any) -> ScriptedTools:
     return ScriptedTools(plan or Plan(), data=changes.pop("data", DOCUMENTS), **changes)
-
-
-def step_of(cfg: Config, tools: ScriptedTools | None = None) -> Step[SpiceSection]:
-    """The first step of a run."""
-    game = GAMES["spice"]
-    roles = {role.name: role for role in game.roles(cfg)}
-    return Step(cfg, cfg.options(SpiceSection), roles, tools or world(), game.start(cfg), 0)

@@ -118,6 +118,15 @@ def test_prompts_use_the_dialect_and_fill_every_variable(protocol: str):
     assert not any(templates.variables(text) for text in texts if protocol != "qwen3")
 
 
+def test_the_policies_of_a_card_are_known_without_its_prompts(tmp_path: Path):
+    """As for the weights of a run whose prompts are elsewhere."""
+    cfg = card(prompts=str(tmp_path / "gone"))
+    assert scope.GAME.policies(cfg) == ("challenger", "solver")
+    assert scope.GAME.exam_of(cfg).role.agent.policy == "solver"
+    with pytest.raises(templates.PromptError, match=r"challenger\.txt: the prompt file does not exist"):
+        scope.GAME.check_prompts(cfg)
+
+
 @pytest.mark.parametrize("kind", ScopeSection().task_types)
 def test_every_type_of_task_has_a_description(kind: str):
     text = messages.for_challenger(card(), TaskOrder(0, "k", "d", kind, 1)).user

@@ -10,10 +10,11 @@ from scope_jax.evaluation.metrics import means
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope import rules
 from scope_jax.play import prompting, rubrics
+from scope_jax.play.game import step_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.rubrics import score_of
 from tests.games.harness import TurnContext, plain, play_step, run_exam
-from tests.games.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, step_of, world
+from tests.games.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world
 from tests.judge.endpoint import chat, endpoint
 
 JOBS = ("gates", "rubric_writer", "grader")
@@ -151,7 +152,7 @@ def test_equal_requests_are_sent_once_and_unparseable_replies_are_retried_once()
         return "<score>0</score>"
 
     cfg = card()
-    step = step_of(cfg, tools=world(Plan(judge=judge)))
+    step = step_of(scope.GAME, cfg, world(Plan(judge=judge)), scope.GAME.start(cfg), 0)
     questions = ["a", "mumble", "a", "mumble twice", "a"]
     replies = step.ask("grader", questions, score_of, rubrics.NUDGE.text(cfg))
     assert replies.read == [False, True, False, None, False]

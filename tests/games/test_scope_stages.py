@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError
+from scope_jax.config import CardError, Config
 from scope_jax.games import GAMES, parse_config, scope
 from scope_jax.games.scope import roles, rules, state
 from scope_jax.games.scope.options import options
 from scope_jax.play import game as play
+from scope_jax.play.step import Step
 from tests.games.harness import plain, play_step
-from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, step_of, task, world
+from tests.games.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, task, world
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -39,12 +40,16 @@ def test_ties_go_to_the_first():
     assert rules.stratify(5, (0, 1, 1)) == [0, 3, 2]
 
 
+def first_step(cfg: Config) -> Step[Any]:
+    return play.step_of(scope.GAME, cfg, world(), scope.GAME.start(cfg), 0)
+
+
 def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     cfg = card(steps_per_iteration=20, challenger_batch=64)
     rows = [{"id": f"{place}", "title": "", "text": f"document {place}"} for place in range(64)]
     turns, kinds, steps = Counter(), Counter(), []
     for place in range(20):
-        drawn = roles.draw_orders(step_of(cfg), rows, place * 64, 1280, "iteration 1")
+        drawn = roles.draw_orders(first_step(cfg), rows, place * 64, 1280, "iteration 1")
         assert [order.index for order in drawn] == list(range(64))
         turns.update(order.searches for order in drawn)
         kinds.update(order.kind for order in drawn)
@@ -52,9 +57,9 @@ def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     assert turns == {1: 569, 2: 427, 3: 284}
     assert kinds == dict.fromkeys(("long_form_qa", "summarization", "planning", "writing"), 320)
     assert len({tuple(step) for step in steps}) == 20
-    again = roles.draw_orders(step_of(cfg), rows, 0, 1280, "iteration 1")
+    again = roles.draw_orders(first_step(cfg), rows, 0, 1280, "iteration 1")
     assert [order.searches for order in again] == steps[0]
-    assert [order.searches for order in roles.draw_orders(step_of(cfg), rows, 0, 1280, "iteration 2")] != steps[0]
+    assert [order.searches for order in roles.draw_orders(first_step(cfg), rows, 0, 1280, "iteration 2")] != steps[0]
 
 
 def test_a_task_type_can_be_left_out():
@@ -65,7 +70,7 @@ def test_a_task_type_can_be_left_out():
         "planning": 0.0,
         "writing": 1.0,
     }
-    drawn = roles.draw_orders(step_of(cfg), [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
+    drawn = roles.draw_orders(first_step(cfg), [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
     assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
 
 
@@ -155,17 +160,18 @@ def test_with_curated_prompts_only_the_solver_is_trained():
 
 def test_tasks_are_drawn_without_replacement():
     cfg = card(solver_batch=3, steps_per_iteration=4)
-    memory = state.start(cfg) | {"stage": "solver", "tasks": list(range(6))}
+    memory = state.start(cfg) | {"stage": "solver", "tasks": [{"document": n} for n in range(6)]}
 
-    def sampled(**changes: Any) -> list[Any]:
-        return state.sample_tasks(step_of(cfg, memory | changes))
+    def sampled(**changes: Any) -> list[int]:
+        step = play.step_of(scope.GAME, cfg, world(), memory | changes, 0)
+        return [task["document"] for task in state.sample_tasks(step)]
 
     batches = [sampled(place=place) for place in range(4)]
     assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
     assert batches[:2] != batches[2:]
     other = [sampled(iteration=2, place=place) for place in range(2)]
     assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # reshuffled
-    assert sorted(sampled(tasks=[1, 2])) == [1, 2]  # fewer than a batch: all of them
+    assert sorted(sampled(tasks=[{"document": 1}, {"document": 2}])) == [1, 2]  # fewer than a batch: all of them
 
 
 def test_a_document_gives_one_task():

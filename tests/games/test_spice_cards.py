@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from scope_jax.games.spice.state import MULTIPLE_CHOICE, Segment
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.prompting import Prompt
 from scope_jax.text.messages import Messages
+from scope_jax.text.templates import PromptError
 from tests.games import spice_world
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +108,23 @@ def test_a_custom_folder_may_contain_system_messages(tmp_path: Path):
     (tmp_path / "reasoner.system.txt").write_text("Be brief.")
     cfg = spice_world.card(prompts=str(tmp_path))
     assert messages.for_reasoner(cfg, "How many?").system == "Be brief."
+
+
+def test_both_stages_of_the_challenger_have_one_system_message(tmp_path: Path):
+    def folder(system: str) -> Path:
+        place = tmp_path / str(len(system))
+        shutil.copytree(prompts_of("spice"), place)
+        (place / "challenger.system.txt").write_text(system)
+        return place
+
+    document = Segment(0, "d", "On Bern.")
+    cfg = spice_world.card(prompts=str(folder("Be fair.")))
+    stages = (messages.for_format(cfg, document), messages.for_task(cfg, document, "integer"))
+    assert [prompt.system for prompt in stages] == ["Be fair.", "Be fair."]
+    assert [path.name for path in GAMES["spice"].system_messages(cfg)] == ["challenger.system.txt"]
+    other = spice_world.card(prompts=str(folder("Be fair to {document}.")))
+    with pytest.raises(PromptError, match=r"challenger\.system\.txt: unknown variable \{document\}"):
+        GAMES["spice"].check_prompts(other)
 
 
 def test_the_template_of_the_octothinker_cards():

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.data.keys import rng
+from scope_jax.games import spice
 from scope_jax.games.spice import roles, rules
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answer, Answers, Attempt, Segment, Task
+from scope_jax.play.game import step_of
 from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Rollout
 from scope_jax.text.messages import Messages
-from tests.games.spice_world import card, step_of, world
+from tests.games.spice_world import card, world
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_values_are_compared_where_the_texts_differ(kind):
 
 def test_answers_are_graded_by_value():
     tools = world()
-    step = step_of(card(), tools)
+    step = step_of(spice.GAME, card(), tools, {"drawn": 0}, 0)
     document = Segment(0, "d", "text")
     (sample,), *_ = step.play("reasoner", [Rollout("0", Messages("?"))])
     cases = [

@@ -17,12 +17,11 @@ from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.evaluation import suites
 from scope_jax.evaluation.endpoint import completion_of, evaluate_endpoint
 from scope_jax.evaluation.suites import plain_card
-from scope_jax.games import load_card, score
+from scope_jax.games import load_card, score, spice
 from scope_jax.games.score import meta_harness
 from scope_jax.games.score.roles import ask_for_harness
 from scope_jax.games.spell import roles as spell_roles
 from scope_jax.games.spice import roles as spice_roles
-from scope_jax.games.spice.options import options
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
@@ -30,7 +29,6 @@ from scope_jax.play import asking, grading, pairwise, rating, rubrics
 from scope_jax.play.game import step_of
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.roles import judge_role
-from scope_jax.play.step import Step
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.run.records import judgement_records
@@ -274,7 +272,7 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
     task = '{"draft": {"question": "How many?", "answer": "7"}}'
     tools = tools_that_reply(Reply(task), Reply(task[:-1], cut="length"), Reply("", refused="HTTP 400"))
     rollouts = [Rollout(f"{name} task 0", Messages(name)) for name in "abc"]
-    step = Step(cfg, options(cfg), {role.name: role for role in spice_roles.card_roles(cfg)}, tools, {}, 0)
+    step = step_of(spice.GAME, cfg, tools, {}, 0)
     ((whole,), (cut,), (refused,)) = spice_roles._replies(step, "task", rollouts, 1)
     assert (whole.text, cut.text, refused.refused) == (task, "", True)
     assert last_object(task[:-1]) == {"question": "How many?", "answer": "7"}  # what a cut reply seems to hold

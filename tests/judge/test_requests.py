@@ -151,6 +151,5 @@ def test_answers_are_found_by_the_keys_of_their_requests():
     assert [len(answers[key].given) for key in keys] == [1, 2, 1, 2, 1]
     with pytest.raises(ValueError, match="longer"):
         replies.by(keys[:4])
-    names = ("asked", "retried", "malformed", "refused")
-    assert [getattr(replies, name) for name in names] == [4, 2, 2, 1]
+    assert (replies.asked, replies.retried, replies.malformed, replies.refused) == (4, 2, 2, 1)
     assert asking.Replies([], []).by([]) == {}

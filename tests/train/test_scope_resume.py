@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 # Two iterations of 2 challenger steps, 2 batches of tasks (fewer than the target) and 2 solver steps.
 SMALL = (*runs.SCOPE, "scope.iterations=2", "scope.max_batches=2")
 # Metrics that only steps of that stage have.
-STAGES = {"challenger": "challenger/valid", "tasks": "tasks/kept", "solver": "solver/reward"}
+STAGES = {"challenger": "estimate/reward", "tasks": "tasks/kept", "solver": "solver/reward"}
 
 
 def command(run: Path) -> list[str]:
