@@ -14,7 +14,7 @@ from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
 from scope_jax.play.prompting import Prompt, shown
 from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Played
 from scope_jax.play.tools import BASE
 from scope_jax.text import parsing
@@ -61,8 +61,7 @@ def play(step):
     """One step: the student's answers to the next `train.batch_size` questions, rated by the teacher."""
     size = step.cfg.train.batch_size
     rows = step.rows(step.number * size, size)
-    rollouts = [Rollout(f"{place}", prompt(step.cfg, row)) for place, row in enumerate(rows)]
-    groups = step.play(STUDENT, rollouts, samples=step.card.student.samples)
+    groups = step.play(STUDENT, [prompt(step.cfg, row) for row in rows], samples=step.card.student.samples)
     answered = [(row, sample) for row, group in zip(rows, groups, strict=True) for sample in group]
     rated = rate(step, [sample for _, sample in answered])
     episodes = []

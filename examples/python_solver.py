@@ -9,7 +9,7 @@ from scope_jax.play.game import ACCURACY, REWARD, Game, Panel
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.python_tool import python_tool
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Played
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import boxed
@@ -54,8 +54,7 @@ def ran(completion):
 def play(step):
     count = step.card.questions
     rows = step.rows(step.number * count, count)
-    rollouts = [Rollout(f"{place}", prompt(row)) for place, row in enumerate(rows)]
-    groups = step.play("solver", rollouts, samples=step.card.samples)
+    groups = step.play("solver", [prompt(row) for row in rows], samples=step.card.samples)
     answered = [(row, sample) for row, group in zip(rows, groups, strict=True) for sample in group]
     cases = [Comparison(answer(sample) or "", tuple(row["answers"])) for row, sample in answered]
     episodes = []

@@ -22,6 +22,7 @@ from scope_jax.play.settings import SettingRecord
 from scope_jax.play.tools import Tools
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
+from scope_jax.text.messages import Messages
 
 Card = TypeVar("Card")
 Read = TypeVar("Read")
@@ -89,23 +90,27 @@ class Step(Generic[Card]):
     def play(
         self,
         role: str,
-        rollouts: Sequence[Rollout],
+        rollouts: Sequence[Rollout | Messages],
         *,
         samples: int = 1,
         sampling: SamplingSection | None = None,
         key: str = "",
         label: str = "",
     ) -> list[list[Sample]]:
-        """`samples` of each rollout by a role, in order; equal prompts are prefilled once.
+        """`samples` of each rollout by a role, in order; equal prompts are prefilled once. A prompt alone is a rollout
+        with its place as name.
 
         sampling: in place of the role's own. key: what enters the keys of the requests in place of the role's name.
         label: what the names of metrics begin with; "": the key, or the role's name. A rollout may have its own.
         """
         speaker = self._speaker(role, sampling)
-        groups = self.tools.play(key or role, rollouts, speaker.agent, samples)
+        named = [
+            each if isinstance(each, Rollout) else Rollout(f"{place}", each) for place, each in enumerate(rollouts)
+        ]
+        groups = self.tools.play(key or role, named, speaker.agent, samples)
         return [
             [self._sample(each, speaker, rollout, rollout.label or label or key or role) for each in group]
-            for rollout, group in zip(rollouts, groups, strict=True)
+            for rollout, group in zip(named, groups, strict=True)
         ]
 
     def interact(

@@ -146,12 +146,12 @@ def test_another_key_and_another_sampling() -> None:
     hot = SamplingSection(temperature=0.1, max_tokens=7)
 
     def play(step: Step) -> Played:
-        ((one,),) = step.play("solver", [Rollout("a", SAY)], key="grounding", sampling=hot)
+        ((one,),) = step.play("solver", [SAY], key="grounding", sampling=hot)
         assert one.temperature == 0.1 and one.label == "grounding" and one.role.name == "solver"
         return Played([one.episode(0.0)])
 
     tools = harness.world(lambda now: "x")
     episodes, _, metrics = play_step(game(play), CFG, tools, {}, 0)
-    assert tools.asked == [("grounding", "a", 1)] and tools.options["grounding"]["max_tokens"] == 7
+    assert tools.asked == [("grounding", "0", 1)] and tools.options["grounding"]["max_tokens"] == 7
     assert episodes[0].role == "solver" and episodes[0].temperature == 0.1
     assert metrics["grounding/reward"] == 0.0 and "solver/reward" not in metrics
