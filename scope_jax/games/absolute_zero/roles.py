@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.state import Attempts, Buffers, Case, Problem
 from scope_jax.play import functions
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Step
 from scope_jax.play.tools import Tools
 from scope_jax.text.messages import Messages
@@ -76,12 +76,9 @@ def propose(
         for kind in kinds
         for place in range(step.cfg.train.batch_size)
     ]
-    rollouts = [
-        Rollout(f"{place}", messages.for_proposer(step.cfg, request.kind, request.references))
-        for place, request in enumerate(requests)
-    ]
+    prompts = [messages.for_proposer(step.cfg, request.kind, request.references) for request in requests]
     proposals = []
-    for request, (sample,) in zip(requests, step.play(PROPOSER, rollouts, key=key, label=label), strict=True):
+    for request, (sample,) in zip(requests, step.play(PROPOSER, prompts, key=key, label=label), strict=True):
         draft = rules.draft(request.kind, sample.text, request.references, step.card)
         proposals.append(Proposal(request.kind, sample, draft))
     return _validate(step, proposals, number)
@@ -167,11 +164,8 @@ def solve(
     step: Step[AbsoluteZeroSection], problems: Sequence[Problem], *, samples: int = 1, key: str = SOLVER
 ) -> list[Attempts]:
     """`samples` answers to each problem, not yet graded. key: as in `Step.play`."""
-    rollouts = [
-        Rollout(f"{place}", messages.for_solver(step.cfg, problem.kind, problem.task))
-        for place, problem in enumerate(problems)
-    ]
-    groups = step.play(SOLVER, rollouts, samples=samples, key=key)
+    prompts = [messages.for_solver(step.cfg, problem.kind, problem.task) for problem in problems]
+    groups = step.play(SOLVER, prompts, samples=samples, key=key)
     return [Attempts(problem, tuple(group)) for problem, group in zip(problems, groups, strict=True)]
 
 

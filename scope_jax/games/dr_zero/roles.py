@@ -14,7 +14,7 @@ from scope_jax.games.dr_zero.state import Attempt, Pair, Passage, Proposal
 from scope_jax.play import documents, searching
 from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Step
 from scope_jax.text import dialects
@@ -69,10 +69,8 @@ def propose(
 ) -> list[list[Proposal]]:
     """`samples` proposals for each passage, not yet attempted. With one sample of a prompt those with as many hops are
     a group, with more those of the prompt. label: of their metrics."""
-    rollouts = [
-        Rollout(f"{number}", messages.for_proposer(step.cfg, passage)) for number, passage in enumerate(passages)
-    ]
-    groups = step.play(PROPOSER, rollouts, samples=samples, label=label)
+    prompts = [messages.for_proposer(step.cfg, passage) for passage in passages]
+    groups = step.play(PROPOSER, prompts, samples=samples, label=label)
     proposals = []
     for number, (passage, group) in enumerate(zip(passages, groups, strict=True)):
         compared = f"{passage.hops} hops" if samples == 1 else f"{number}"
@@ -102,8 +100,8 @@ def answer(
 ) -> list[list[Attempt]]:
     """`samples` attempts at each pair's question. whole: one without an answer tag answers with its whole last turn.
     label: of their metrics."""
-    rollouts = [Rollout(f"{number}", messages.for_solver(step.cfg, pair.question)) for number, pair in enumerate(pairs)]
-    groups = step.play(SOLVER, rollouts, samples=samples, label=label)
+    prompts = [messages.for_solver(step.cfg, pair.question) for pair in pairs]
+    groups = step.play(SOLVER, prompts, samples=samples, label=label)
     return [
         [_attempt(step, pair, sample, whole) for sample in group] for pair, group in zip(pairs, groups, strict=True)
     ]

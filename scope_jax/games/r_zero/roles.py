@@ -15,7 +15,7 @@ from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.repetition import cluster_shares
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Step
 from scope_jax.play.votes import equal, majorities
@@ -73,8 +73,7 @@ def ask(
     sampling and label: as in `Step.play`.
     """
     message = messages.for_challenger(step.cfg)
-    rollouts = [Rollout(f"{place}", message) for place in range(prompts)]
-    groups = step.play(CHALLENGER, rollouts, samples=samples, sampling=sampling, label=label)
+    groups = step.play(CHALLENGER, [message] * prompts, samples=samples, sampling=sampling, label=label)
     return [Question(sample, _question_of(step, sample)) for group in groups for sample in group]
 
 
@@ -98,8 +97,8 @@ def cluster(step: Step[RZeroSection], questions: Sequence[Question]) -> list[Que
 def vote(step: Step[RZeroSection], questions: Sequence[Question], votes: int) -> list[Question]:
     """The questions with the solver's answers: what most of them agree on is the label, and their share is p."""
     texts = {place: question.text for place, question in enumerate(questions) if question.text}
-    rollouts = [Rollout(f"{number}", messages.for_solver(step.cfg, text)) for number, text in enumerate(texts.values())]
-    groups = step.play(SOLVER, rollouts, samples=votes, sampling=step.card.vote_sampling, key=VOTER)
+    prompts = [messages.for_solver(step.cfg, text) for text in texts.values()]
+    groups = step.play(SOLVER, prompts, samples=votes, sampling=step.card.vote_sampling, key=VOTER)
     answers = [[answer_of(sample) for sample in group] for group in groups]
     labels = majorities(answers, partial(equal, step.tools), step.card.unanswered_agree)
     items = {
@@ -122,10 +121,8 @@ def next_items(step: Step[RZeroSection]) -> list[Item]:
 
 def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[Attempt]:
     """`solver.samples` answers to each question, and whether they are its label."""
-    rollouts = [
-        Rollout(f"{place}", messages.for_solver(step.cfg, item["question"])) for place, item in enumerate(items)
-    ]
-    groups = step.play(SOLVER, rollouts, samples=step.card.solver.samples)
+    prompts = [messages.for_solver(step.cfg, item["question"]) for item in items]
+    groups = step.play(SOLVER, prompts, samples=step.card.solver.samples)
     replies = [(item, sample) for item, group in zip(items, groups, strict=True) for sample in group]
     pairs = [(answer_of(sample), item["label"] or "") for item, sample in replies]  # a kept question has a label
     agree = equal(step.tools, pairs)
