@@ -10,9 +10,7 @@ from scope_jax.models.adapter import adapted
 from scope_jax.models.transformer import check_tensor
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
-from scope_jax.rollouts.programs import check_cascade
 from scope_jax.rollouts.slots import STOP_IDS
-from scope_jax.run.engines import check_budget, replays
 from scope_jax.run.opened import Doubt, OpenedCard, OpenedModel
 
 
@@ -23,22 +21,20 @@ def game(opened: OpenedCard) -> str:
     return f"{opened.cfg.system}, which trains {', '.join(opened.game.policies(opened.cfg))}"
 
 
-def policies(opened: OpenedCard) -> str:
+def policies(opened: OpenedCard) -> None:
     trained = opened.game.policies(opened.cfg)
     for name in opened.cfg.model.policies:
         if name not in trained:
             raise UserError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
-    return ""
 
 
-def teacher_names(opened: OpenedCard) -> str:
+def teacher_names(opened: OpenedCard) -> None:
     for name in opened.cfg.teachers:
         if name in (*opened.game.policies(opened.cfg), BASE):
             raise UserError(f"[teachers.{name}] has the name of a policy; choose another one.")
-    return ""
 
 
-def ahead(opened: OpenedCard) -> str:
+def ahead(opened: OpenedCard) -> None:
     """Losses of steps that are played ahead allow that."""
     for update in opened.game.updates(opened.cfg) if opened.cfg.train.one_step_off_policy else ():
         card = update.card
@@ -47,10 +43,9 @@ def ahead(opened: OpenedCard) -> str:
                 f"with train.one_step_off_policy the episodes of {update.name} come from older weights, but its loss "
                 "does not correct for that; set rollout_cap there, for example to 2.0."
             )
-    return ""
 
 
-def replay(opened: OpenedCard) -> str:
+def replay(opened: OpenedCard) -> None:
     """Experts are replayed of what was sampled."""
     updates = opened.game.updates(opened.cfg)
     if opened.cfg.learner.router_replay and all(update.card.objective != "policy" for update in updates):
@@ -58,19 +53,17 @@ def replay(opened: OpenedCard) -> str:
             f"learner.router_replay is about experts that the engine picked, but {opened.cfg.system} trains on given "
             "texts; turn it off."
         )
-    return ""
 
 
-def measures(opened: OpenedCard) -> str:
+def measures(opened: OpenedCard) -> None:
     """Exams have what their measures need."""
     for one in opened.cfg.evaluate.sets:
         exams.measures_of(opened.exam, one)
     exams.max_turns_of(opened.cfg, opened.exam)
     _ = opened.judges
-    return ""
 
 
-def reference(opened: OpenedCard) -> str:
+def reference(opened: OpenedCard) -> None:
     """The base is not sampled in a run in which another reference takes its place."""
     cfg, game = opened.cfg, opened.game
     sampled = game.uses_base(cfg) or exams.uses_base(cfg, opened.exam)
@@ -79,17 +72,10 @@ def reference(opened: OpenedCard) -> str:
             f"the base grades exams of this card, but {game.title} replaces it as reference; give [evaluate.grader] an "
             "endpoint, or keep the base as reference."
         )
-    return ""
-
-
-def source(opened: OpenedCard) -> str:
-    """The card names its data."""
-    _ = opened.source
-    return ""
 
 
 # ----------------------------------------------------------------------------------------------------------- the model
-def positions(opened: OpenedCard) -> str:
+def positions(opened: OpenedCard) -> Doubt | None:
     """Episodes are not longer than what the model is for."""
     length, most = opened.cfg.engine_length, opened.model.max_positions
     if length > most:
@@ -98,28 +84,9 @@ def positions(opened: OpenedCard) -> str:
             f"{key}.max_length is {length:,}, but the model in {opened.folder} is for {most:,} tokens "
             "(max_position_embeddings of its config.json); lower it, unless the model is known to read more."
         )
-    return ""
 
 
-def experts(opened: OpenedCard) -> str:
-    """The engine can keep the experts that the learner is to replay."""
-    replays(opened.cfg, opened.model)
-    return ""
-
-
-def budget(opened: OpenedCard) -> str:
-    """The cache holds an episode."""
-    check_budget(opened.cfg, opened.model)
-    return ""
-
-
-def cascade(opened: OpenedCard) -> str:
-    """A layer sees what slots share."""
-    check_cascade(opened.cfg.rollout.cascade, opened.model)
-    return ""
-
-
-def mesh(opened: OpenedCard) -> str:
+def mesh(opened: OpenedCard) -> None:
     """The groups of learner and engine divide the model; a size of -1 follows from the devices."""
     cfg, model = opened.cfg, opened.model
     if cfg.mesh.tensor > 0:
@@ -128,19 +95,16 @@ def mesh(opened: OpenedCard) -> str:
             context_attention(cfg.learner, model, cfg.mesh.tensor, cfg.mesh.context)
     if cfg.rollout.mesh is not None and cfg.rollout.mesh.tensor > 0:
         check_tensor(model, cfg.rollout.mesh.tensor, "rollout.mesh")
-    return ""
 
 
-def adapter(opened: OpenedCard) -> str:
+def adapter(opened: OpenedCard) -> None:
     """The model has what adapters are to adapt."""
-    section = opened.cfg.model.adapter
-    if section is not None:
-        adapted(opened.model, section.targets)
-    return ""
+    if opened.cfg.model.adapter is not None:
+        adapted(opened.model, opened.cfg.model.adapter.targets)
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizer
-def vocabulary(opened: OpenedModel) -> str:
+def vocabulary(opened: OpenedModel) -> None:
     """The model has an embedding of each token."""
     tokenizer, model = opened.tokenizer, opened.model
     if tokenizer.vocab_size > model.vocab_size:
@@ -148,7 +112,6 @@ def vocabulary(opened: OpenedModel) -> str:
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {opened.folder} has only "
             f"{model.vocab_size} embeddings; use the model's own tokenizer."
         )
-    return ""
 
 
 def template(opened: OpenedModel) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,27 +38,12 @@ EXAM_ROWS = 256  # of an exam, whose prompts are counted
 
 
 # ------------------------------------------------------------------------------------------------- folders with models
-def bases(opened: OpenedCard) -> Sequence[str]:
-    return [opened.folder]
-
-
-def base(opened: OpenedCard, folder: str) -> str:
-    return _stored(folder, opened.model)
-
-
-def starts(opened: OpenedCard) -> Sequence[str]:
-    return list(dict.fromkeys(folder for folder in opened.cfg.model.policies.values() if folder != opened.folder))
-
-
-def start(opened: OpenedCard, folder: str) -> str:
-    """What a policy starts from."""
-    if opened.cfg.model.adapter is not None:
+def stored(opened: OpenedCard, folder: str) -> str:
+    """Of the base, or what a policy starts from: names, shapes and dtypes of the tensors; of the orbax layout the sizes
+    of its files."""
+    if folder != opened.folder and opened.cfg.model.adapter is not None:
         return _adapter(opened, folder)
-    return _stored(folder, weights.load_config(folder))
-
-
-def _stored(folder: str, model: ModelConfig) -> str:
-    """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files."""
+    model: ModelConfig = opened.model if folder == opened.folder else weights.load_config(folder)
     found = f"{model.architecture}, {model.num_layers} layers"
     if weights.is_orbax(folder):
         if wrong := fault(Path(folder), sizes_only=True):
@@ -84,7 +68,7 @@ def _adapter(opened: OpenedCard, folder: str) -> str:
     return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
 
 
-def beginnings(opened: OpenedCard) -> str:
+def beginnings(opened: OpenedCard) -> None:
     """Policies start from models like the base."""
     for name, folder in opened.cfg.model.policies.items() if opened.cfg.model.adapter is None else ():
         if differing := differences(opened.model, weights.load_config(folder)):
@@ -92,11 +76,6 @@ def beginnings(opened: OpenedCard) -> str:
                 f"the model in {folder}, from which {name} starts, differs from the base in {opened.folder} in "
                 f"{', '.join(differing)}; all policies must have the base's architecture."
             )
-    return ""
-
-
-def teachers(opened: OpenedCard) -> Sequence[str]:
-    return [name for name, teacher in opened.cfg.teachers.items() if teacher.checkpoint is not None]
 
 
 def teacher(opened: OpenedCard, name: str) -> str:
@@ -115,24 +94,24 @@ def teacher(opened: OpenedCard, name: str) -> str:
     return f"{model.architecture}, {model.num_layers} layers, with the vocabulary of the policies"
 
 
-def encoder(opened: OpenedCard) -> str:
+def encoder(opened: OpenedCard) -> str | None:
     """The embedding model of the search; with a doubt where card and folder differ, or neither says something."""
     card = opened.cfg.retrieval
     if not opened.searches or card is None or card.encoder.checkpoint is None or card.url is not None:
-        return ""
+        return None
     found, notes = described(card.encoder)
     Tokenizer.load(card.encoder.checkpoint, exact=False)
     return Doubt(f"{found}; {' '.join(notes)}") if notes else found
 
 
 # ---------------------------------------------------------------------------------------------------- prompts and rows
-def prompts(opened: OpenedCard) -> str:
+def prompts(opened: OpenedCard) -> str | None:
     """The texts of the game's prompt folder, which are filled in; other files there are read."""
     _ = opened.prompts
     cfg = opened.cfg
     place = getattr(getattr(cfg, cfg.game_table), "prompts", None)
     if place is None:
-        return ""
+        return None
     folder = Path(place)
     if not (files := sorted(folder.glob("*.txt"))):
         raise FileNotFoundError(f"the prompt folder {folder} holds no .txt file; correct {cfg.game_table}.prompts.")
@@ -142,32 +121,23 @@ def prompts(opened: OpenedCard) -> str:
     return f"{len(files)} files in {folder}"
 
 
-def data(opened: OpenedCard) -> str:
+def data(opened: OpenedCard) -> str | None:
     source = opened.source
-    return "" if source is None else f"{len(opened.rows)} {source.kind} in {source.path}"
+    return None if source is None else f"{len(opened.rows)} {source.kind} in {source.path}"
 
 
-def sets(opened: OpenedCard) -> Sequence[str]:
-    return [one.name for one in opened.cfg.evaluate.sets]
-
-
-def _set(opened: OpenedCard, name: str) -> EvalSet:
-    return next(one for one in opened.cfg.evaluate.sets if one.name == name)
-
-
-def exam(opened: OpenedCard, name: str) -> str:
+def exam(opened: OpenedCard, card: EvalSet) -> str:
     """The rows of an evaluation set, of which the first fills in the prompts."""
-    card = _set(opened, name)
     rows = opened.exam_rows(card)
-    exams.check_prompts(opened.cfg, opened.exam, {name: rows})
+    exams.check_prompts(opened.cfg, opened.exam, {card.name: rows})
     return f"{len(rows)} rows in {card.path}"
 
 
-def search(opened: OpenedCard) -> str:
+def search(opened: OpenedCard) -> str | None:
     """A server answers, or there is a corpus; an index that is there is its own."""
     card = opened.cfg.retrieval
     if not opened.searches or card is None:
-        return ""
+        return None
     if card.url is not None:
         probe(card.url, card.timeout)
         return f"the server {shown(card.url)} answers"
@@ -181,17 +151,17 @@ def search(opened: OpenedCard) -> str:
     return by_one(passages)
 
 
-def origin(opened: OpenedCard) -> str:
+def origin(opened: OpenedCard) -> str | None:
     """The run that this one starts from; a start has looked it up before, and a run that goes on needs it no more."""
     if opened.cfg.train.origin is None:
-        return ""
+        return None
     place = checkpoint_at(opened.cfg.train.origin)
     check_game(opened.cfg, place)
     return str(place)
 
 
 # -------------------------------------------------------------------------------------------------- tools and services
-def tools(opened: OpenedCard) -> str:
+def tools(opened: OpenedCard) -> str | None:
     """The game's own tools; names differ."""
     names = opened.tool_names
     if twice := {name for name in names if names.count(name) > 1}:
@@ -199,26 +169,22 @@ def tools(opened: OpenedCard) -> str:
     return ", ".join(tool.name for tool in opened.tools)
 
 
-def turns(opened: OpenedCard) -> str:
+def turns(opened: OpenedCard) -> str | None:
     """How calls are written and their results are read, in words; "" for a game without tools."""
     card, joiner = opened.cfg.model, opened.joiner
     if opened.cfg.retrieval is None and joiner.tools == (SEARCH,):  # what a joiner has if there are none
-        return ""
+        return None
     written = " ".join(written_search("query", dialects.load(card.dialect)).split())
     call = f"a search is written {written}" if opened.cfg.retrieval is not None else "calls are written in a dialect"
     return f"{call} (model.dialect = {card.dialect}), and {RESULTS[card.turns]} (model.turns = {card.turns})"
 
 
-def services(opened: OpenedCard) -> str:
+def services(opened: OpenedCard) -> str | None:
     """What tools need has started: a sandbox has run a program, a server answers."""
     started = services_of(opened.tools)
     for service in started:
         service.start()
-    return "ready" if started else ""
-
-
-def endpoints(opened: OpenedCard) -> Sequence[str]:
-    return [name for name, teacher in opened.cfg.teachers.items() if teacher.endpoint is not None]
+    return "ready" if started else None
 
 
 def endpoint(opened: OpenedCard, name: str) -> str:
@@ -227,10 +193,6 @@ def endpoint(opened: OpenedCard, name: str) -> str:
     assert card is not None
     TeacherClient(name, card, opened.tokenizer, None).probe()
     return f"{card.model} at {shown(card.url)}, with the vocabulary of the policies"
-
-
-def judges(opened: OpenedCard) -> Sequence[str]:
-    return list(opened.judges)
 
 
 def judge(opened: OpenedCard, name: str) -> str:
@@ -249,32 +211,31 @@ def judge(opened: OpenedCard, name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------- what is sampled or trained
-def sampled_first(opened: OpenedCard) -> str:
+def sampled_first(opened: OpenedCard) -> str | None:
     """The prompts of the first step; "" if it samples none, or a judge decides what is sampled."""
     _ = opened.prompts
     cfg, game = opened.cfg, opened.game
-    tools = RenderingTools(cfg, opened.joiner, opened.rows)
+    tools = RenderingTools(opened)
     rendered = first_prompts(tools, lambda tools: play_step(game, cfg, tools, game.start(cfg), 0))
-    return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
+    return None if rendered is None else f"role {rendered.role}, {_described(rendered)}"
 
 
-def trained(opened: OpenedCard) -> str:
+def trained(opened: OpenedCard) -> str | None:
     """Of conversations and preferences: what is trained of them, and one as the model sees it."""
     source = opened.source
     if source is None or source.kind not in KINDS:
-        return ""
+        return None
     text, example = given_answers(opened.cfg, source.path, opened.rows, opened.tokenizer, opened.joiner)
     found = WithExample(text)
     found.example = example
     return found
 
 
-def exam_prompts(opened: OpenedCard, name: str) -> str:
-    card = _set(opened, name)
+def exam_prompts(opened: OpenedCard, card: EvalSet) -> str | None:
     rows = opened.exam_rows(card)[:EXAM_ROWS]
-    tools = RenderingTools(opened.cfg, opened.joiner, (), exam=True)
+    tools = RenderingTools(opened, exam=True)
     rendered = first_prompts(tools, lambda tools: exams.play(opened.cfg, opened.exam, tools, rows, card))
-    return "" if rendered is None else _described(rendered)
+    return None if rendered is None else _described(rendered)
 
 
 def _described(rendered: Rendered) -> str:

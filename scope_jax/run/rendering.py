@@ -6,22 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.data.keys import rng
 from scope_jax.errors import UserError
-from scope_jax.learner.types import Datum, Reply
-from scope_jax.play.driver import EpisodeContext
-from scope_jax.play.math_answers import SECONDS, Comparison
-from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Rollout
-from scope_jax.play.tool_execution import Execution, RolloutCalls
+from scope_jax.play.driver import EpisodeContext, InteractionDriver
+from scope_jax.play.failures import check_failures
+from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.tool_calls import SEARCH, Tool
+from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import check_answered
-from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.rows import Row
-from scope_jax.rollouts.types import Completion, ToolResult
+from scope_jax.rollouts.types import Completion, RolloutError
+from scope_jax.run.opened import OpenedCard
 from scope_jax.run.world import ONLY
 from scope_jax.text.messages import Messages
-from scope_jax.text.schemas import function_of
 
 
 @dataclass(frozen=True)
@@ -64,43 +62,55 @@ class Rendered:
         return f"{self.key} = {self.max_length}"
 
 
-class _Sampled(Exception):
-    """Raised where the first completion would be sampled. rendered: its prompts, None for those of a judge."""
+class _Sampled(RolloutError):
+    """Raised where the first completion would be sampled, or something outside asked; a generator does not survive it.
+    rendered: the prompts, None where something outside is asked."""
 
     def __init__(self, rendered: Rendered | None) -> None:
         super().__init__()
         self.rendered = rendered
 
 
+class _Asked(RolloutError):
+    """Raised where a rollout would get its first turn: of the agent `name`, after these messages."""
+
+    def __init__(self, name: str, messages: Messages) -> None:
+        super().__init__()
+        self.name, self.messages = name, messages
+
+
+def _sampled(*_: Any, **__: Any) -> NoReturn:
+    raise _Sampled(None)
+
+
+def _asked(name: str, messages: Messages) -> NoReturn:
+    raise _Asked(name, messages)
+
+
 class _Off:
-    """A record in place of tools that are off: a call of one ends the play."""
+    """A record in place of tools that are off: a call that would be recorded ends the play before it is run."""
 
     closed = True
-
-    def earlier(self, agent: str) -> list[Mapping[str, Any]]:
-        return []
-
-    def write(self, agent: str, number: int, result: ToolResult) -> NoReturn:
-        raise _Sampled(None)
-
-    def differs(self, agent: str, number: int) -> NoReturn:
-        raise _Sampled(None)
+    earlier = write = differs = staticmethod(_sampled)
 
 
 class RenderingTools:
-    """Implements `play.tools.Tools` up to the first call that needs a model, which ends the play.
+    """Implements `play.tools.Tools` up to the first call that needs a model or something outside, which ends the play.
 
-    rows: the training data, not empty if the game reads any. exam: the prompts are those of an exam. Searches find
-    nothing.
+    exam: the prompts are those of an exam. Searches find nothing.
     """
 
-    def __init__(self, cfg: Config, joiner: Joiner, rows: Sequence[Row], *, exam: bool = False) -> None:
+    each = once = judge = compare_math = encode = score = staticmethod(_sampled)
+
+    def __init__(self, opened: OpenedCard, *, exam: bool = False) -> None:
+        cfg = self._cfg = opened.cfg
         own = exam and cfg.evaluate.max_length is not None
         self._length = cfg.exam_length if exam else cfg.rollout.max_length
         self._key = "evaluate.max_length" if own else "rollout.max_length"
-        self._cfg = cfg
-        self._joiner = joiner
-        self._rows = rows
+        self._joiner = opened.joiner
+        self._rows = () if exam else opened.rows
+        search = Tool("search", lambda query: "", SEARCH)
+        self._toolbox = {tool.name: tool for tool in (*((search,) if opened.game.searches else ()), *opened.tools)}
 
     def rows(self, first: int, count: int) -> list[Row]:
         return sources.items(self._rows, first, count, self._cfg.seed)
@@ -120,60 +130,40 @@ class RenderingTools:
     def interact(
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
-        """Of several agents that are asked first, the prompts of the first one count."""
-        first = [self._first(rollout) for rollout in rollouts]
-        if not (asked := [each for each in first if each is not None]):
-            return [[Interaction(None, {}) for _ in range(samples)] for _ in rollouts]
+        """Of several agents that are asked first, the prompts of the first one count; of rollouts that fail, none."""
         for name, agent in agents.items():
             check_answered(name, agent, self._joiner.mode)
-        prompts = [Messages(ask.say) if isinstance(ask.say, str) else ask.say for ask in asked]
-        raise _Sampled(self._rendered(role, prompts, agents[asked[0].agent]))
+        first = [self._first(rollout, agents) for rollout in rollouts]
+        if asked := [each for each in first if isinstance(each, _Asked)]:
+            raise _Sampled(self._rendered(role, [each.messages for each in asked], agents[asked[0].name]))
+        groups = [[each] * samples for each in first if isinstance(each, Interaction)]
+        check_failures(role, groups)
+        return groups
 
     def _rendered(self, role: str, prompts: Sequence[Messages], agent: Agent) -> Rendered:
-        named = {function_of(schema)["name"]: schema for schema in self._joiner.tools}
-        if unknown := [tool for tool in agent.tools if isinstance(tool, str) and tool not in named]:
+        if unknown := [tool for tool in agent.tools if isinstance(tool, str) and tool not in self._toolbox]:
             raise UserError(f"the role {role} calls {unknown[0]!r}, which is not among the game's tools (Game.tools).")
-        tools = tuple(named[tool] if isinstance(tool, str) else tool.schema for tool in agent.tools)
+        tools = [tool.schema for tool in tools_of(agent.tools, self._toolbox)]
         lengths = tuple(self.prompt_tokens(messages.declaring(tools)) for messages in prompts)
         limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
         return Rendered(role, lengths, *limits, self._length, self._key)
 
-    def _first(self, rollout: Rollout) -> Ask | None:
-        """What the rollout's generator asks first, None if it asks nothing; its tools are off."""
-        assert rollout.play is not None
+    def _first(self, rollout: Rollout, agents: Mapping[str, Agent]) -> _Asked | Interaction:
+        """What the rollout asks first, or its end without a turn."""
         execution = Execution(self._joiner.tokenizer.encode, self._joiner.tokenizer.decode, self.tell, 1)
         calls = RolloutCalls(execution, lambda tool: rng("check", tool), _Off())
-        generator = rollout.play(EpisodeContext(rollout.name, 0, rng("check", rollout.name), calls))
+        context = EpisodeContext(rollout.name, 0, rng("check", rollout.name), calls, self._toolbox)
+        driver = InteractionDriver(rollout, agents, context, self._joiner, _asked)
         try:
-            asked = next(generator, None)
-        except Failed as error:
-            raise UserError(f"the rollout {rollout.name!r} fails before its first turn ({error}); mend it.") from None
+            driver.advance({})
+        except _Asked as first:
+            return first
         finally:
-            generator.close()
-        return asked[0] if isinstance(asked, tuple) else asked
-
-    def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> NoReturn:
-        raise _Sampled(None)
-
-    def once(self, name: str, work: Callable[[], Any]) -> NoReturn:
-        raise _Sampled(None)
+            driver.close()
+        return driver.interaction({})
 
     def search(self, queries: Sequence[str]) -> list[str]:
         return ["" for _ in queries]
-
-    def judge(self, messages: Sequence[str], **sampling: Any) -> list[Reply]:
-        raise _Sampled(None)
-
-    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> NoReturn:
-        raise _Sampled(None)
-
-    def encode(
-        self, messages: Sequence[Mapping[str, Any]], first: int = 0, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> tuple[Datum, ...]:
-        raise _Sampled(None)
-
-    def score(self, by: str, rows: Sequence[Datum], **options: Any) -> NoReturn:
-        raise _Sampled(None)
 
     def probe(self, by: str) -> str:
         return ""
@@ -183,7 +173,7 @@ class RenderingTools:
 
 
 def first_prompts(tools: RenderingTools, play: Callable[[RenderingTools], object]) -> Rendered | None:
-    """The prompts that `play` samples first; None if it asks a judge before it samples, or samples nothing."""
+    """The prompts that `play` samples first; None if it samples nothing, or asks something outside before."""
     try:
         play(tools)
     except _Sampled as reached:

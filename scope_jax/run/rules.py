@@ -3,15 +3,17 @@ up to the first fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from scope_jax.config import Config
+from scope_jax.config import Config, EvalSet
 from scope_jax.errors import UserError, sentence
+from scope_jax.rollouts.programs import check_cascade
 from scope_jax.run import card_rules, file_rules
+from scope_jax.run.engines import check_budget, replays
 from scope_jax.run.opened import FAULTS, Doubt, OpenedCard, WithExample
 
 T = TypeVar("T")
@@ -30,9 +32,10 @@ class Rule:
     """What `check` calls it, with a place for the item."""
     needs: tuple[Need, ...]
     """What has to be here: a machine without it leaves the rule out."""
-    holds: Callable[..., str]
-    """(opened card, item) → what was found, a `Doubt` about it, or "". Raises UserError or OSError, one sentence."""
-    items: Callable[[OpenedCard], Sequence[str]] | None = None
+    holds: Callable[..., object]
+    """Of the opened card, and an item: a text says what was found, a `Doubt` what may be wrong with it. Raises
+    UserError or OSError, one sentence."""
+    items: Callable[[OpenedCard], Iterable[Any]] | None = None
     """Of a rule that holds for each of several items: these."""
 
 
@@ -62,7 +65,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
                 if text not in told:
                     yield Finding(name, text, True)
                 told.append(text)
-            elif result:
+            elif isinstance(result, str) and result:
                 example = result.example if isinstance(result, WithExample) else ""
                 yield Finding(name, result, False, isinstance(result, Doubt), example)
     finally:
@@ -99,7 +102,7 @@ def _here(cfg: Config, is_here: Callable[[str], bool]) -> frozenset[Need]:
     return ALL.difference(need for need, needed in folders.items() if not all(map(is_here, needed)))
 
 
-def _outcomes(opened: OpenedCard, here: frozenset[Need]) -> Iterator[tuple[str, str | OSError | UserError]]:
+def _outcomes(opened: OpenedCard, here: frozenset[Need]) -> Iterator[tuple[str, object]]:
     """(name, what it found or what is wrong) of each rule and item."""
     for rule in RULES:
         if not here.issuperset(rule.needs):
@@ -123,6 +126,25 @@ def _tried(work: Callable[[], T]) -> T | OSError | UserError:
 
 
 # ------------------------------------------------------------------------------------------------------------ the list
+FIRST: tuple[Need, ...] = ("training", "tokenizer", "tools", "files")  # of what is sampled or trained first
+
+
+def _starts(card: OpenedCard) -> Iterable[str]:
+    return sorted({*card.cfg.model.policies.values()} - {card.folder})
+
+
+def _teachers(card: OpenedCard) -> Iterable[str]:
+    return [name for name, teacher in card.cfg.teachers.items() if teacher.checkpoint is not None]
+
+
+def _endpoints(card: OpenedCard) -> Iterable[str]:
+    return [name for name, teacher in card.cfg.teachers.items() if teacher.endpoint is not None]
+
+
+def _sets(card: OpenedCard) -> Iterable[EvalSet]:
+    return card.cfg.evaluate.sets
+
+
 RULES = (
     Rule("game", ("training",), card_rules.game),
     Rule("policies", ("training",), card_rules.policies),
@@ -131,32 +153,32 @@ RULES = (
     Rule("replay of experts", ("training",), card_rules.replay),
     Rule("measures", ("training",), card_rules.measures),
     Rule("reference", ("training",), card_rules.reference),
-    Rule("source of the data", ("training",), card_rules.source),
-    Rule("model {}", ("training", "model", "files"), file_rules.base, file_rules.bases),
+    Rule("source of the data", ("training",), lambda card: card.source),
+    Rule("model {}", ("training", "model", "files"), file_rules.stored, lambda card: [card.folder]),
     Rule("tokenizer and template", ("tokenizer",), card_rules.template),
     Rule("ends of replies", ("tokenizer",), card_rules.ends),
     Rule("vocabulary", ("model", "tokenizer"), card_rules.vocabulary),
     Rule("length of episodes", ("model",), card_rules.positions),
-    Rule("replay of experts", ("model",), card_rules.experts),
+    Rule("replay of experts", ("model",), lambda card: replays(card.cfg, card.model)),
     Rule("mesh", ("model",), card_rules.mesh),
-    Rule("cache", ("model",), card_rules.budget),
-    Rule("cascade", ("model",), card_rules.cascade),
+    Rule("cache", ("model",), lambda card: check_budget(card.cfg, card.model)),
+    Rule("cascade", ("model",), lambda card: check_cascade(card.cfg.rollout.cascade, card.model)),
     Rule("adapters", ("model",), card_rules.adapter),
     Rule("models of policies", ("training", "model", "policies"), file_rules.beginnings),
-    Rule("model {}", ("training", "policies", "files"), file_rules.start, file_rules.starts),
-    Rule("teacher {}", ("training", "tokenizer", "teachers"), file_rules.teacher, file_rules.teachers),
+    Rule("model {}", ("training", "policies", "files"), file_rules.stored, _starts),
+    Rule("teacher {}", ("training", "tokenizer", "teachers"), file_rules.teacher, _teachers),
     Rule("prompts", ("training", "files"), file_rules.prompts),
     Rule("data", ("training", "files"), file_rules.data),
-    Rule("exam {}", ("training", "files"), file_rules.exam, file_rules.sets),
+    Rule("exam {.name}", ("training", "files"), file_rules.exam, _sets),
     Rule("encoder", ("encoder", "files"), file_rules.encoder),
     Rule("search", ("services",), file_rules.search),
     Rule("origin", ("origin",), file_rules.origin),
     Rule("tools", ("tools",), file_rules.tools),
     Rule("turns", ("tokenizer", "tools"), file_rules.turns),
     Rule("services of tools", ("services",), file_rules.services),
-    Rule("endpoint of teacher {}", ("training", "tokenizer", "services"), file_rules.endpoint, file_rules.endpoints),
-    Rule("model behind {}", ("services",), file_rules.judge, file_rules.judges),
-    Rule("first prompts", ("training", "tokenizer", "tools", "files"), file_rules.sampled_first),
-    Rule("given answers", ("training", "tokenizer", "tools", "files"), file_rules.trained),
-    Rule("prompts of exam {}", ("training", "tokenizer", "tools", "files"), file_rules.exam_prompts, file_rules.sets),
+    Rule("endpoint of teacher {}", ("training", "tokenizer", "services"), file_rules.endpoint, _endpoints),
+    Rule("model behind {}", ("services",), file_rules.judge, lambda card: card.judges),
+    Rule("first prompts", FIRST, file_rules.sampled_first),
+    Rule("given answers", FIRST, file_rules.trained),
+    Rule("prompts of exam {.name}", FIRST, file_rules.exam_prompts, _sets),
 )

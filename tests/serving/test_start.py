@@ -126,7 +126,9 @@ def test_a_template_without_an_end_is_said_when_serving(tmp_path: Path):
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}")
     told: list[str] = []
     with served(folder, None, ENGINE, policy=None, search=False, name=None, grace=0.0, tell=told.append):
-        assert told[0].startswith("the chat template ends a reply with the text '\\n\\n', not with a token")
+        assert told[0].startswith(
+            "ends of replies: the chat template ends a reply with the text '\\n\\n', not with a token"
+        )
         assert told[0].endswith("set model.stop to what the model writes after a reply.")
 
 
