@@ -57,8 +57,8 @@ def missing(run: Path) -> list[str]:
             lines = sum(1 for _ in read(path, FILES[name].remedy))
             if name in extents and lines < extents[name][0]:
                 sentences.append(
-                    f"{path} has {lines} lines, but had {extents[name][0]} at the checkpoint of step {step}: the "
-                    "others are gone, or the run goes on from an earlier one."
+                    f"{path} has {lines} lines, but had {extents[name][0]} at the checkpoint of step {step}: others "
+                    "are gone, or the run goes on from an earlier one."
                 )
     for path in (run / METRICS, run / EPISODES):
         if path.is_file() and path.stat().st_size:

@@ -99,6 +99,10 @@ def test_distance_from_the_target_of_each_iteration(tmp_path: Path):
     assert before_after(run, "scope/off_target") == (pytest.approx(0.4), pytest.approx(0.15))
 
 
+# What every episode of a run has, where it does not matter.
+NOTHING = {"group": "", "reward": None, "parts": {}, "advantage": None, "tokens": 0, "sampled": 0}
+
+
 def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path):
     known = entities(load_world())
     source = next(thing for thing in known.values() if thing.neighbours)
@@ -107,7 +111,8 @@ def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path
     assert drifted(f"Explain {other.name}.", source)
     drafts = [(1, source, ""), (1, other, ""), (2, other, ""), (2, source, "gates")]  # the last one was rejected
     lines = [
-        {
+        NOTHING
+        | {
             "step": step,
             "role": "challenger",
             "trained": False,
@@ -145,7 +150,8 @@ def test_right_answers_are_those_of_the_facts(tmp_path: Path):
         (4, "solver/0", question, "Atlantis", True),
     ]
     lines = [
-        {
+        NOTHING
+        | {
             "step": step,
             "role": group.split("/")[0],
             "group": group,
