@@ -72,7 +72,8 @@ def train(
 
             def warn(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
-                if writes() and (sentence := warning(card, [*sets, model], started())):
+                devices = started()  # by all processes: JAX waits for the devices of each
+                if writes() and (sentence := warning(card, [*sets, model], devices)):
                     progress.say(sentence)
 
             results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)

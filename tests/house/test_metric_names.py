@@ -130,7 +130,7 @@ def played_spiral() -> set[str]:
 
 
 def played_dr_zero() -> set[str]:
-    cfg, names = dr_zero_world.card(hops=[4, 3]), set()  # as the card on Atlas
+    cfg, names = dr_zero_world.card(hops=[4, 3], window=[0.0, 1.0]), set()  # hops as on Atlas
     memory, step = dr_zero.GAME.start(cfg), 0
     while not dr_zero.GAME.finished(cfg, memory):
         _, memory, metrics = game_step(dr_zero.GAME, cfg, dr_zero_world.world(), memory, step)
