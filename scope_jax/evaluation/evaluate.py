@@ -7,7 +7,7 @@ grades, it is the folder given by --base, or else the card's `model.checkpoint`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,8 @@ def evaluation(
         with or_closed(opened):
             enforce(opened, SAMPLING, tell)
             world = assemble_world(opened, index, tell=tell)
-        yield Evaluation(world, sets, model, others, grader)
+        with closing(world):
+            yield Evaluation(world, sets, model, others, grader)
 
 
 def card_sets(cfg: Config) -> list[ExamSet]:

@@ -70,14 +70,6 @@ def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str],
     return templates.load_messages(folder, role, known=known, required=required, tools=tools)
 
 
-def for_searcher(
-    cfg: Config, folder: str, role: str, values: Mapping[str, object], required: Sequence[str]
-) -> Messages:
-    """`searcher_template`, filled in."""
-    template = searcher_template(cfg, folder, role, tuple(values), required)
-    return templates.fill_messages(template, {**values, **search_syntax(cfg)})
-
-
 @dataclass(frozen=True)
 class Prompt:
     """A prompt file of a role: `<name>.txt` in the card's prompt folder, perhaps with `<name>.system.txt` beside it."""

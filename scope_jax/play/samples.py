@@ -65,7 +65,7 @@ class Sample(Completion):
             label=label or role or self.label,
             datums=Datum.from_completion(self) if datums is None else tuple(datums),
             reward=reward,
-            parts=parts,
+            parts=dict(parts),
             trained=self.role.learns if trained is None else trained,
             padding=padding,
             temperature=self.temperature,

@@ -27,7 +27,7 @@ from scope_jax.text.messages import Messages
 Card = TypeVar("Card")
 Read = TypeVar("Read")
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
-JUDGED = ("asked", "retried", "malformed", "refused")  # numbers of requests to a judge, which are metrics
+REQUEST_COUNTS = ("asked", "retried", "malformed", "refused")  # numbers of requests to a judge, which are metrics
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Played:
     episodes: Sequence[Episode]
     """Of all roles, without advantages."""
     outcome: Any = None
-    """What happened, plain data: `Game.remember` makes the memory after the step of it."""
+    """What happened, not the memory after it: `Game.remember` makes that of it. It is never saved."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The game's own numbers. Those of samples and episodes (`samples.metrics`) come by themselves; one of the same
     name here takes their place, and None leaves it out: the step has no value for it."""
@@ -143,7 +143,7 @@ class Step(Generic[Card]):
 
     def count(self, prefix: str, requests: Replies[Any] | grading.Grades) -> None:
         """Adds numbers of requests to a judge to the metrics `<prefix>/…` of the step."""
-        for name in JUDGED:
+        for name in REQUEST_COUNTS:
             self.ledger.add(f"{prefix}/{name}", getattr(requests, name))
 
     def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:

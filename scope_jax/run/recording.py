@@ -69,7 +69,7 @@ class Recording:
         self._complete = LineWriter(run / TOOL_CALLS)
         if writes():
             for path in (run / CALLS).glob("*.jsonl"):
-                if int(path.stem) >= distributed.count():
+                if path.stem.isdecimal() and int(path.stem) >= distributed.count():
                     path.unlink()
             pair = (extents or {}).get(TOOL_CALLS)
             if said := self._complete.cut(done or None, None if pair is None else Extent(*pair)):

@@ -110,7 +110,9 @@ class RenderingTools:
         self._joiner = opened.joiner
         self._rows = () if exam else opened.rows
         search = Tool("search", lambda query: "", SEARCH)
-        self._toolbox = {tool.name: tool for tool in (*((search,) if opened.game.searches else ()), *opened.tools)}
+        self._toolbox = {
+            tool.name: tool for tool in (*((search,) if opened.game.searches(opened.cfg) else ()), *opened.tools)
+        }
 
     def rows(self, first: int, count: int) -> list[Row]:
         return sources.items(self._rows, first, count, self._cfg.seed)

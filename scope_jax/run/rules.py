@@ -159,7 +159,7 @@ RULES = (
     Rule("ends of replies", ("tokenizer",), card_rules.ends),
     Rule("vocabulary", ("model", "tokenizer"), card_rules.vocabulary),
     Rule("length of episodes", ("model",), card_rules.positions),
-    Rule("replay of experts", ("model",), lambda card: replays(card.cfg, card.model)),
+    Rule("experts", ("model",), lambda card: replays(card.cfg, card.model)),
     Rule("mesh", ("model",), card_rules.mesh),
     Rule("cache", ("model",), lambda card: check_budget(card.cfg, card.model)),
     Rule("cascade", ("model",), lambda card: check_cascade(card.cfg.rollout.cascade, card.model)),

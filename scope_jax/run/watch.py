@@ -69,7 +69,7 @@ class Watch:
 
 def _similar(name: str, known: Iterable[str]) -> str:
     """The most similar one of the known names, in brackets; "" if none is."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
     return f" (similar: {near[0]})" if near else ""
 
 

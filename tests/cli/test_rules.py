@@ -32,14 +32,15 @@ OWN = """
 from dataclasses import replace
 from scope_jax.games import ssp
 from scope_jax.play.rollouts import Agent, Rollout
+from scope_jax.play.step import Played
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tools import single_turn
 from scope_jax.text.messages import Messages
 
-def play(cfg, tools, memory, step):
+def play(step):
     agent = Agent("actor", single_turn(1.0, 8), tools=("search",), max_turns=2)
-    tools.play("asker", [Rollout("a", Messages("?"))], agent)
-    return [], memory, {}
+    step.tools.play("asker", [Rollout("a", Messages("?"))], agent)
+    return Played([])
 
 GAME = replace(ssp.GAME, name="own", CHANGE)
 """
@@ -77,7 +78,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("names of teachers", "ssp", ['teachers.base.checkpoint="{base}"'], "[teachers.base] has the name of a policy"),
     ("steps played ahead", "ssp", ["train.one_step_off_policy=true", "rollout.devices=1"], "set rollout_cap there"),
     ("replay of experts", "dpo", ["learner.router_replay=true"], "dpo trains on given texts; turn it off"),
-    ("replay of experts", "ssp", ["learner.router_replay=true"], "ssp/base has no experts; turn it off"),
+    ("experts", "ssp", ["learner.router_replay=true"], "ssp/base has no experts; turn it off"),
     ("measures", "ssp", [exam('measures=["brilliance"]')], "has the measure 'brilliance'; there are"),
     ("measures", "ssp", [exam('measures=["judge"]')], "add [evaluate.judge] with url and model to the card"),
     ("measures", "ssp", [exam('measures=["rubric"]')], "need a grader, and this game has none"),
@@ -123,7 +124,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("teacher {}", "ssp", ['teachers.t.checkpoint="{atlas}/spice/base"'], "has another vocabulary than the policies"),
     ("teacher {}", "ssp", ['teachers.t.checkpoint="{files}/none"'], "Model folder {files}/none does not exist"),
     ("prompts", "ssp", ['ssp.prompts="{files}/prompts"'], "solver.txt: unknown variable {quesion}"),
-    ("measures", "scope", ['scope.prompts="{files}/none"'], "{files}/none"),
+    ("prompts", "scope", ['scope.prompts="{files}/none"'], "{files}/none"),
     ("data", "ssp", ['data.answers="{files}/none.jsonl"'], "{files}/none.jsonl"),
     ("data", "ssp", ['data.answers="{files}/broken.jsonl"'], "{files}/broken.jsonl"),
     ("exam {.name}", "ssp", ['evaluate.sets=[{name="e", path="{files}/none.jsonl"}]'], "{files}/none.jsonl"),
@@ -305,4 +306,5 @@ def test_a_good_card_is_accepted_everywhere(game: str, tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_bad_card() -> None:
-    assert {rule for rule, *_ in RULES} == {rule.name for rule in rules.RULES}
+    doubts = {"length of episodes"}  # which refuse nothing
+    assert {rule for rule, *_ in RULES} == {rule.name for rule in rules.RULES} - doubts

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scope_jax.errors import UserError
@@ -40,6 +40,7 @@ PIECES = [
     *("</any.thing>", "&amp;", "amp;", "lt;", "/python>", "<|python_tag|>", '"', "'", "\\", "\n", "\t", "\x00", "\x7f"),
     *("{", "}", "[", "]", ",", ":", "=", "(", ")", "\\u", "\\ud83d", "\u2028", "é", "😀", "1", "null", " ", "-", "a"),
 ]
+WORDS_FOR_NULL = ("null", "None")
 RESULTS = [*PIECES, "<answer>", "</answer>", "<|im_end|>", "<tool_response>", "</tool_response>", "<information>"]
 TEXT = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 NUMBER = st.one_of(st.integers(), st.integers(-(10**300), 10**300), st.floats(allow_nan=False, allow_infinity=False))
@@ -77,6 +78,8 @@ def test_what_is_written_is_read(name, calls, said):
         calls, said = calls[:1], "\n"
     if name == "harmony":  # a call ends the turn, and what is said before it is a message of its own
         calls, said = calls[:1], f"<|channel|>analysis<|message|>{said}<|end|><|start|>assistant"
+    if name == "qwen-coder":  # which writes text without quotes: where null is allowed, too, null it is
+        assume(all(call.arguments.get("more") not in WORDS_FOR_NULL for call in calls))
     written = [dialect.write(call, SCHEMAS) for call in calls]
     turn = said + "\n".join(written) + " "
     found = dialect.read(turn, SCHEMAS)

@@ -84,7 +84,7 @@ def made(role: str, policy: str, *seed: int) -> list[Episode]:
 def play_ssp(step: Step[Any]) -> Played:
     """A step that depends on all state that a run carries: its number and its pool."""
     pool = step.memory["pool"]
-    return Played(made("solver", "actor", step.number, len(pool)), [step.number], {"pool": float(len(pool))})
+    return Played(made("solver", "actor", step.number, len(pool)), [{"step": step.number}], {"pool": float(len(pool))})
 
 
 def play_scope(step: Step[Any]) -> Played:
@@ -122,7 +122,9 @@ def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
     run(whole, "train.steps=3")
     assert run(branch, "train.steps=3", f"train.origin={whole}@2")["steps"] == 3
     same_from(whole, branch, 2)
-    assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {"pool": [0, 1, 2]}
+    assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {
+        "pool": [{"step": number} for number in range(3)]
+    }
     assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
     # it records its origin: to resume, the origin need not be given again, and must not differ
     assert run(branch, "train.steps=3")["steps"] == 3

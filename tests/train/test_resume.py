@@ -17,6 +17,7 @@ from scope_jax import train
 from scope_jax.games import GAMES, load_card
 from scope_jax.models.seal import fault, seal
 from scope_jax.play import judge_client
+from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint_writer, start, stopping
 from tests.train import runs
@@ -149,12 +150,12 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
 ) -> None:
     """One empty step is played and saved; then the run ends, after a signal with the checkpoint of the next step."""
 
-    def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
-        if step == 1 and "error" in end:
+    def play(step: Step[Any]) -> Played:
+        if step.number == 1 and "error" in end:
             raise judge_client.JudgeError("the judge is gone.")
-        if step == 1 and "saves" not in end:
+        if step.number == 1 and "saves" not in end:
             signal.raise_signal(signal.SIGTERM)
-        return [], memory, {}
+        return Played([], [])
 
     class Signalled(checkpoint_writer.Checkpoints):
         def save(self, *args: Any) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from scope_jax import train
 from scope_jax.config import CardError
 from scope_jax.games import GAMES, load_card, ssp
+from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
 from scope_jax.run.watch import RunEnd, Watch, watch_of
 from scope_jax.run.world import StepTools
@@ -85,10 +86,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that train nothing, with the entropies of VALUES; the list holds the steps that were played."""
     steps: list[int] = []
 
-    def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
-        if isinstance(tools, StepTools):  # a start looks at the first prompts of step 0
-            steps.append(step + 1)
-        return [], memory, {"solver/entropy": VALUES[step], "solver/loss": 0.0, "proposer/loss": 0.0}
+    def play(step: Step[Any]) -> Played:
+        if isinstance(step.tools, StepTools):  # a start looks at the first prompts of step 0
+            steps.append(step.number + 1)
+        return Played([], [], {"solver/entropy": VALUES[step.number], "solver/loss": 0.0, "proposer/loss": 0.0})
 
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
     return steps

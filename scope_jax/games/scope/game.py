@@ -80,11 +80,11 @@ def task_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     attempted = roles.grade(step, attempted)
     # l.24, l.25, l.26: the difficulty window
     tasks = state.retain(card, drafts, attempted)
-    # l.27: the memory continues with the next batch, or with the solver
     episodes = challenger_episodes(step, drafts, attempted, trained=False)
     episodes += solver_episodes(step, attempted, trained=False)
     metrics = measure_drafts(step, drafts, f"{CREATION}/") | measure_attempts(attempted, f"{CREATION}/{SOLVER}")
     metrics["tasks/yield"] = len(tasks) / len(rows)
+    # l.27: the memory continues with the next batch, or with the solver
     return Played(episodes, outcome=Outcome(rows=len(rows), tasks=tasks, scores=[]), metrics=metrics)
 
 
@@ -98,10 +98,10 @@ def solver_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     attempted = roles.grade(step, attempted)
     # l.31, l.32: Eq. (6)
     episodes = solver_episodes(step, attempted, trained=True)
-    # l.33: the training loop trains on these episodes
-    # l.34, l.35: the memory continues with the next step, or the next iteration, until all are completed
     scores = [group.mean for group in attempted if group.mean is not None]
     outcome = Outcome(rows=len(rows), tasks=[], scores=[mean(scores)] if scores else [])
+    # l.33: the training loop trains on these episodes
+    # l.34, l.35: the memory continues with the next step, or the next iteration, until all are completed
     return Played(episodes, outcome=outcome, metrics=measure_attempts(attempted, SOLVER))
 
 

@@ -107,7 +107,7 @@ class Outcome(TypedDict):
     tasks: list[Entry]
     """Tasks that were kept."""
     scores: list[float]
-    """Of a solver step: ḡ of each task that has one."""
+    """Of a solver step: the mean ḡ of its tasks, unless none has one."""
 
 
 # --------------------------------------------------------------------------------------------------------------- tasks

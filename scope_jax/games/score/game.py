@@ -34,6 +34,7 @@ def play(step: Step[ScoreSection]) -> Played:
     # l.7, l.8, l.9: the harness of this step; the scheduler's constraints, among the dimensions that it admits
     harness = meta_harness.in_force(step.cfg, step.memory)
     constraints = state.get_constraints(step.card.scheduler, step.memory["scheduler"], harness)
+    # before the first step: whether the model that writes harnesses answers
     refreshes = roles.probe(step)
     # l.10, l.11: the batch of queries
     rows = step.rows(step.number * size, size)

@@ -77,7 +77,7 @@ def question_round(step: Step[SpellSection], position: int, history: History) ->
     proposals = roles.reject_unread(proposals, groups)
     # l.16, l.17: G judgments of each answer
     groups = roles.verify(step, groups)
-    # l.18, l.19: the questioner's rewards; those of answers and judgments are already known
+    # l.18, l.19: the questioner's rewards; those of answers are known, those of judgments follow from the votes
     proposals = roles.reward(card, proposals, groups)
     # l.20, l.21: the solvable questions, for the history
     order_of = {order.position: order for order in orders}

@@ -36,15 +36,16 @@ def play(step: Step[SpiceSection]) -> Played:
     attempts = roles.write_tasks(step, documents)
     # l.7: G attempts per document
     kept = roles.keep(step, attempts)
-    # l.8: the valid ones; if the challenger is not trained, only those for the reasoner's update (l.16)
+    # l.16, drawn here already: one valid task per document, for the reasoner's update
     chosen = roles.select(step, kept)
+    # l.8: the valid ones; if the challenger is not trained, only those for the reasoner's update
     valid = [attempt for group in kept for attempt in group if attempt.valid]
     posed = valid if step.roles[CHALLENGER].learns else chosen
     # l.9: K answers to each, graded
     answers = roles.grade(step, roles.solve(step, posed))
     # l.10 to l.14: Eq. (1)
     written = challenger_episodes(step, kept, {group.attempt.key: group.pass_rate for group in answers})
-    # l.15, l.16, l.17: the reasoner's phase, with one valid task per document
+    # l.15, l.17: the reasoner's phase
     keys = {attempt.key for attempt in chosen}
     if answers_are_new(step.card):
         learned = roles.grade(step, roles.solve(step, chosen, again=True))
@@ -61,7 +62,7 @@ def play(step: Step[SpiceSection]) -> Played:
 
 
 def remember(cfg: Config, memory: Memory, outcome: None, number: int) -> tuple[Memory, Metrics]:
-    """The position in the stream of documents (l.29)."""
+    """The position in the stream of documents (l.5)."""
     return {"drawn": memory["drawn"] + cfg.train.batch_size}, {}
 
 

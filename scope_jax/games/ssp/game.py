@@ -43,10 +43,10 @@ def play(step: Step[SSPSection]) -> Played:
     solved = roles.grade_solver(step, solved)
     # l.8: the proposer's rewards
     rewards = roles.reward_proposer(step.card, slots, solved)
-    # l.9: episodes of both roles
+    # episodes of both roles
     episodes = solver_episodes(step, solved) + proposer_episodes(step, proposals, rewards, solved)
     # l.10, l.11: the training loop trains on these episodes, in the order of the roles
-    # l.12: the questions for the pool
+    # App. B.1: the questions for the pool
     entries = state.new_entries(step.card, solved, step.number)
     return Played(episodes, outcome=entries, metrics=measure(slots, proposals, problems, rewards))
 

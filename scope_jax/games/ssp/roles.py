@@ -27,7 +27,7 @@ PROPOSER, SOLVER, VERIFIER, JUDGE = "proposer", "solver", "verify", "judge"
 def card_roles(cfg: Config) -> tuple[Role, ...]:
     """Solver and proposer, in the order of their updates, who verifies, and the judge of a card that has one."""
     card = options(cfg)
-    trained = {SOLVER: solver_role(cfg), PROPOSER: proposer_role(cfg)}
+    players = {SOLVER: solver_role(cfg), PROPOSER: proposer_role(cfg)}
     others = []
     if card.verify == "policy":
         agent = Agent(ACTOR, single_turn(card.verify_temperature, card.verify_max_tokens))
@@ -36,7 +36,7 @@ def card_roles(cfg: Config) -> tuple[Role, ...]:
         grades = (grading.JUDGE,) if card.grader != "exact-match" else ()
         verifies = (messages.VERIFICATION,) if card.verify == "judge" else ()
         others.append(Role(JUDGE, cfg.judge, prompts=(*grades, *verifies), table="judge"))
-    return (*(trained[name] for name in card.update_order), *others)
+    return (*(players[name] for name in card.update_order), *others)
 
 
 def solver_role(cfg: Config) -> Role:
@@ -85,9 +85,8 @@ def attempts(card: SSPSection) -> int:
 
 def propose(step: Step[SSPSection], slots: Sequence[Slot], attempt: int) -> list[Proposal]:
     """τ ~ π(· | x_propose, a*): one proposer episode per slot, with its question Q(τ) and the first rule it breaks."""
-    samples = (
-        step.card.proposer.samples if attempt == 0 else 1
-    )  # in the first attempt the slots of a row share a prompt
+    # in the first attempt the slots of a row share a prompt
+    samples = step.card.proposer.samples if attempt == 0 else 1
     rollouts = []
     for slot in slots[::samples]:
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
