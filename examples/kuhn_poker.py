@@ -11,7 +11,7 @@ from scope_jax.config import LossCard, SamplingSection, Section
 from scope_jax.play.exams import Exam, chances
 from scope_jax.play.game import REWARD, Game, Panel
 from scope_jax.play.rewards import mean
-from scope_jax.play.roles import Role, merged
+from scope_jax.play.roles import Role, one_update_per_policy
 from scope_jax.play.rollouts import Agent, Ask, Rollout
 from scope_jax.play.step import Played
 from scope_jax.text.parsing import boxed
@@ -101,12 +101,5 @@ def exam(cfg):
     )
 
 
-GAME = Game(
-    name="kuhn_poker",
-    options=Options,
-    roles=roles,
-    play=play,
-    arrange=lambda cfg, updates: merged(updates),
-    exam=exam,
-    panels=(Panel("Chips per hand, exactly", ("/won", "/exploitable"), False, of_exams=True), REWARD),
-)
+PANELS = (Panel("Chips per hand, exactly", ("/won", "/exploitable"), False, of_exams=True), REWARD)
+GAME = Game("kuhn_poker", Options, roles, play, arrange=one_update_per_policy, exam=exam, panels=PANELS)

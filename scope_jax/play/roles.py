@@ -116,10 +116,11 @@ def updates(roles: Iterable[Role]) -> tuple[Update, ...]:
     )
 
 
-def merged(each: Sequence[Update]) -> tuple[Update, ...]:
-    """One update in place of those of a policy, with the loss card of its first: all its roles are trained together."""
+def one_update_per_policy(cfg: Config, updates: Sequence[Update]) -> tuple[Update, ...]:
+    """One update in place of those of a policy, with the loss card of its first: all its roles are trained together.
+    For `Game.arrange`."""
     by_policy: dict[str, list[Update]] = {}
-    for update in each:
+    for update in updates:
         by_policy.setdefault(update.policy, []).append(update)
     return tuple(
         Update(policy, same[0].card, tuple(share for update in same for share in update.roles))

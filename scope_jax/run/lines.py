@@ -78,11 +78,16 @@ class Line:
 # -------------------------------------------------------------------------------------------------------------- writing
 def summed(records: Iterable[Mapping[str, Any]], extent: Extent) -> tuple[bytes, Extent]:
     """(the records as lines that follow a file of this extent, its extent with them). Half characters, which no file
-    holds, become U+FFFD."""
+    holds, become U+FFFD. Raises UserError for a record that no reader would take."""
     lines: list[bytes] = []
     value = extent.sum
     for record in records:
         body = whole(json.dumps(record, ensure_ascii=False)).encode()[:-1]
+        if len(body) + _SUM_LENGTH > LONGEST_LINE:
+            raise UserError(
+                f"a record of {len(body) >> 20} MiB does not fit into a line of a run's files, which may have "
+                f"{LONGEST_LINE >> 20} MiB; let the game or its tools return less."
+            )
         value = zlib.crc32(body, value)
         lines.append(b'%b, "sum": "%08x"}\n' % (body, value))
     return b"".join(lines), Extent(extent.lines + len(lines), value)

@@ -171,6 +171,16 @@ def test_any_number_can_be_drawn(value: float | None, run: Path, recwarn: pytest
     assert all(abs(each) <= 1e100 for each in drawn if each == each)
 
 
+def test_a_record_that_no_reader_would_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lines, "LONGEST_LINE", 1 << 20)
+    text, extent = run_lines.summed([{"step": 1, "text": "a" * (1 << 19)}], run_lines.Extent())
+    assert extent.lines == 1 and len(text) > 1 << 19
+    with pytest.raises(
+        UserError, match="a record of 1 MiB does not fit into a line of a run's files, which may have 1"
+    ):
+        run_lines.summed([{"step": 1, "text": "a" * (1 << 20)}], run_lines.Extent())
+
+
 def test_a_line_may_not_fill_the_memory(run: Path) -> None:
     """A few MB of gzip may stand for any number of GB."""
     with gzip.open(run / TOKENS, "wb", compresslevel=1) as file:

@@ -113,7 +113,7 @@ def test_policies_updates_judges_and_the_base_follow_from_roles() -> None:
         Update("second", other, (RoleShare("solver"),)),
         Update("actor", LOSS, (verdicts,)),
     )
-    assert roles.merged(updates) == (Update("actor", LOSS, (questions, verdicts)), updates[1])
+    assert roles.one_update_per_policy(CFG, updates) == (Update("actor", LOSS, (questions, verdicts)), updates[1])
     with pytest.raises(TypeError, match="judge is an external model"):
         _ = listed[1].agent
 

@@ -14,7 +14,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game
 from scope_jax.play.rewards import mean
-from scope_jax.play.roles import Role, merged
+from scope_jax.play.roles import Role, one_update_per_policy
 from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Memory, Played, Step
@@ -101,7 +101,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=start,
-    arrange=lambda cfg, updates: merged(updates),
+    arrange=one_update_per_policy,
     exam=exam,
     data=("answers",),
 )

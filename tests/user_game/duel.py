@@ -17,7 +17,7 @@ from scope_jax.learner.types import Episode
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game
 from scope_jax.play.rewards import mean
-from scope_jax.play.roles import Role, merged
+from scope_jax.play.roles import Role, one_update_per_policy
 from scope_jax.play.rollouts import Agent, Ask, Context, Response, Rollout
 from scope_jax.play.step import Played, Step
 from scope_jax.play.tool_calls import Tool
@@ -95,7 +95,7 @@ GAME = Game(
     options=Options,
     roles=roles,
     play=play,
-    arrange=lambda cfg, updates: merged(updates),
+    arrange=one_update_per_policy,
     exam=exam,
     data=("answers",),
 )

@@ -14,7 +14,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import functions
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.game import Game, Starter, Updates
-from scope_jax.play.roles import merged
+from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.play.tools import Tools
 
@@ -91,7 +91,7 @@ def solver_episodes(attempts: Sequence[Attempts]) -> list[Episode]:
 
 def arrange(cfg: Config, updates: Updates) -> Updates:
     """One update of both roles, in which each kind of tasks has advantages of its own (TRR++)."""
-    (update,) = merged(updates)
+    (update,) = one_update_per_policy(cfg, updates)
     shares = [replace(share, role=f"{share.role}_{kind}") for share in update.roles for kind in options(cfg).tasks]
     return (replace(update, roles=tuple(shares)),)
 

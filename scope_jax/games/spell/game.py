@@ -17,7 +17,7 @@ from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Panel
 from scope_jax.play.rewards import mean, means, shares
-from scope_jax.play.roles import merged
+from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 
 
@@ -315,7 +315,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"position": 0, "history": {}},  # a cluster's entry is created with its first question
-    arrange=lambda cfg, updates: merged(updates),
+    arrange=one_update_per_policy,
     exam=exam,
     check=check,
     adopt=adopt,

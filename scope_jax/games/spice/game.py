@@ -15,7 +15,7 @@ from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, Game, Panel
 from scope_jax.play.rewards import means, shares
-from scope_jax.play.roles import merged
+from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.text.parsing import shorten
 
@@ -207,7 +207,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"drawn": 0},
-    arrange=lambda cfg, updates: merged(updates),
+    arrange=one_update_per_policy,
     exam=exam,
     source=source,
     check=check,

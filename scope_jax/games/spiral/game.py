@@ -17,7 +17,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.game import GRADIENT, REWARD, Game, Panel
 from scope_jax.play.rewards import by_turn, means
-from scope_jax.play.roles import merged
+from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.step import Memory, Played, Step
 
@@ -110,7 +110,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"b": {}},
-    arrange=lambda cfg, updates: merged(updates) * options(cfg).passes,
+    arrange=lambda cfg, updates: one_update_per_policy(cfg, updates) * options(cfg).passes,
     exam=exam,
     batch="spiral.turns",
     panels=(Panel("Results against opponents", ("/score",), False, of_exams=True), REWARD, GRADIENT),
