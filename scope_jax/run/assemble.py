@@ -26,7 +26,7 @@ from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import BASE
 from scope_jax.run import kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, first_factors
-from scope_jax.run.checkpoint import Saved
+from scope_jax.run.checkpoint import Saved, checkpoints_in
 from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
@@ -154,14 +154,17 @@ def assemble(
 
     part(name, done, total) reports the progress of building the index; tell(sentence) gets what games tell the user,
     and is called every few seconds while a judge or search server is down. services: False: nothing outside is asked,
-    as a record answers.
+    as a record answers. A run that has a checkpoint is not asked for what only its beginning needs.
 
     Raises UserError, FileNotFoundError or ConnectionError subclasses with one sentence for the first rule that the card
     breaks, and for devices that do not suit it.
     """
     opened = OpenedCard(cfg, judges=None if services else {})
+    here = ALL.difference(("origin",) if services else ("origin", "services"))
+    if checkpoints_in(run / "checkpoints"):  # the run goes on: what it began with was there
+        here = here.difference(("beginning",))
     with or_closed(opened):
-        enforce(opened, ALL.difference(("origin",) if services else ("origin", "services")), tell)
+        enforce(opened, here, tell)
         world = assemble_world(opened, run, part, tell)
         learning = kernels.for_learning(world.cfg, world.model, tell)
         return Trainer(replace(world, rows=opened.rows), assemble_learner(learning, world.model))

@@ -18,10 +18,22 @@ from scope_jax.run.opened import FAULTS, Doubt, OpenedCard, WithExample
 
 T = TypeVar("T")
 Need = Literal[
-    "training", "model", "tokenizer", "policies", "teachers", "encoder", "files", "tools", "services", "origin"
+    "training",
+    "beginning",  # the first step is to be played, from the weights that the card names
+    "model",
+    "tokenizer",
+    "policies",
+    "teachers",
+    "encoder",
+    "files",
+    "tools",
+    "services",
+    "origin",
 ]
 ALL: frozenset[Need] = frozenset(get_args(Need))
-SAMPLING = ALL - frozenset[Need](("training", "policies", "teachers", "origin"))  # of a command that only samples
+SAMPLING = ALL - frozenset[Need](
+    ("training", "beginning", "policies", "teachers", "origin")
+)  # where nothing is trained
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,9 @@ def plannable(cfg: Config, given: bool = False) -> frozenset[Need]:
     """What a plan looks at: the card, the model, and what of tokenizer and other models is on this machine. given: the
     model's config.json is another one than the card's, so that these do not belong to it."""
     here = _here(cfg, lambda folder: Path(folder).is_dir() and not given)
-    return here.difference(("encoder", "files", "tools", "services", "origin")) | frozenset[Need](("model",))
+    return here.difference(("beginning", "encoder", "files", "tools", "services", "origin")) | frozenset[Need](
+        ("model",)
+    )
 
 
 def _here(cfg: Config, is_here: Callable[[str], bool]) -> frozenset[Need]:
@@ -126,7 +140,13 @@ def _tried(work: Callable[[], T]) -> T | OSError | UserError:
 
 
 # ------------------------------------------------------------------------------------------------------------ the list
-FIRST: tuple[Need, ...] = ("training", "tokenizer", "tools", "files")  # of what is sampled or trained first
+FIRST: tuple[Need, ...] = (
+    "training",
+    "beginning",
+    "tokenizer",
+    "tools",
+    "files",
+)  # of what is sampled or trained first
 
 
 def _starts(card: OpenedCard) -> Iterable[str]:
@@ -154,7 +174,7 @@ RULES = (
     Rule("measures", ("training",), card_rules.measures),
     Rule("reference", ("training",), card_rules.reference),
     Rule("source of the data", ("training",), lambda card: card.source),
-    Rule("model {}", ("training", "model", "files"), file_rules.stored, lambda card: [card.folder]),
+    Rule("model {}", ("training", "beginning", "model", "files"), file_rules.stored, lambda card: [card.folder]),
     Rule("tokenizer and template", ("tokenizer",), card_rules.template),
     Rule("ends of replies", ("tokenizer",), card_rules.ends),
     Rule("vocabulary", ("model", "tokenizer"), card_rules.vocabulary),
@@ -165,7 +185,7 @@ RULES = (
     Rule("cascade", ("model",), lambda card: check_cascade(card.cfg.rollout.cascade, card.model)),
     Rule("adapters", ("model",), card_rules.adapter),
     Rule("models of policies", ("training", "model", "policies"), file_rules.beginnings),
-    Rule("model {}", ("training", "policies", "files"), file_rules.stored, _starts),
+    Rule("model {}", ("training", "beginning", "policies", "files"), file_rules.stored, _starts),
     Rule("teacher {}", ("training", "tokenizer", "teachers"), file_rules.teacher, _teachers),
     Rule("prompts", ("training", "files"), file_rules.prompts),
     Rule("data", ("training", "files"), file_rules.data),

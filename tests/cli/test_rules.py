@@ -308,3 +308,13 @@ def test_a_good_card_is_accepted_everywhere(game: str, tmp_path: Path) -> None:
 def test_every_rule_has_a_bad_card() -> None:
     doubts = {"length of episodes"}  # which refuse nothing
     assert {rule for rule, *_ in RULES} == {rule.name for rule in rules.RULES} - doubts
+
+
+def test_a_run_that_goes_on_is_not_asked_for_its_beginning(files: Path, tmp_path: Path) -> None:
+    """The weights that it began with may be gone, and no prompt of its first step has to fit any more."""
+    base = shutil.copytree(BASE, tmp_path / "base")
+    card = load_card(card_file("ssp", files), [f"model.checkpoint={base}"])
+    (base / "model.safetensors").unlink()
+    assert "model.safetensors" in said_by_train(card, tmp_path / "new")
+    (tmp_path / "old" / "checkpoints" / "1").mkdir(parents=True)
+    assert said_by_train(card, tmp_path / "old") == ""
