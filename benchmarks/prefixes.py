@@ -30,7 +30,7 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.games import load_card
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
-from scope_jax.learner.prefixes import Node, Work, alone, cheapest, rows_of
+from scope_jax.learner.prefixes import Node, RowWork, alone, cheapest, rows_of
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.config import ModelConfig
 from scope_jax.plan.architectures import public
@@ -83,7 +83,7 @@ def packed(
     """(FLOPs apart, FLOPs shared, tokens apart, tokens shared)."""
     pieces = batching.pieces_of(made, max(section.buckets), True, None)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
-    buckets, work = sorted(bucket for bucket in section.buckets if bucket >= longest), Work(model, sparse)
+    buckets, work = sorted(bucket for bucket in section.buckets if bucket >= longest), RowWork(model, sparse)
 
     def places(rows: int, width: int) -> int:
         count, size = batching.micro_batches(section, shards, rows, -(-width // buckets[0]))

@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.models.attention import storable
 from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.delta import Kept, Recur, Streams, Taps, advanced, nothing_kept
+from scope_jax.models.delta import KeptState, Recur, Streams, Taps, advanced, nothing_kept
 from scope_jax.models.kinds import mixer_of
 from scope_jax.models.moe import Route, block_matmul, keeping, picked_dtype, route
 from scope_jax.models.transformer import Params, block, embed, final_norm, layer_inputs
@@ -53,7 +53,7 @@ class Picked(NamedTuple):
     picked_SLCk: Any
 
 
-Cache = tuple[LayerCache | Kept | Picked, ...]
+Cache = tuple[LayerCache | KeptState | Picked, ...]
 
 
 def round_up(tokens: int) -> int:
@@ -84,7 +84,7 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any, picks: b
     def empty(heads: int, *block: int) -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros((slots, heads, count, *block), dtype) for count in blocks)
 
-    def of(layer: Layer) -> LayerCache | Kept:
+    def of(layer: Layer) -> LayerCache | KeptState:
         mixer = mixer_of(layer)
         if mixer.kept is not None:
             return nothing_kept(mixer.kept(layer.mixer), slots, dtype)
@@ -142,7 +142,7 @@ def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
 def _joined(cache: Cache, part: Cache, put: Callable[[jax.Array, jax.Array], jax.Array]) -> Cache:
     """put(segment, new segment) for every segment that `part` has, and all that has none; the others stay."""
 
-    def one(layer: Any, other: Any) -> LayerCache | Kept | Picked:
+    def one(layer: Any, other: Any) -> LayerCache | KeptState | Picked:
         if not isinstance(layer, LayerCache):
             return type(layer)(*map(put, layer, other))
         return LayerCache(
@@ -200,7 +200,7 @@ def step(
     caches: list[Any] = []
     layers, picks, kept, router = _apart(cfg, cache)
     for w, layer, held, own in zip(params["layers"], cfg.layers, layers, inputs, strict=True):
-        if isinstance(held, Kept):
+        if isinstance(held, KeptState):
             recur = _recurrence(caches, held, lengths_S, counts_S)
             x_S1D = block(cfg, layer, w, x_S1D, lengths_S[:, None], recur, LOCAL, block_matmul, router=router)
             continue
@@ -238,7 +238,7 @@ def _with_picks(picks: list[Any], kept: list[jax.Array], rows: jax.Array, column
     return [Picked(picks[0].picked_SLCk.at[rows, :, column].set(new, mode="drop", unique_indices=True))]
 
 
-def _recurrence(caches: list[Any], held: Kept, starts_S: jax.Array, counts_S: jax.Array) -> Recur:
+def _recurrence(caches: list[Any], held: KeptState, starts_S: jax.Array, counts_S: jax.Array) -> Recur:
     """Of rows that add tokens; what is kept then is added to the caches."""
 
     def recur(streams: Streams, taps: Taps) -> jax.Array:
@@ -318,7 +318,7 @@ def append(
     caches: list[Any] = []
     layers, picks, kept, router = _apart(cfg, cache)
     for w, layer, held, own in zip(params["layers"], cfg.layers, layers, inputs, strict=True):
-        if isinstance(held, Kept):
+        if isinstance(held, KeptState):
             recur = _recurrence(caches, held, starts_S, counts_S)
             x_STD = block(cfg, layer, w, x_STD, positions_ST, recur, LOCAL, block_matmul, router=router)
             continue

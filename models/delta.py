@@ -50,7 +50,7 @@ class Taps(NamedTuple):
     v_Hea: Any
 
 
-class Kept(NamedTuple):
+class KeptState(NamedTuple):
     """What a layer keeps of rows for their next tokens: S, and the last tokens before the convolution."""
 
     state_BHhe: Any
@@ -170,7 +170,7 @@ def _by_value_head(x_BTKh: jax.Array, heads: int) -> jax.Array:
 
 
 def _recurred(
-    streams: Streams, taps: Taps, since_BT: jax.Array, kept: Kept | None, chunk: int
+    streams: Streams, taps: Taps, since_BT: jax.Array, kept: KeptState | None, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
     """(o in the dtype of the values, state)."""
     befores = (None,) * 3 if kept is None else kept[1:]
@@ -225,9 +225,9 @@ def check_context(key_heads: int, tensor: int, devices: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- engine
-def nothing_kept(shapes: dict[str, tuple[int, ...]], rows: int, dtype: Any) -> Kept:
+def nothing_kept(shapes: dict[str, tuple[int, ...]], rows: int, dtype: Any) -> KeptState:
     """What is kept of rows without tokens. shapes: `kinds.Mixer.kept` of the layer."""
-    return Kept(**{name: jnp.zeros((rows, *shape), _dtype(name, dtype)) for name, shape in shapes.items()})
+    return KeptState(**{name: jnp.zeros((rows, *shape), _dtype(name, dtype)) for name, shape in shapes.items()})
 
 
 def _dtype(name: str, dtype: Any) -> Any:
@@ -239,9 +239,9 @@ def advanced(
     taps: Taps,
     starts_B: Int[Array, " B"],
     counts_B: Int[Array, " B"],
-    kept: Kept,
+    kept: KeptState,
     chunk: int = CHUNK,
-) -> tuple[jax.Array, Kept]:
+) -> tuple[jax.Array, KeptState]:
     """(o, what is kept) of rows that add counts_B of T tokens from position starts_B on; the rest is padding, whose
     output is meaningless. A row that adds none keeps what it has, bit for bit."""
     offset_T = jnp.arange(streams.q_BTKh.shape[1])
@@ -256,10 +256,10 @@ def advanced(
         at_Ba = counts_B[:, None] + jnp.arange(before_BKah.shape[2])
         return jnp.take_along_axis(whole, at_Ba[:, None, :, None], axis=2)
 
-    return out, Kept(state, *(last(before, x) for before, x in zip(kept[1:], streams[:3], strict=True)))
+    return out, KeptState(state, *(last(before, x) for before, x in zip(kept[1:], streams[:3], strict=True)))
 
 
-class Rows(NamedTuple):
+class RowBounds(NamedTuple):
     """Where, among the rows that are kept, R rows that add tokens one after another begin and end (or their
     shardings). A row may begin where one before it ended."""
 
@@ -272,8 +272,8 @@ class Rows(NamedTuple):
 
 
 def one_each(
-    streams: Streams, taps: Taps, starts_R: jax.Array, counts_R: jax.Array, kept: Kept
-) -> tuple[jax.Array, Kept]:
+    streams: Streams, taps: Taps, starts_R: jax.Array, counts_R: jax.Array, kept: KeptState
+) -> tuple[jax.Array, KeptState]:
     """`advanced` by a token at most, of the first R of the rows that are kept."""
     own = jax.tree.map(lambda x: x[: len(starts_R)], kept)
     out, new = advanced(streams, taps, starts_R, counts_R, own, chunk=1)
@@ -281,11 +281,11 @@ def one_each(
 
 
 def in_order(
-    streams: Streams, taps: Taps, starts_R: jax.Array, counts_R: jax.Array, kept: Kept, rows: Rows
-) -> tuple[jax.Array, Kept]:
+    streams: Streams, taps: Taps, starts_R: jax.Array, counts_R: jax.Array, kept: KeptState, rows: RowBounds
+) -> tuple[jax.Array, KeptState]:
     """`advanced` one row after the other: steps of one shape, so that a row's bits do not depend on the others."""
 
-    def one(kept: Kept, xs: tuple[Any, ...]) -> tuple[Kept, jax.Array]:
+    def one(kept: KeptState, xs: tuple[Any, ...]) -> tuple[KeptState, jax.Array]:
         own, start, count, (source, target, copy) = xs
         before = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, source), kept)
         out, after = advanced(jax.tree.map(lambda x: x[None], own), taps, start[None], count[None], before)

@@ -32,7 +32,7 @@ from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
 from scope_jax.models.masks import ends_of
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
-from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
+from scope_jax.models.sentence_files import Activation, DenseModule, Modules, Pooling, Said
 from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.rules import TRAIN, Rules
@@ -199,7 +199,7 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
     return cfg, params
 
 
-def _dense(folder: Path, layer: Dense, mesh: Mesh | None) -> Params:
+def _dense(folder: Path, layer: DenseModule, mesh: Mesh | None) -> Params:
     """weight_DE and, if the layer has one, bias_E, in float32."""
     shapes = {"weight_DE": (layer.inputs, layer.outputs)} | ({"bias_E": (layer.outputs,)} if layer.bias else {})
     tree = {name: Param(shape, (None,) * len(shape), zeros, jnp.float32) for name, shape in shapes.items()}

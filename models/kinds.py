@@ -103,7 +103,7 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], call: Call) -> jax.Array:
+def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], call: LayerCall) -> jax.Array:
     """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them.
 
     Of more devices in a tensor group than kv heads, several have the same one: each computes a part of its columns."""
@@ -145,7 +145,7 @@ def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """What a layer is computed with beside its weights and input.
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
@@ -167,7 +167,7 @@ class Call:
     stream_BTD: Any = None
 
 
-def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
     shards, positions_BT = call.shards, call.positions_BT
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
     own = mixer.source is None
@@ -225,7 +225,7 @@ def _delta_weights(cfg: ModelConfig, mixer: Delta) -> Weights:
     }
 
 
-def _delta(mixer: Delta, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+def _delta(mixer: Delta, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
     shards, f32 = call.shards, jnp.float32
     x_BTD = shards.enter_layer(x_BTD).reshape(*call.positions_BT.shape, -1)
 
@@ -259,7 +259,7 @@ def _dense_weights(cfg: ModelConfig, feed: Dense) -> Weights:
     }
 
 
-def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+def _dense(feed: Dense, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
     """SwiGLU or GeGLU (Shazeer 2020): (activation(x W_gate) ⊙ x W_up) W_down."""
     x_BTD = call.shards.enter_layer(x_BTD)
     hidden_BTF = ACTIVATIONS[feed.activation](product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
@@ -296,7 +296,7 @@ def _expert_biases(D: int, F: int, X: int) -> Weights:
     }
 
 
-def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
     out_BTD = moe_layer(feed, w, x_BTD, call.shards, call.grouped, router=call.router)
     return out_BTD + _shared(w, x_BTD, call.shards) if feed.shared else out_BTD
 
@@ -319,7 +319,7 @@ def _parallel_weights(cfg: ModelConfig, feed: Parallel) -> Weights:
     }
 
 
-def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: Call) -> jax.Array:
+def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
     """norm(dense(x)) + norm(experts(norm(stream))); the router reads a norm of its own of the stream, times D^−½."""
 
     def norm(x_BTD: jax.Array, name: str) -> jax.Array:
@@ -333,7 +333,7 @@ def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: Call) -> jax.Ar
 
 # --------------------------------------------------------------------------------------------------------------- tables
 @dataclass(frozen=True)
-class Part:
+class LayerPart:
     """A mixer or a feed-forward part; the functions take its description from `models.config`.
 
     weights(cfg, part): declarations by name, of one layer. apply(part, w, x_BTD, call): its output, before the
@@ -343,7 +343,7 @@ class Part:
     """
 
     weights: Callable[[ModelConfig, Any], Weights]
-    apply: Callable[[Any, Params, jax.Array, Call], jax.Array]
+    apply: Callable[[Any, Params, jax.Array, LayerCall], jax.Array]
     multiplied: Callable[[int, Any], int]
     values: Callable[[Any], int]
     divided: Callable[[Any], dict[str, int]]
@@ -352,7 +352,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixer(Part):
+class Mixer(LayerPart):
     """projected(part): numbers of a token that its first products give. pair(part): FLOPs of a query and a key that it
     sees, forward. page(part): (kv heads, head dim) of the keys, and of the values, that it keeps of a token, in a cache
     that grows with the text; None if it reads another layer's. kept(part): what it keeps of a text instead, whatever
@@ -402,8 +402,8 @@ MIXERS: dict[type, Mixer] = {
         },
     ),
 }
-FEEDS: dict[type, Part] = {
-    Dense: Part(
+FEEDS: dict[type, LayerPart] = {
+    Dense: LayerPart(
         _dense_weights,
         _dense,
         multiplied=lambda D, f: 3 * D * f.width,
@@ -411,7 +411,7 @@ FEEDS: dict[type, Part] = {
         divided=lambda f: {"ffn_width": f.width},
         targets=("gate_DF", "up_DF", "down_FD"),
     ),
-    Experts: Part(
+    Experts: LayerPart(
         _expert_weights,
         _experts,
         multiplied=lambda D, f: D * f.count + 3 * D * (f.width * f.picked + f.shared) + (D if f.shared else 0),
@@ -422,7 +422,7 @@ FEEDS: dict[type, Part] = {
     ),
 }
 _of_dense, _of_experts = FEEDS[Dense], FEEDS[Experts]
-FEEDS[Parallel] = Part(
+FEEDS[Parallel] = LayerPart(
     _parallel_weights,
     _parallel,
     multiplied=lambda D, f: _of_dense.multiplied(D, f.dense) + _of_experts.multiplied(D, f.experts),
@@ -437,7 +437,7 @@ def mixer_of(layer: Layer) -> Mixer:
     return MIXERS[type(layer.mixer)]
 
 
-def feed_of(layer: Layer) -> Part:
+def feed_of(layer: Layer) -> LayerPart:
     return FEEDS[type(layer.feed)]
 
 

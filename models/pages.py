@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import Attention, ModelConfig
-from scope_jax.models.delta import Kept, Rows, Streams, Taps, in_order, nothing_kept, one_each
+from scope_jax.models.delta import KeptState, RowBounds, Streams, Taps, in_order, nothing_kept, one_each
 from scope_jax.models.kinds import Heads, Params, mixer_of, plain_heads
 from scope_jax.models.moe import keeping, picked_dtype, route
 from scope_jax.models.transformer import block, embed, final_norm, layer_inputs
@@ -145,7 +145,7 @@ class Where(NamedTuple):
     starts_R: Any
     counts_R: Any
     tiles: Tiles | None = None
-    rows: Rows | None = None
+    rows: RowBounds | None = None
 
     def seen(self, group: int, window: int | None, queries: int) -> Where:
         """One group's tables [R, b], from the first page on that a query sees; positions count from that page. With a
@@ -363,7 +363,7 @@ def init_pages(
     return *found, jnp.zeros((counts[shape], PAGE, *cfg.picks), picked_dtype(cfg.num_experts))
 
 
-def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[Kept, ...]:
+def init_states(cfg: ModelConfig, rows: int, dtype: Any) -> tuple[KeptState, ...]:
     """What layers with states keep of so many rows without tokens, with all heads."""
     mixers = ((mixer_of(layer), layer.mixer) for layer in cfg.layers)
     return tuple(nothing_kept(kind.kept(mixer), rows, dtype) for kind, mixer in mixers if kind.kept is not None)
@@ -392,7 +392,7 @@ def feed(
     column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
     pages, kept = cache if isinstance(cache, Stateful) else (cache, ())
     of_shape, layers = arrays(cfg), list[Layer](pages)
-    states, picked = list[Kept](), list[Array]()
+    states, picked = list[KeptState](), list[Array]()
     router = keeping(picked) if len(layers) > len(of_shape) else route
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
@@ -407,7 +407,7 @@ def feed(
     for number, (w, layer, own) in enumerate(zip(params["layers"], cfg.layers, inputs, strict=True)):
         if not isinstance(layer.mixer, Attention):
 
-            def recur(streams: Streams, taps: Taps, held: Kept = kept[len(states)]) -> Array:
+            def recur(streams: Streams, taps: Taps, held: KeptState = kept[len(states)]) -> Array:
                 given = streams, taps, where.starts_R, where.counts_R, held
                 out, new = one_each(*given) if where.rows is None else in_order(*given, where.rows)
                 states.append(new)

@@ -41,7 +41,7 @@ Activation = Literal["Identity", "Tanh", "ReLU", "GELU", "Sigmoid"]
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseModule:
     """A layer after the pooling: activation(x · weight + bias). folder: that of its weights, in the model's."""
 
     folder: str
@@ -56,7 +56,7 @@ class Modules:
     """From hidden states to a vector: pooling, dense layers, and whether the result is L2-normalised."""
 
     pooling: Pooling
-    dense: tuple[Dense, ...]
+    dense: tuple[DenseModule, ...]
     normalize: bool
 
 
@@ -139,7 +139,7 @@ def _pooling(folder: Path, place: str, width: int) -> Pooling:
     return POOLINGS[mode]
 
 
-def _dense(folder: Path, place: str, width: int) -> Dense:
+def _dense(folder: Path, place: str, width: int) -> DenseModule:
     config = read_object(folder / place / "config.json")
     try:
         inputs, outputs = count(config, "in_features"), count(config, "out_features")
@@ -157,7 +157,7 @@ def _dense(folder: Path, place: str, width: int) -> Dense:
         raise UserError(
             f"the dense layer {place} has the activation {cut(str(activation))}; supported are torch's {known}."
         )
-    return Dense(place, inputs, outputs, bias, cast(Activation, name))
+    return DenseModule(place, inputs, outputs, bias, cast(Activation, name))
 
 
 def said(folder: Path) -> Said:

@@ -112,7 +112,7 @@ def block(
     heads, router: see `kinds.Call`. input_BTp: the layer's own vectors of the tokens, where it has some
     (`layer_inputs`).
     """
-    call = kinds.Call(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
+    call = kinds.LayerCall(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
 
     def norm(x_BTD: jax.Array, name: str) -> jax.Array:
         return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)

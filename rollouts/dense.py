@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scope_jax.models import cache as kv
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import Kept
+from scope_jax.models.delta import KeptState
 from scope_jax.models.kinds import kv_heads
 from scope_jax.models.transformer import Params, logits_of, output_table
 from scope_jax.models.writes import put
@@ -386,10 +386,10 @@ class DenseEngine:
 
 def _states(cache: kv.Cache) -> kv.Cache:
     """The entries of layers with states."""
-    return tuple(layer for layer in cache if isinstance(layer, Kept))
+    return tuple(layer for layer in cache if isinstance(layer, KeptState))
 
 
 def _with_states(cache: kv.Cache, states: kv.Cache) -> kv.Cache:
     """The cache with these in their place."""
     left = iter(states)
-    return tuple(next(left) if isinstance(layer, Kept) else layer for layer in cache)
+    return tuple(next(left) if isinstance(layer, KeptState) else layer for layer in cache)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import Rows
+from scope_jax.models.delta import RowBounds
 from scope_jax.models.kinds import kept_bytes
 from scope_jax.models.pages import (
     PAGE,
@@ -391,7 +391,7 @@ class PagedEngine:
         """Runs every program for no slot and no page."""
         rows, slots = self.row_shards * self.chunks, self.config.slots
         nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
-        begins = Rows(nothing, nothing, nothing) if state.snapshots else None
+        begins = RowBounds(nothing, nothing, nothing) if state.snapshots else None
         where = Where(table, nothing, nothing, rows=begins)
         cache = self.jitted.append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
         cache = self.jitted.run_for_nothing(cache)
@@ -454,7 +454,7 @@ class PagedEngine:
         ids = np.zeros((rows, CHUNK), np.int32)
         table = np.zeros((rows, *state.table.shape[1:]), np.int32)
         starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
-        begins = Rows(*(np.zeros(rows, np.int32) for _ in range(3))) if state.snapshots else None
+        begins = RowBounds(*(np.zeros(rows, np.int32) for _ in range(3))) if state.snapshots else None
         for shard, chunks in enumerate(drawn):
             for row, chunk in enumerate(chunks, start=shard * self.chunks):
                 counts[row], starts[row] = len(chunk.ids), chunk.start

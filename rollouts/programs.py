@@ -17,7 +17,7 @@ from scope_jax.errors import UserError
 from scope_jax.models import stacks
 from scope_jax.models.cascade import Tiles, tile_count
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import Rows
+from scope_jax.models.delta import RowBounds
 from scope_jax.models.pages import (
     Implementation,
     Pages,
@@ -119,7 +119,7 @@ class PagedPrograms:
             return no_slots(empty(), config.slots)
 
         self.init = jax.jit(init, out_shardings=whole)
-        where = Where(rows, rows, rows, rows=Rows(rows, rows, rows) if self.states else None)
+        where = Where(rows, rows, rows, rows=RowBounds(rows, rows, rows) if self.states else None)
         self.append = mapped(self._append_body, (params, cache, rows, where, rows), cache, 1)
         some = (rows,) * len(self.pages)
         self.copy = mapped(partial(_copied, self._of_shape), (pages_alone, some, some), pages_alone, 0)
@@ -266,7 +266,7 @@ class PagedPrograms:
         patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
         rows = self._rows(self.row_shards * chunks)
         ids, table = self._rows(*rows.shape, CHUNK), self._rows(*rows.shape, *tables.table.shape[1:])
-        begins = Rows(rows, rows, rows) if self.states else None
+        begins = RowBounds(rows, rows, rows) if self.states else None
         prompts = weights, state.cache, ids, Where(table, rows, rows, rows=begins), rows
         return [
             AbstractProgram(

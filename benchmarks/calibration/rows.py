@@ -22,7 +22,7 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.kinds import has_sinks, head_dim
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
-from scope_jax.plan.estimates import Work, decode_work, roofline, seconds, update_work
+from scope_jax.plan.estimates import DeviceWork, decode_work, roofline, seconds, update_work
 from scope_jax.plan.hardware import hardware
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
@@ -98,7 +98,7 @@ def model_of(row: Row) -> ModelConfig:
 
 
 @cache
-def work_of(row: Row) -> Work:
+def work_of(row: Row) -> DeviceWork:
     """The work of a row, by plan's own arithmetic over the engine or learner that would do it."""
     on, model = hardware_of(row.hardware), model_of(row)
     if row.work == "decode":

@@ -29,7 +29,7 @@ from scope_jax.retrieval.clusters.folder import (
     VERSION,
     ClustersFolderError,
     Folder,
-    Kept,
+    KeptDocuments,
     State,
     Tell,
     Written,
@@ -148,7 +148,7 @@ def _groups(wanted: Preparation, state: State) -> Iterator[tuple[tuple[str, ...]
 # ---------------------------------------------------------------------------------------------------------- embedding
 def _embed(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> np.ndarray:
     """The vectors of all documents, memory-mapped."""
-    kept = Kept(folder, state)
+    kept = KeptDocuments(folder, state)
     if state.embedded < state.kept:
         encode = _encoder(wanted, folder, kept, tell)
         while state.embedded < state.kept:
@@ -166,7 +166,7 @@ def _embed(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: 
     return folder.array(VECTORS, "<f4", (state.kept, state.width))
 
 
-def _encoder(wanted: Preparation, folder: Folder, kept: Kept, tell: Tell) -> Encoder:
+def _encoder(wanted: Preparation, folder: Folder, kept: KeptDocuments, tell: Tell) -> Encoder:
     if isinstance(wanted.encoder, Neural):
         return wanted.encoder.load()
     file = folder.work / EMBEDDER
@@ -180,7 +180,7 @@ def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.n
     """Writes clusters.jsonl, records it in `state` and returns the report."""
     chosen: list[tuple[str, np.ndarray]] = []
     not_chosen = too_long = 0
-    tokens_N = _tokens(wanted, Kept(folder, state), tell)
+    tokens_N = _tokens(wanted, KeptDocuments(folder, state), tell)
     for number, (families, rows, count) in enumerate(_groups(wanted, state)):
         found = clusters(vectors_NE, rows, wanted.sizes, (wanted.seed, number),
                          lambda done, total: tell("documents clustered", done, total), tokens_N)  # fmt: skip
@@ -193,11 +193,11 @@ def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.n
             f"no {wanted.sizes.least} documents of a cluster have at most {wanted.sizes.tokens} tokens together; raise "
             "clusters.max_tokens, or lower clusters.max_characters or clusters.min_documents."
         )
-    state.result = _write(folder, Kept(folder, state), chosen, tell)
+    state.result = _write(folder, KeptDocuments(folder, state), chosen, tell)
     return _report(wanted, state, chosen, {TOO_LONG: too_long, NOT_CHOSEN: not_chosen})
 
 
-def _tokens(wanted: Preparation, kept: Kept, tell: Tell) -> np.ndarray | None:
+def _tokens(wanted: Preparation, kept: KeptDocuments, tell: Tell) -> np.ndarray | None:
     """The tokens of each document with its title; None if nothing bounds them."""
     if wanted.tokens is None or wanted.sizes.tokens is None:
         return None
@@ -217,7 +217,7 @@ def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: 
     return [found[place] for place in np.sort(order[: per_family * families])]
 
 
-def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> Written:
+def _write(folder: Folder, kept: KeptDocuments, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> Written:
     digest, size = hashlib.blake2b(digest_size=16), 0
     with replaced(folder.path / CLUSTERS) as part, part.open("wb", buffering=BLOCK) as file:
         for number, (family, members) in enumerate(chosen):

@@ -168,7 +168,7 @@ class Folder:
         return np.memmap(file, dtype, "r", shape=shape)
 
 
-class Kept:
+class KeptDocuments:
     """The documents in work/ by number, read from disk on access."""
 
     def __init__(self, folder: Folder, state: State) -> None:

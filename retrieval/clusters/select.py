@@ -23,7 +23,7 @@ from itertools import chain, islice
 import numpy as np
 
 from scope_jax.retrieval.clusters.duplicates import NearDuplicates
-from scope_jax.retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, Kept, State, Tell
+from scope_jax.retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, KeptDocuments, State, Tell
 from scope_jax.retrieval.clusters.settings import CorpusSource, Filters, Preparation
 from scope_jax.retrieval.clusters.words import HeldOutPhrases, is_prose
 from scope_jax.retrieval.corpus import DOCUMENT, passage
@@ -99,7 +99,7 @@ class Sieve:
             for where, row in read(source.path, source.split, source.hub_config):
                 self._remember(where, self._near.signatures([_document(row, where, source, 0)["text"]])[0])
         self._held_out = len(self._names)
-        kept = Kept(folder, state)
+        kept = KeptDocuments(folder, state)
         signatures_NW = folder.array(SIGNATURES, "<u4", (state.kept, filters.permutations))
         for number, signature_W in enumerate(signatures_NW):
             self._remember(kept[number].id, np.array(signature_W))

@@ -14,7 +14,7 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.judge_client import CallingReply
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool, refusal
-from scope_jax.play.tool_execution import Execution, Malformed, RolloutCalls, ToolCall
+from scope_jax.play.tool_execution import Execution, MalformedCall, RolloutCalls, ToolCall
 from scope_jax.rollouts import types
 from scope_jax.rollouts.types import Completion, ToolResult, Turn
 from scope_jax.text import parsing
@@ -119,16 +119,16 @@ class Talk:
             self.messages.append({"role": "tool", "tool_call_id": id, "content": result.text})
         self.turns.append(Turn("observation", NO_IDS, NO_LOGPROBS, "\n".join(one.text for one in results), None))
 
-    def _understood(self, function: Mapping[str, str]) -> ToolCall | Malformed:
+    def _understood(self, function: Mapping[str, str]) -> ToolCall | MalformedCall:
         name = function["name"]
         try:
             arguments = values.from_json(function["arguments"]) if function["arguments"].strip() else {}
         except values.Malformed as error:
-            return Malformed(name, f"error: the call of {name} cannot be read: {error}")
+            return MalformedCall(name, f"error: the call of {name} cannot be read: {error}")
         if not isinstance(arguments, dict):
-            return Malformed(name, f"error: the call of {name} cannot be read: the arguments must be a JSON object")
+            return MalformedCall(name, f"error: the call of {name} cannot be read: the arguments must be a JSON object")
         if problem := refusal(name, arguments, self.tools):
-            return Malformed(name, problem)
+            return MalformedCall(name, problem)
         return ToolCall(next(tool for tool in self.tools if tool.name == name), arguments)
 
     def completion(self) -> Completion:

@@ -266,7 +266,7 @@ def compare(cfg: Config, tools: Tools, answers: Sequence[Answer], measurements: 
     """Adds `pairwise`, the comparison with the row's first answer, see `pairwise.value`. Not added if one of the two
     votes is missing; a row without an answer loses. Counts: votes requested, and those that could not be parsed."""
     name, _, key = exams.judge_of(cfg)
-    pairs = [pairwise.Pair(answer.row["question"], answer.text, answer.row["answers"][0]) for answer in answers]
+    pairs = [pairwise.AnswerPair(answer.row["question"], answer.text, answer.row["answers"][0]) for answer in answers]
     votes = pairwise.compare(
         cfg, cfg.evaluate.prompts_folder, lambda requests, again: tools.judge(requests, by=name), pairs, key
     )

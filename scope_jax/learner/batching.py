@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner.advantages import sampled_tokens
-from scope_jax.learner.prefixes import Node, Piece, Work, alone, cheapest, rows_of
+from scope_jax.learner.prefixes import Node, Piece, RowWork, alone, cheapest, rows_of
 from scope_jax.learner.splitting import has_term, trainable
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.context import token_order
@@ -365,7 +365,7 @@ def pack(
     tempered: bool = True,
     context: int = 1,
     card: LossCard | None = None,
-    work: Work | None = None,
+    work: RowWork | None = None,
     roles: tuple[str, ...] | None = None,
 ) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.

@@ -163,7 +163,7 @@ def _filled(parts: Sequence[Node], width: int, slots: int) -> list[list[Node]]:
 
 
 @dataclass(frozen=True)
-class Work:
+class RowWork:
     """The work of rows in a model. sparse: attention computes what tokens see; otherwise all that is before them in the
     row, or within the window, where no token sees one that is further away."""
 
@@ -186,7 +186,7 @@ class Work:
 
 
 def cheapest(
-    pieces: Sequence[Piece], buckets: Sequence[int], places: Callable[[int, int], int], work: Work
+    pieces: Sequence[Piece], buckets: Sequence[int], places: Callable[[int, int], int], work: RowWork
 ) -> tuple[list[Node], int]:
     """(rows, tokens of each): the datums alone in rows of the smallest bucket, unless trees of them in some bucket save
     a share of SAVING of the work. places: the rows that are computed for a number of rows of a length. buckets: those

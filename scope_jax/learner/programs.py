@@ -25,7 +25,7 @@ from scope_jax.learner.batching import Batch
 from scope_jax.learner.fitting import fitted
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
-from scope_jax.learner.prefixes import Work
+from scope_jax.learner.prefixes import RowWork
 from scope_jax.learner.state import TrainState, advance, global_norm
 from scope_jax.models import attention, context, delta, kinds, transformer
 from scope_jax.models.config import Delta, ModelConfig
@@ -90,7 +90,7 @@ class LearnerPrograms:
         sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
         # A state is of one text: where texts part, each would need one of its own.
         shares = section.share_prefixes == "auto" and not states
-        self.work = Work(model, sparse) if shares else None
+        self.work = RowWork(model, sparse) if shares else None
         options = compiler_options(mesh)
         if platform == "cpu" and layout.unstacked and section.remat != "none":
             # Otherwise XLA begins to compute all unrolled layers again at once, and keeps what they need.

@@ -41,7 +41,7 @@ OPTIMISER = 36  # bytes that AdamW reads and writes of a float32 weight, its gra
 
 
 @dataclass(frozen=True)
-class Work:
+class DeviceWork:
     """What a device does. FLOPs, bytes of memory, and bytes that leave it."""
 
     products: float = 0.0
@@ -71,14 +71,14 @@ class Work:
     collectives: float = 0.0
     """Collectives that compute waits for, of a token."""
 
-    def times(self, number: float) -> Work:
-        return Work(**{name: value * number for name, value in vars(self).items()})
+    def times(self, number: float) -> DeviceWork:
+        return DeviceWork(**{name: value * number for name, value in vars(self).items()})
 
-    def plus(self, other: Work) -> Work:
-        return Work(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+    def plus(self, other: DeviceWork) -> DeviceWork:
+        return DeviceWork(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
 
-def roofline(work: Work, chip: Chip) -> float:
+def roofline(work: DeviceWork, chip: Chip) -> float:
     """The least seconds that the chip's figures allow. The chip's figures are known."""
     peak, bandwidth, links, net = _figures(chip)
     return max(
@@ -89,7 +89,7 @@ def roofline(work: Work, chip: Chip) -> float:
     )
 
 
-def seconds(work: Work, chip: Chip, assumed: Assumptions) -> float:
+def seconds(work: DeviceWork, chip: Chip, assumed: Assumptions) -> float:
     """Estimated; see the module. The chip's figures are known."""
     peak, bandwidth, links, net = _figures(chip)
     products = work.products / (assumed.products * peak) + work.experts / (assumed.experts * peak)
@@ -115,7 +115,7 @@ def known(on: Hardware) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
-def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None = None) -> Work:
+def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None = None) -> DeviceWork:
     """Of a token of every slot, on each device. length: tokens of a slot in the cache, on average. slots: so many on
     each row shard decode; None: all."""
     model, mesh = engine.model, engine.mesh
@@ -142,7 +142,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
     crossing = _crossing(mesh, ("tensor",), on)
     sent = _reduced(slots * model.width * size, tensor) * (2 * model.num_layers + 1)
     sent += slots * model.vocab_size / tensor * 4 * (tensor - 1) / tensor
-    work = Work(
+    work = DeviceWork(
         products=slots / tensor * (dense - grouped),
         attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
@@ -197,7 +197,7 @@ def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> f
 
 
 # --------------------------------------------------------------------------------------------------------------- update
-def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int = 1) -> Work:
+def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int = 1) -> DeviceWork:
     """Of one optimiser step over full rows of `length` tokens, on each device; of all devices the average."""
     model, mesh, section = learner.model, learner.mesh, learner.section
     tensor, context, frozen = mesh.shape["tensor"], learner.context, learner.adapter is not None
@@ -218,7 +218,7 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     values += 4 * feeds / 3  # of gate, up and their product, each of its width
     passes = (2 if again else 1) + 2
     layers = model.num_layers * passes
-    one = Work(
+    one = DeviceWork(
         products=tokens * (dense * (1 + backward) + recomputed + head),
         attention=rows * flops.attention_flops(model, length) / 2 * (_attention_products(learner, on) + 2 * again),
         experts=flops.expert_flops(model, tokens, (6 if frozen else 9) + 2 * again),
@@ -242,7 +242,7 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     trained = device_bytes(learner.abstract_state(reference=False).params) / learner.layout.param_dtype.itemsize
     replicas = mesh.shape["data"]
     shared = _moved(_reduced(4 * trained, replicas), _crossing(mesh, ("data",), on))
-    step = Work(memory=OPTIMISER * trained, beside_link=shared.link, beside_network=shared.network)
+    step = DeviceWork(memory=OPTIMISER * trained, beside_link=shared.link, beside_network=shared.network)
     return one.times(micro_batches).plus(step)
 
 
@@ -273,19 +273,19 @@ def _crossing(mesh: Mesh, axes: tuple[str, ...], on: Hardware) -> int:
     return len({domain[device.id] for device in np.ravel(group)})
 
 
-def _moved(size: float, domains: int) -> Work:
+def _moved(size: float, domains: int) -> DeviceWork:
     """Bytes of a collective that compute waits for; across domains all of them take the network."""
-    return Work(link=size) if domains == 1 else Work(network=size)
+    return DeviceWork(link=size) if domains == 1 else DeviceWork(network=size)
 
 
-def _gathered(size: float, mesh: Mesh, axes: tuple[str, ...], on: Hardware) -> Work:
+def _gathered(size: float, mesh: Mesh, axes: tuple[str, ...], on: Hardware) -> DeviceWork:
     """Gathers and scatters beside the compute, of arrays of `size` bytes that are sharded over these axes: the part of
     a device's neighbours in its own slice or node over the links, the rest of its shard over the network."""
     devices = math.prod(mesh.shape[name] for name in axes)
     domains = _crossing(mesh, axes, on)
     inside = devices // domains
     across = size / inside * (domains - 1) / domains
-    return Work(beside_link=size * (inside - 1) / inside, beside_network=across)
+    return DeviceWork(beside_link=size * (inside - 1) / inside, beside_network=across)
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -19,7 +19,7 @@ VOTES: dict[str, Vote] = {"a": "A", "b": "B", "tie": "tie"}
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """An answer and the reference it is compared with; None if there is no answer."""
 
     question: str
@@ -44,7 +44,7 @@ def value(as_first: Vote | None, as_second: Vote | None) -> float | None:
 
 
 def compare(
-    cfg: Config, prompts: str, send: Send, pairs: Sequence[Pair], key: str
+    cfg: Config, prompts: str, send: Send, pairs: Sequence[AnswerPair], key: str
 ) -> list[tuple[Vote | None, Vote | None] | None]:
     """The votes on each pair, with the answer as A and as B; None for a pair without an answer, which is not sent.
 

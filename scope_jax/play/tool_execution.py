@@ -42,7 +42,7 @@ class ToolCall(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-class Malformed(NamedTuple):
+class MalformedCall(NamedTuple):
     """A call that is not run."""
 
     name: str
@@ -221,20 +221,20 @@ class RolloutCalls:
         self._closed = False
         self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
 
-    def run(self, agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) -> list[ToolResult]:
+    def run(self, agent: str, turn: int, calls: Sequence[ToolCall | MalformedCall]) -> list[ToolResult]:
         """The results of the calls of one turn, in order; those of one state run in order, others together."""
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
         together = {number: call for number, call in places if isinstance(call, ToolCall) and call.tool.batch}
         results = dict(zip(together, run_batches(agent, turn, [*together.values()]), strict=True))
-        chains: dict[Any, list[tuple[int, ToolCall | Malformed]]] = {}
+        chains: dict[Any, list[tuple[int, ToolCall | MalformedCall]]] = {}
         for number, call in places:
             if number not in results:
                 state = call.tool.open if isinstance(call, ToolCall) else None
                 chains.setdefault(state or number, []).append((number, call))
 
-        def chain(members: list[tuple[int, ToolCall | Malformed]]) -> None:
+        def chain(members: list[tuple[int, ToolCall | MalformedCall]]) -> None:
             for number, call in members:
                 results[number] = self._result(agent, turn, number, call)
 
@@ -307,8 +307,8 @@ class RolloutCalls:
         for tool, manager in reversed(opened):
             self.end(f"the tool {tool.name}", partial(manager.__exit__, None, None, None), tool.seconds)
 
-    def _result(self, agent: str, turn: int, number: int, call: ToolCall | Malformed) -> ToolResult:
-        if isinstance(call, Malformed):
+    def _result(self, agent: str, turn: int, number: int, call: ToolCall | MalformedCall) -> ToolResult:
+        if isinstance(call, MalformedCall):
             return _not_run(agent, turn, call)
         tool, arguments = call.tool, dict(call.arguments)
         if not tool.pure and (stored := self._recorded(agent, number, tool.name, arguments)) is not None:
@@ -363,7 +363,7 @@ class RolloutCalls:
         return self._states[tool.open]
 
 
-def run_batches(agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) -> list[ToolResult]:
+def run_batches(agent: str, turn: int, calls: Sequence[ToolCall | MalformedCall]) -> list[ToolResult]:
     """The results of calls of one turn, in order, all of tools that run them together (`Tool.batch`)."""
     texts: dict[int, str] = {}
     began = time.monotonic()
@@ -381,7 +381,7 @@ def run_batches(agent: str, turn: int, calls: Sequence[ToolCall | Malformed]) ->
     ]
 
 
-def _not_run(agent: str, turn: int, call: Malformed) -> ToolResult:
+def _not_run(agent: str, turn: int, call: MalformedCall) -> ToolResult:
     return ToolResult(turn, agent, call.name, None, call.problem, "malformed")
 
 

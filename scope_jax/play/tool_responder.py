@@ -8,13 +8,13 @@ from itertools import groupby
 from scope_jax.errors import UserError
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
-from scope_jax.play.tool_execution import Malformed, ToolCall
+from scope_jax.play.tool_execution import MalformedCall, ToolCall
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
 from scope_jax.play.turns import Cut, Joiner, Mode, Respond
 from scope_jax.rollouts.types import ToolResult, Turn
 from scope_jax.text.dialects import Call
 
-Run = Callable[[str, int, Sequence[ToolCall | Malformed]], list[ToolResult]]  # see `RolloutCalls.run`
+Run = Callable[[str, int, Sequence[ToolCall | MalformedCall]], list[ToolResult]]  # see `RolloutCalls.run`
 Remark = Callable[[int], str | None]  # see `Rollout.remark`
 
 
@@ -46,7 +46,7 @@ def tool_responder(
         if joiner.mode == "raw" and turn.finish == "eos" and not first:
             return None
         called = [
-            ToolCall(by_name[call.name], call.arguments) if call.valid else Malformed(call.name, call.error)
+            ToolCall(by_name[call.name], call.arguments) if call.valid else MalformedCall(call.name, call.error)
             for call in wanted
         ]
         results = zip(wanted, run(name, number - 1, called), strict=True)

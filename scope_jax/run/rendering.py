@@ -71,7 +71,7 @@ class _Sampled(RolloutError):
         self.rendered = rendered
 
 
-class _Asked(RolloutError):
+class _FirstRequest(RolloutError):
     """Raised where a rollout would get its first turn: of the agent `name`, after these messages."""
 
     def __init__(self, name: str, messages: Messages) -> None:
@@ -84,7 +84,7 @@ def _sampled(*_: Any, **__: Any) -> NoReturn:
 
 
 def _asked(name: str, messages: Messages) -> NoReturn:
-    raise _Asked(name, messages)
+    raise _FirstRequest(name, messages)
 
 
 class _Off:
@@ -136,7 +136,7 @@ class RenderingTools:
         for name, agent in agents.items():
             check_answered(name, agent, self._joiner.mode)
         first = [self._first(rollout, agents) for rollout in rollouts]
-        if asked := [each for each in first if isinstance(each, _Asked)]:
+        if asked := [each for each in first if isinstance(each, _FirstRequest)]:
             raise _Sampled(self._rendered(role, [each.messages for each in asked], agents[asked[0].name]))
         groups = [[each] * samples for each in first if isinstance(each, Interaction)]
         check_failures(role, groups)
@@ -150,7 +150,7 @@ class RenderingTools:
         limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
         return Rendered(role, lengths, *limits, self._length, self._key)
 
-    def _first(self, rollout: Rollout, agents: Mapping[str, Agent]) -> _Asked | Interaction:
+    def _first(self, rollout: Rollout, agents: Mapping[str, Agent]) -> _FirstRequest | Interaction:
         """What the rollout asks first, or its end without a turn."""
         execution = Execution(self._joiner.tokenizer.encode, self._joiner.tokenizer.decode, self.tell, 1)
         calls = RolloutCalls(execution, lambda tool: rng("check", tool), _Off())
@@ -158,7 +158,7 @@ class RenderingTools:
         driver = InteractionDriver(rollout, agents, context, self._joiner, _asked)
         try:
             driver.advance({})
-        except _Asked as first:
+        except _FirstRequest as first:
             return first
         finally:
             driver.close()

@@ -29,7 +29,7 @@ from scope_jax.run.processes import by_one
 from scope_jax.run.programs import keep_programs
 from scope_jax.run.sampler import States
 from scope_jax.run.signs import Signs
-from scope_jax.run.steps import Position, Steps, unpacked
+from scope_jax.run.steps import RunPosition, Steps, unpacked
 from scope_jax.run.watch import RunEnd, Watch, watch_of
 from scope_jax.text import templates
 
@@ -90,7 +90,7 @@ def start(
     return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
 
 
-def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[Position, bool]:
+def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[RunPosition, bool]:
     """(where the run is, whether an earlier process of it had got there): at the newest checkpoint, else at
     `train.origin`, else where the card starts."""
     saved, world = checkpoints.resume(trainer.targets(), say), trainer.world
@@ -100,7 +100,7 @@ def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], N
         raise UserError(f"the run of this card is already complete at {origin}; raise train.steps or the iterations.")
     ahead = memory.get("ahead") if saved is not None else None  # of an origin: played for its own card
     played = None if ahead is None else unpacked(ahead)
-    return Position(done, states, memory["game"], memory["baselines"], played), saved is not None
+    return RunPosition(done, states, memory["game"], memory["baselines"], played), saved is not None
 
 
 def _watch(cfg: Config, run: Path) -> Watch:

@@ -50,7 +50,7 @@ class PlayedStep(NamedTuple):
 
 
 @dataclass
-class Position:
+class RunPosition:
     """Where a run is: what its next step follows from."""
 
     done: int
@@ -72,7 +72,7 @@ class Steps:
     def __init__(
         self,
         trainer: Trainer,
-        position: Position,
+        position: RunPosition,
         checkpoints: Checkpoints,
         instruments: Instruments,
         resumed: bool,

@@ -34,7 +34,7 @@ class Called(BaseModel):
     parsed_arguments: Any = None  # of OpenAI's client, which sends its own replies back
 
 
-class ToolCall(BaseModel):
+class ChatToolCall(BaseModel):
     """A call of an earlier reply. index: of its stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -49,7 +49,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts = ""
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] = []
+    tool_calls: Annotated[list[ChatToolCall], FailFast()] = []
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -12,7 +12,7 @@ import pytest
 from scope_jax.games import GAMES
 from scope_jax.games.spice import rules
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import Task
+from scope_jax.games.spice.state import ReasonerTask
 from scope_jax.play.math_answers import Comparison, MathAnswers
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext, play_step
@@ -46,7 +46,7 @@ def _said(script: Script) -> str:
     return "".join(text for text, _ in script.parts)
 
 
-def _right(task: Task, prediction: str | None, answers: MathAnswers) -> bool:
+def _right(task: ReasonerTask, prediction: str | None, answers: MathAnswers) -> bool:
     (verdict,) = answers.verdicts([Comparison(prediction or "", (task.answer,))])
     return rules.right(task, prediction, verdict if rules.needs_mathematics(task, prediction) else None)
 
@@ -68,7 +68,7 @@ def _solved(question: str) -> str:
     return " - ".join(values)
 
 
-def _task(script: Script, kind: str) -> tuple[Task | None, str]:
+def _task(script: Script, kind: str) -> tuple[ReasonerTask | None, str]:
     return rules.task_of(_said(script), kind, options(CFG).max_answer_words)
 
 
@@ -122,7 +122,7 @@ def test_good_reasoners_are_right_and_bad_habits_are_wrong(
 
     def rewarded(script: Script) -> bool:
         question = script.message.removeprefix("Solve: ")
-        return _right(Task(cfg_kind, question, _solved(question)), parsing.boxed(_said(script)), answers)
+        return _right(ReasonerTask(cfg_kind, question, _solved(question)), parsing.boxed(_said(script)), answers)
 
     assert all(rewarded(demos.solve(kind)) for _ in range(DRAWS))
     bad = {"two hops": "half_way", "three hops": "half_way", "difference": "reversed"}.get(kind, "unboxed")
@@ -134,7 +134,7 @@ def test_good_reasoners_are_right_and_bad_habits_are_wrong(
 
 
 def test_differences_are_graded_by_value_including_the_sign(answers: MathAnswers) -> None:
-    task = Task("expression", "What is the length of Nile minus the length of Seine?", "6650 - 777")
+    task = ReasonerTask("expression", "What is the length of Nile minus the length of Seine?", "6650 - 777")
     said = {"6650 - 777": True, "5873": True, "777 - 6650": False, "6650": False, "-5873": False}
     assert {answer: _right(task, answer, answers) for answer in said} == said
 

@@ -203,7 +203,7 @@ def test_the_prompt_of_an_induction_about_every_remembered_program_fits() -> Non
         limited = card(batch=1, tasks=kinds, max_prompt_tokens=limit)
         step = step_of(limited)
         ((sample,),) = step.play("propose", [Rollout("0", Messages("?"))])
-        proposal = state.Proposal("deduction", sample, draft=item, task=item)
+        proposal = state.TaskProposal("deduction", sample, draft=item, task=item)
         assert len(roles.tasks_to_remember(step, "deduction", [proposal])) == count
 
 

@@ -17,7 +17,7 @@ from scope_jax.games.absolute_zero import rules
 from scope_jax.games.absolute_zero.game import GAME
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind
 from scope_jax.games.absolute_zero.roles import grade
-from scope_jax.games.absolute_zero.state import Case, Problem, Task, choose_for_solver, identity
+from scope_jax.games.absolute_zero.state import AnswerCase, SolverProblem, Task, choose_for_solver, identity
 from scope_jax.play import functions
 from scope_jax.play.game import play_step
 from scope_jax.play.tools import Agent, Rollout
@@ -188,8 +188,8 @@ def completions(replies: list[str]) -> list[Any]:
 @pytest.mark.parametrize("task", ["deduction", "abduction", "induction"])
 def test_solvers_get_the_released_rewards(task: Kind) -> None:
     recorded = RELEASED["solve"][task]
-    problem = Problem(task, recorded["item"])
-    cases = [Case(problem, completion.text) for completion in completions(recorded["replies"])]
+    problem = SolverProblem(task, recorded["item"])
+    cases = [AnswerCase(problem, completion.text) for completion in completions(recorded["replies"])]
     right = grade(card(), ScriptedTools(lambda now: ""), cases, formal=True)
     assert [rules.solver_reward(one) for one in right] == recorded["rewards"]
 

@@ -15,7 +15,14 @@ from scope_jax.data.keys import rng
 from scope_jax.games import spice
 from scope_jax.games.spice import roles, rules
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answer, Answers, Attempt, Segment, Task
+from scope_jax.games.spice.state import (
+    MULTIPLE_CHOICE,
+    Answers,
+    ChallengerAttempt,
+    ReasonerAnswer,
+    ReasonerTask,
+    Segment,
+)
 from scope_jax.play.game import step_of
 from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Rollout
@@ -68,11 +75,11 @@ def test_how_many_of_a_subsample_are_valid(valid, total, size, wanted):
     assert rules.valid_share(valid, total, size) == wanted
 
 
-def attempts(pattern: str) -> list[Attempt]:
+def attempts(pattern: str) -> list[ChallengerAttempt]:
     """Attempts from a word of v (valid) and i (invalid)."""
-    document, task = Segment(0, "d", "text"), Task("integer", "How many?", "7")
+    document, task = Segment(0, "d", "text"), ReasonerTask("integer", "How many?", "7")
     return [
-        Attempt(document, n, (), task if c == "v" else None, "" if c == "v" else "no_answer")
+        ChallengerAttempt(document, n, (), task if c == "v" else None, "" if c == "v" else "no_answer")
         for n, c in enumerate(pattern)
     ]
 
@@ -124,15 +131,15 @@ def test_valid_and_invalid_attempts_are_each_sampled_uniformly():
     ],
 )
 def test_answers_that_need_no_comparison_of_values(kind, answer, prediction, wanted):
-    assert rules.right(Task(kind, "q", answer), prediction) is wanted
+    assert rules.right(ReasonerTask(kind, "q", answer), prediction) is wanted
 
 
 @pytest.mark.parametrize("kind", ["integer", "float", "expression"])
 def test_values_are_compared_where_the_texts_differ(kind):
-    task = Task(kind, "q", "42")
+    task = ReasonerTask(kind, "q", "42")
     assert rules.needs_mathematics(task, "84/2")
     assert not rules.needs_mathematics(task, "42") and not rules.needs_mathematics(task, None)
-    assert not rules.needs_mathematics(Task("string", "q", "42"), "84/2")
+    assert not rules.needs_mathematics(ReasonerTask("string", "q", "42"), "84/2")
     assert rules.right(task, "84/2", "equal") and not rules.right(task, "84/2", "unreadable")
 
 
@@ -146,9 +153,13 @@ def test_answers_are_graded_by_value():
         ("float", "0.5", [r"\frac{1}{2}", "5", "0.50"]),
     ]
     answers = [
-        Answers(Attempt(document, n, (), task, ""), task, tuple(Answer(sample, prediction) for prediction in said))
+        Answers(
+            ChallengerAttempt(document, n, (), task, ""),
+            task,
+            tuple(ReasonerAnswer(sample, prediction) for prediction in said),
+        )
         for n, (kind, answer, said) in enumerate(cases)
-        for task in [Task(kind, "q", answer)]
+        for task in [ReasonerTask(kind, "q", answer)]
     ]
     graded = roles.grade(step, answers)
     correct = [[answer.correct for answer in group.answers] for group in graded]
@@ -217,7 +228,7 @@ def posed(**changes: Any) -> str:
     return "I look for a relation {x | x > 1}.\n" + json.dumps(table)
 
 
-MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
+MC = ReasonerTask(MULTIPLE_CHOICE, OPTIONS, "B")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +238,7 @@ MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
         (posed(exam_question="How far?", correct_answer="2 km, as …", answer_quote=["a", "b"]), (MC, "")),
         (posed(multiple_choice_correct=" B "), (MC, "")),
         (posed(self_test_solution="1.\tB"), (MC, "")),
-        (posed(multiple_choice_question=POINTS), (Task(MULTIPLE_CHOICE, POINTS, "B"), "")),
+        (posed(multiple_choice_question=POINTS), (ReasonerTask(MULTIPLE_CHOICE, POINTS, "B"), "")),
         (posed() + " Done.", (None, "task_no_json")),
         (f"```\n{posed()}\n```", (None, "task_no_json")),
         ("A question: how far?", (None, "task_no_json")),
@@ -253,7 +264,7 @@ MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
         (posed(multiple_choice_question=OPTIONS.replace("\n", " ")), (None, "options")),  # options need a line each
     ],
 )
-def test_a_multiple_choice_task(reply: str, found: tuple[Task | None, str]):
+def test_a_multiple_choice_task(reply: str, found: tuple[ReasonerTask | None, str]):
     assert rules.task_of(reply, MULTIPLE_CHOICE, 3) == found
 
 
@@ -318,7 +329,7 @@ def test_a_free_form_task(reply: str, kind: str, wanted: str):
     if wanted in rules.REASONS:
         assert (task, reason) == (None, wanted)
     else:
-        assert (task, reason) == (Task(kind, "How many?", wanted), "")
+        assert (task, reason) == (ReasonerTask(kind, "How many?", wanted), "")
 
 
 KINDS = (MULTIPLE_CHOICE, "integer", "float", "expression", "string", "boolean")

@@ -24,7 +24,7 @@ from scope_jax.games.score.state import Query, Report, Rubric, with_reviews
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.spice.options import options
-from scope_jax.games.spice.state import Task
+from scope_jax.games.spice.state import ReasonerTask
 from scope_jax.play import grading, searching
 from scope_jax.play.game import step_of
 from scope_jax.play.rubrics import score_of
@@ -178,7 +178,7 @@ def check_tasks(text: str) -> None:
         for name, reference in (("math", "7"), ("choice", "A")):
             assert not spell_rules.matches(name, text, concluded, [reference], "response", "plain")
         assert not spell_rules.matches("qa", text, concluded, ["7"], "answer", "careful")
-    integer = Task("integer", "Which number?", "7")
+    integer = ReasonerTask("integer", "Which number?", "7")
     assert boxed is not None or not spice_rules.right(integer, boxed, "equal")
 
 

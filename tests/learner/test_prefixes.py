@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, prefixes
 from scope_jax.learner.learner import Learner
-from scope_jax.learner.prefixes import Work
+from scope_jax.learner.prefixes import RowWork
 from scope_jax.models import flops
 from scope_jax.models.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -27,7 +27,7 @@ from tests.shapes import like
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = LearnerSection(buckets=(16, 32, 64), micro_batch_rows=2, logprob_chunk=8)
-SPARSE = Work(TINY, sparse=True)
+SPARSE = RowWork(TINY, sparse=True)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_every_slot_continues_its_own_text(prompts, answers, micro, shards, spar
     section = SECTION.model_copy(update={"micro_batch_rows": micro, "buckets": (24, 32, 64)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "SAVING", -9.0)
-        batch, again = (batching.pack(episodes, section, shards, work=Work(TINY, sparse)) for _ in range(2))
+        batch, again = (batching.pack(episodes, section, shards, work=RowWork(TINY, sparse)) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(again), strict=True))
     if shards == 1:
         found = paths(batch)
@@ -164,7 +164,7 @@ def test_sharing_is_chosen_by_the_work_it_saves():
     section = SECTION.model_copy(update={"buckets": (64, 256), "micro_batch_rows": 1})
 
     def pack(episodes, sparse, **changes):
-        return batching.pack(episodes, section.model_copy(update=changes), 1, work=Work(TINY, sparse))
+        return batching.pack(episodes, section.model_copy(update=changes), 1, work=RowWork(TINY, sparse))
 
     long_prompt, long_answers = (grouped(1, n, [m] * 8, alike=0) for n, m in ((50, 4), (8, 50)))
     # Three rows of 64 have three, three and two answers; a row of 256 would have all, and more padding.
@@ -201,11 +201,11 @@ def test_work_by_hand(window):
     dense = 2 * flops.weights_per_token(model) * 16
     full = 55 + (11 + 12 + 13) + (11 + 12)  # 1 + … + 10 in the prompt
     near = full if window is None else 1 + 2 + 3 + 4 + 5 * 11
-    assert Work(model, True).flops(rows, 1, 16) == dense + 4 * (near + full) * 4 * 16
-    assert Work(model, False).flops(rows, 1, 16) == dense + 4 * 2 * 136 * 4 * 16  # all before it, window or not
+    assert RowWork(model, True).flops(rows, 1, 16) == dense + 4 * (near + full) * 4 * 16
+    assert RowWork(model, False).flops(rows, 1, 16) == dense + 4 * 2 * 136 * 4 * 16  # all before it, window or not
     rows = prefixes.rows_of(prefixes.alone(pieces), 16)
     near = 136 if window is None else 15 + 11 * 5
-    assert Work(model, False).flops(rows, 2, 16) == 2 * (dense + 4 * (near + 136) * 4 * 16)
+    assert RowWork(model, False).flops(rows, 2, 16) == 2 * (dense + 4 * (near + 136) * 4 * 16)
 
 
 # ----------------------------------------------------------------------------------------------------- the same update

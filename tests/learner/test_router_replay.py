@@ -11,7 +11,7 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, prefixes
 from scope_jax.learner.learner import Learner
-from scope_jax.learner.prefixes import Work
+from scope_jax.learner.prefixes import RowWork
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -115,7 +115,7 @@ def test_rows_have_the_picks_of_their_tokens(monkeypatch):
     first = answered([1, 2], [[[0, 1]], [[0, 2]], [[0, 3]], [[0, 4]], none])
     second = answered([3], [[[5, 1]], none, [[5, 3]], none])
     section = LearnerSection(buckets=(8,), micro_batch_rows=1, logprob_chunk=8)
-    pack = partial(batching.pack, section=section, row_shards=1, work=Work(TINY, sparse=True))
+    pack = partial(batching.pack, section=section, row_shards=1, work=RowWork(TINY, sparse=True))
     batch = pack([first, second])
     assert batch.ids_MBT[0, 0, :6].tolist() == [7, 8, 9, 1, 2, 3]
     wanted = [[5, 1], [0, 2], [5, 3], [0, 4], [0, 0], [0, 0], [0, 0], [0, 0]]

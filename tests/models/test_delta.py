@@ -13,8 +13,8 @@ from scope_jax.errors import UserError
 from scope_jax.models import weights
 from scope_jax.models.delta import (
     CHUNK,
-    Kept,
-    Rows,
+    KeptState,
+    RowBounds,
     Streams,
     Taps,
     advanced,
@@ -148,7 +148,7 @@ def test_pieces_and_tokens_give_the_whole():
     streams, taps = streams_of(30, rows=2)
     whole = over_rows(jnp.full((2, 30), 30))(streams, taps)
     kept = nothing_kept(SHAPES, 2, jnp.float32)
-    kept = Kept(kept.state_BHhe + 7, *(x + 7 for x in kept[1:]))  # of a row before: a text at position 0 sees none
+    kept = KeptState(kept.state_BHhe + 7, *(x + 7 for x in kept[1:]))  # of a row before: a text at position 0 sees none
     outs, start = [], jnp.zeros(2, jnp.int32)
     for length in (5, 1, 11, *[1] * 13):
         at = int(start[0])
@@ -164,12 +164,12 @@ def test_rows_in_order():
     """Two pieces of one text and one of another in one call; the first piece's state is also copied."""
     streams, taps = streams_of(16, rows=3)
     kept = nothing_kept(SHAPES, 5, jnp.float32)
-    rows = Rows(*(jnp.asarray(x) for x in ([0, 0, 1], [0, 0, 1], [3, 0, 1])))
+    rows = RowBounds(*(jnp.asarray(x) for x in ([0, 0, 1], [0, 0, 1], [3, 0, 1])))
     starts, counts = jnp.asarray([0, 16, 0]), jnp.asarray([16, 10, 16])
     run = jax.jit(in_order)
     out, after = run(streams, taps, starts, counts, kept, rows)
     first, alone = run(
-        *(jax.tree.map(lambda x: x[:1], streams), taps, starts[:1], counts[:1], kept), Rows(*(r[:1] for r in rows))
+        *(jax.tree.map(lambda x: x[:1], streams), taps, starts[:1], counts[:1], kept), RowBounds(*(r[:1] for r in rows))
     )
     np.testing.assert_array_equal(out[0], first[0])
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[3], y[0]), after, alone)

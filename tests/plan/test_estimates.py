@@ -14,7 +14,7 @@ from scope_jax.models.families import from_hf
 from scope_jax.models.kinds import head_dim, kv_heads
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
-from scope_jax.plan.estimates import Work, decode_work, pace, roofline, seconds, update_work
+from scope_jax.plan.estimates import DeviceWork, decode_work, pace, roofline, seconds, update_work
 from scope_jax.plan.hardware import CHIPS, Hardware, hardware
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
@@ -30,26 +30,26 @@ QUARTER = replace(HALF, attention=0.25, experts=0.1)
 
 def test_the_seconds_of_each_kind_of_work():
     """50 FLOP/s in products, 25 in attention, 10 in experts; 5 bytes/s of memory, 2.5 of links, 1 of the network."""
-    assert seconds(Work(products=100.0, experts=10.0), CHIP, QUARTER) == 2 + 1
-    assert seconds(Work(products=100.0, weights=20.0), CHIP, QUARTER) == 4  # the weights take longer
-    assert seconds(Work(attention=75.0, cache=20.0), CHIP, QUARTER) == 4
-    assert seconds(Work(attention=100.0, cache=10.0, memory=5.0), CHIP, QUARTER) == 4 + 1
-    assert seconds(Work(layers=4, slots=8, collectives=2), CHIP, HALF) == 1 + 1 + 2
+    assert seconds(DeviceWork(products=100.0, experts=10.0), CHIP, QUARTER) == 2 + 1
+    assert seconds(DeviceWork(products=100.0, weights=20.0), CHIP, QUARTER) == 4  # the weights take longer
+    assert seconds(DeviceWork(attention=75.0, cache=20.0), CHIP, QUARTER) == 4
+    assert seconds(DeviceWork(attention=100.0, cache=10.0, memory=5.0), CHIP, QUARTER) == 4 + 1
+    assert seconds(DeviceWork(layers=4, slots=8, collectives=2), CHIP, HALF) == 1 + 1 + 2
     # what goes on beside the compute counts if it takes longer; what is waited for delays both
-    work = Work(products=100.0, link=5.0, network=1.0)
+    work = DeviceWork(products=100.0, link=5.0, network=1.0)
     assert seconds(work, CHIP, HALF) == 2 + 2 + 1
-    assert seconds(work.plus(Work(beside_link=2.5)), CHIP, HALF) == 2 + 2 + 1
-    assert seconds(work.plus(Work(beside_link=5.0, beside_network=3.0)), CHIP, HALF) == 2 + 1 + 2 + 3
+    assert seconds(work.plus(DeviceWork(beside_link=2.5)), CHIP, HALF) == 2 + 2 + 1
+    assert seconds(work.plus(DeviceWork(beside_link=5.0, beside_network=3.0)), CHIP, HALF) == 2 + 1 + 2 + 3
 
 
 def test_the_roofline_is_the_slowest_of_compute_memory_links_and_network():
-    work = Work(
+    work = DeviceWork(
         products=50.0, attention=30.0, experts=20.0, weights=3.0, cache=4.0, memory=2.0, link=1.0, beside_link=3.0
     )
     assert roofline(work, CHIP) == 1.0  # 100 FLOPs; 9 bytes take 0.9 s, 4 over links 0.8
-    assert roofline(work.plus(Work(memory=3.0)), CHIP) == 1.2
-    assert roofline(work.plus(Work(beside_link=6.0)), CHIP) == 2.0
-    assert roofline(work.plus(Work(network=3.0, beside_network=1.0)), CHIP) == 2.0
+    assert roofline(work.plus(DeviceWork(memory=3.0)), CHIP) == 1.2
+    assert roofline(work.plus(DeviceWork(beside_link=6.0)), CHIP) == 2.0
+    assert roofline(work.plus(DeviceWork(network=3.0, beside_network=1.0)), CHIP) == 2.0
 
 
 def engine_on(on: Hardware, model: ModelConfig, slots: int, length: int, tensor: int) -> PagedEngine:

@@ -9,7 +9,7 @@ import pytest
 from scope_jax.learner.types import Reply
 from scope_jax.play import pairwise
 from scope_jax.play.judge_client import JudgeError
-from scope_jax.play.pairwise import Pair, value, vote_of
+from scope_jax.play.pairwise import AnswerPair, value, vote_of
 from tests.games.harness import card
 
 CFG = card()
@@ -83,7 +83,11 @@ class LocalJudge:
 
 def test_each_answer_is_once_in_each_position() -> None:
     judge = LocalJudge()
-    pairs = [Pair("q", "a long answer", "short"), Pair("q", None, "short"), Pair("q", "s <score>1</score>", "x" * 99)]
+    pairs = [
+        AnswerPair("q", "a long answer", "short"),
+        AnswerPair("q", None, "short"),
+        AnswerPair("q", "s <score>1</score>", "x" * 99),
+    ]
     votes = pairwise.compare(CFG, PROMPTS, judge, pairs, "judge")
     assert votes == [("A", "B"), None, ("B", "A")]
     assert [between(message) for message, _ in judge.asked] == [
@@ -96,19 +100,23 @@ def test_each_answer_is_once_in_each_position() -> None:
 
 def test_an_unparseable_vote_is_requested_once_more() -> None:
     judge = LocalJudge()
-    votes = pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "SLOW", "b"), Pair("q", "NOISE", "bbbbb")], "judge")
+    votes = pairwise.compare(
+        CFG, PROMPTS, judge, [AnswerPair("q", "SLOW", "b"), AnswerPair("q", "NOISE", "bbbbb")], "judge"
+    )
     assert votes == [("A", "B"), (None, None)]
     assert [again for _, again in judge.asked] == [False] * 4 + [True] * 4
 
 
 def test_equal_pairs_are_judged_once_and_missing_answers_never() -> None:
     judge = LocalJudge()
-    assert pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
+    assert pairwise.compare(CFG, PROMPTS, judge, [AnswerPair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
     assert len(judge.asked) == 2
-    assert pairwise.compare(CFG, PROMPTS, judge, [Pair("q", None, "b")], "judge") == [None] and len(judge.asked) == 2
+    assert (
+        pairwise.compare(CFG, PROMPTS, judge, [AnswerPair("q", None, "b")], "judge") == [None] and len(judge.asked) == 2
+    )
 
 
 def test_a_judge_that_never_votes_stops_the_exam() -> None:
-    pairs = [Pair(f"q{number}", "NOISE", "b") for number in range(4)]
+    pairs = [AnswerPair(f"q{number}", "NOISE", "b") for number in range(4)]
     with pytest.raises(JudgeError, match=r"none of 8 replies .* raise evaluate\.judge\.max_tokens"):
         pairwise.compare(CFG, PROMPTS, LocalJudge(), pairs, "evaluate.judge")

@@ -14,7 +14,7 @@ import pytest
 
 from scope_jax.errors import UserError
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable, tool
-from scope_jax.play.tool_execution import LEAST, Malformed, ToolCall
+from scope_jax.play.tool_execution import LEAST, MalformedCall, ToolCall
 from tests.play.contexts import Record, calls, execution
 
 
@@ -103,7 +103,7 @@ def test_a_tool_that_raises_is_an_observation_without_paths() -> None:
 
 def test_malformed_calls_are_answered_and_nothing_is_run() -> None:
     record = Record()
-    (result,) = calls(record).run("a", 0, [Malformed("pyton", "error: there is no tool pyton")])
+    (result,) = calls(record).run("a", 0, [MalformedCall("pyton", "error: there is no tool pyton")])
     assert (result.status, result.tool, result.arguments) == ("malformed", "pyton", None)
     assert result.text == "error: there is no tool pyton" and record.written == []
 

@@ -78,7 +78,7 @@ def test_which_games_wait() -> None:
     places = []
     for _ in range(2):
         places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
-        memory = state.after_step(cfg, memory, state.Outcome(rows=1, tasks=[], scores=[]))
+        memory = state.after_step(cfg, memory, state.ScopeOutcome(rows=1, tasks=[], scores=[]))
     places.append((memory["stage"], scope.GAME.waits(cfg, memory)))
     assert places == [("challenger", True), ("challenger", False), ("tasks", True)]
 

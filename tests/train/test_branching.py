@@ -92,7 +92,7 @@ def play_scope(step: Step[Any]) -> Played:
     stage = step.memory["stage"]
     episodes = [] if stage == "tasks" else made(stage, stage, step.number, step.memory["drawn"])
     tasks = [{"question": f"task {step.number}"}] if stage == "tasks" else []
-    outcome = state.Outcome(rows=state.rows_needed(step.card, stage), tasks=tasks, scores=[])
+    outcome = state.ScopeOutcome(rows=state.rows_needed(step.card, stage), tasks=tasks, scores=[])
     return Played(episodes, outcome, {"iteration": float(step.memory["iteration"]), f"stage/{stage}": 1.0})
 
 
@@ -174,7 +174,7 @@ def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, 
         "place": options(before).steps_per_iteration - 1,
         "drawn": 7,
     }
-    opened = state.after_step(before, memory, state.Outcome(rows=0, tasks=[], scores=[0.5]))
+    opened = state.after_step(before, memory, state.ScopeOutcome(rows=0, tasks=[], scores=[0.5]))
     adopted = scope.GAME.adopt(after, opened, before)
     assert adopted == opened | {"stage": "challenger" if frozen_after is None else "tasks"}
     within = opened | {"stage": "solver", "place": 1, "tasks": ["a task"]}

@@ -9,7 +9,7 @@ from scope_jax.config import Config
 from scope_jax.games.absolute_zero import messages, roles, rules, seeding, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, check, options
 from scope_jax.games.absolute_zero.roles import ESTIMATE, PROPOSER, SOLVER, card_roles
-from scope_jax.games.absolute_zero.state import Attempts, Case, Outcome, Problem, Proposal
+from scope_jax.games.absolute_zero.state import AbsoluteZeroOutcome, AnswerCase, Attempts, SolverProblem, TaskProposal
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import functions
 from scope_jax.play.exams import Answer, Exam
@@ -40,10 +40,10 @@ def play(step: Step[AbsoluteZeroSection]) -> Played:
     rates = {name: group.rate for name, group in zip(new, estimates, strict=True)}
     episodes = proposer_episodes(step, proposals, rates) + solver_episodes(answers)
     # the training loop makes one update: task-relative REINFORCE++, see `arrange`
-    return Played(episodes, outcome=Outcome(seeds=seeds, tasks=tasks))
+    return Played(episodes, outcome=AbsoluteZeroOutcome(seeds=seeds, tasks=tasks))
 
 
-def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tuple[Memory, Metrics]:
+def remember(cfg: Config, memory: Memory, outcome: AbsoluteZeroOutcome, number: int) -> tuple[Memory, Metrics]:
     """The buffers with the step's valid tasks, the oldest of which are forgotten."""
     before = memory if outcome["seeds"] is None else outcome["seeds"]
     after = state.add_to_buffers(before, outcome["tasks"], options(cfg).buffer)
@@ -51,7 +51,7 @@ def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tupl
 
 
 def proposer_episodes(
-    step: Step[AbsoluteZeroSection], proposals: Sequence[Proposal], rates: Mapping[str, float]
+    step: Step[AbsoluteZeroSection], proposals: Sequence[TaskProposal], rates: Mapping[str, float]
 ) -> list[Episode]:
     """An episode for each proposal, rewarded by how often its task is solved.
 
@@ -101,7 +101,8 @@ def exam(cfg: Config) -> Exam:
 
     def solved(answers: Sequence[Answer], tools: Tools) -> list[float]:
         cases = [
-            Case(Problem(answer.row["task"], state.task_of(answer.row)), answer.completion.text) for answer in answers
+            AnswerCase(SolverProblem(answer.row["task"], state.task_of(answer.row)), answer.completion.text)
+            for answer in answers
         ]
         return [grade or 0.0 for grade in roles.grade(cfg, tools, cases, formal=True)]
 

@@ -9,7 +9,15 @@ from scope_jax.config import Config
 from scope_jax.data.keys import drawn
 from scope_jax.games.absolute_zero import messages, rules, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind, options
-from scope_jax.games.absolute_zero.state import Attempts, Buffers, Case, Problem, Proposal, Request, Task
+from scope_jax.games.absolute_zero.state import (
+    AnswerCase,
+    Attempts,
+    Buffers,
+    ProposalRequest,
+    SolverProblem,
+    Task,
+    TaskProposal,
+)
 from scope_jax.play import functions
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
@@ -66,13 +74,13 @@ def propose(
     number: int,
     key: str = PROPOSER,
     label: str = "",
-) -> list[Proposal]:
+) -> list[TaskProposal]:
     """`train.batch_size` proposals of tasks of each kind, validated by running them.
 
     number: the step that their tasks are from (`Task.step`). key and label: of the samples, as in `Step.play`.
     """
     requests = [
-        Request(kind, _references(step, kind, buffers, (number, key, kind, place)))
+        ProposalRequest(kind, _references(step, kind, buffers, (number, key, kind, place)))
         for kind in kinds
         for place in range(step.cfg.train.batch_size)
     ]
@@ -80,7 +88,7 @@ def propose(
     proposals = []
     for request, (sample,) in zip(requests, step.play(PROPOSER, prompts, key=key, label=label), strict=True):
         draft = rules.draft(request.kind, sample.text, request.references, step.card)
-        proposals.append(Proposal(request.kind, sample, draft))
+        proposals.append(TaskProposal(request.kind, sample, draft))
     return _validate(step, proposals, number)
 
 
@@ -99,7 +107,7 @@ def _references(
     return references
 
 
-def _validate(step: Step[AbsoluteZeroSection], proposals: Sequence[Proposal], number: int) -> list[Proposal]:
+def _validate(step: Step[AbsoluteZeroSection], proposals: Sequence[TaskProposal], number: int) -> list[TaskProposal]:
     """The proposals with their tasks: those whose program has a value for each input, the same in every run."""
     drafts = [proposal.draft for proposal in proposals]
     runs = [("", ()) if draft is None else (draft["program"], draft["inputs"]) for draft in drafts]
@@ -120,7 +128,7 @@ def _task(draft: state.Draft, values: Sequence[str | None], number: int) -> Task
     )
 
 
-def tasks_to_remember(step: Step[AbsoluteZeroSection], kind: Kind, proposals: Sequence[Proposal]) -> list[Task]:
+def tasks_to_remember(step: Step[AbsoluteZeroSection], kind: Kind, proposals: Sequence[TaskProposal]) -> list[Task]:
     """The valid tasks of a kind that enter its buffer: those that fit into the prompts about them alone."""
     tasks = [proposal.task for proposal in proposals if proposal.kind == kind and proposal.task is not None]
     return [task for task in tasks if all(_fits(step, prompt) for prompt in _prompts_about(step, kind, task))]
@@ -141,7 +149,7 @@ def _fits(step: Step[AbsoluteZeroSection], prompt: Messages) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
-def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buffers) -> list[Problem]:
+def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buffers) -> list[SolverProblem]:
     """`train.batch_size` tasks of each buffer, those of the latest step first.
 
     before, after: the buffers without and with this step's tasks, of which the card's `solve` takes one.
@@ -156,12 +164,12 @@ def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buf
     for kind in step.card.tasks:
         generator = step.rng("problems", step.number, kind)
         tasks = state.choose_for_solver(buffers[kind], step.cfg.train.batch_size, latest, generator)
-        chosen += [Problem(kind, task) for task in tasks]
+        chosen += [SolverProblem(kind, task) for task in tasks]
     return chosen
 
 
 def solve(
-    step: Step[AbsoluteZeroSection], problems: Sequence[Problem], *, samples: int = 1, key: str = SOLVER
+    step: Step[AbsoluteZeroSection], problems: Sequence[SolverProblem], *, samples: int = 1, key: str = SOLVER
 ) -> list[Attempts]:
     """`samples` answers to each problem, not yet graded. key: as in `Step.play`."""
     prompts = [messages.for_solver(step.cfg, problem.kind, problem.task) for problem in problems]
@@ -172,7 +180,7 @@ def solve(
 def grade_attempts(step: Step[AbsoluteZeroSection], attempts: Sequence[Attempts], *, formal: bool) -> list[Attempts]:
     """The attempts with the grades of their answers. formal: as in `rules.answer_of`."""
     cases = {
-        (place, number): Case(group.problem, sample.text)
+        (place, number): AnswerCase(group.problem, sample.text)
         for place, group in enumerate(attempts)
         for number, sample in enumerate(group.samples)
     }
@@ -183,7 +191,7 @@ def grade_attempts(step: Step[AbsoluteZeroSection], attempts: Sequence[Attempts]
     ]
 
 
-def grade(cfg: Config, tools: Tools, cases: Sequence[Case], *, formal: bool) -> list[float | None]:
+def grade(cfg: Config, tools: Tools, cases: Sequence[AnswerCase], *, formal: bool) -> list[float | None]:
     """1 for a right answer, 0 for a wrong one, None for none, or one in a bad form; any input that has the output is
     right.
 

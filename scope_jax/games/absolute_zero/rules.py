@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind
-from scope_jax.games.absolute_zero.state import Draft, Problem, Task
+from scope_jax.games.absolute_zero.state import Draft, SolverProblem, Task
 from scope_jax.play import functions
 
 SOUGHT = {"deduction": "output", "abduction": "input"}  # what the solver's answer is named
@@ -112,7 +112,7 @@ def hidden(values: Sequence[str]) -> list[str]:
     return list(values[len(values) // 2 :])
 
 
-def run(problem: Problem, solution: str | None) -> tuple[str, Sequence[str]]:
+def run(problem: SolverProblem, solution: str | None) -> tuple[str, Sequence[str]]:
     """The program and the inputs whose values say whether a solution is right; a deduction's is a value itself."""
     if solution is None or problem.kind == "deduction":
         return "", ()

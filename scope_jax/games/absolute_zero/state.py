@@ -37,7 +37,7 @@ class Task(Draft):
 Buffers = Mapping[str, Sequence[Task]]  # by kind; the oldest task first
 
 
-class Outcome(TypedDict):
+class AbsoluteZeroOutcome(TypedDict):
     """What a step adds to the buffers."""
 
     seeds: Buffers | None
@@ -47,7 +47,7 @@ class Outcome(TypedDict):
 
 
 @dataclass(frozen=True)
-class Request:
+class ProposalRequest:
     """What a proposer is asked for."""
 
     kind: Kind
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class TaskProposal:
     """A reply of the proposer."""
 
     kind: Kind
@@ -71,7 +71,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SolverProblem:
     """A task for the solver."""
 
     kind: Kind
@@ -81,10 +81,10 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Case:
+class AnswerCase:
     """A reply of the solver to be graded."""
 
-    problem: Problem
+    problem: SolverProblem
     """What was asked."""
     reply: str
     """All that was answered."""
@@ -94,7 +94,7 @@ class Case:
 class Attempts:
     """The solver's attempts at a problem."""
 
-    problem: Problem
+    problem: SolverProblem
     """What was asked."""
     samples: tuple[Sample, ...]
     """The answers."""
@@ -118,9 +118,9 @@ def task_of(row: Mapping[str, Any]) -> Task:
     return Task(program=row["program"], inputs=row["inputs"], outputs=row["outputs"], message=row["message"], step=0)
 
 
-def valid_problems(proposals: Sequence[Proposal]) -> dict[str, Problem]:
+def valid_problems(proposals: Sequence[TaskProposal]) -> dict[str, SolverProblem]:
     """The tasks of valid proposals, in order, by the names of the proposals' rollouts."""
-    return {one.sample.rollout: Problem(one.kind, one.task) for one in proposals if one.task is not None}
+    return {one.sample.rollout: SolverProblem(one.kind, one.task) for one in proposals if one.task is not None}
 
 
 def add_to_buffers(buffers: Buffers, new: Buffers, most: int) -> dict[str, list[Task]]:

@@ -11,7 +11,7 @@ from scope_jax.config import Config
 from scope_jax.games.dr_zero import messages, roles, rules
 from scope_jax.games.dr_zero.options import DrZeroSection, options
 from scope_jax.games.dr_zero.roles import PROPOSER, SOLVER, card_roles
-from scope_jax.games.dr_zero.state import Attempt, Pair, Position, Proposal
+from scope_jax.games.dr_zero.state import PairProposal, PhasePosition, QuestionPair, SolverAttempt
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Panel
@@ -26,13 +26,13 @@ def play(step: Step[DrZeroSection]) -> Played:
 
     Pure: all randomness is derived from the seed and the place in the run.
     """
-    position = Position.of(step.memory)
+    position = PhasePosition.of(step.memory)
     phase = {"proposer": train_proposer, "data": write_pairs, "solver": train_solver}[position.phase]
     played = phase(step, position)
     return replace(played, metrics={**played.metrics, "iteration": float(position.iteration)})
 
 
-def train_proposer(step: Step[DrZeroSection], position: Position) -> Played:
+def train_proposer(step: Step[DrZeroSection], position: PhasePosition) -> Played:
     """The first phase: the proposer learns on the next passages."""
     card = step.card
     size = step.cfg.train.batch_size
@@ -52,7 +52,7 @@ def train_proposer(step: Step[DrZeroSection], position: Position) -> Played:
     return Played(episodes, outcome=[], metrics=of_proposals | of_attempts)
 
 
-def write_pairs(step: Step[DrZeroSection], position: Position) -> Played:
+def write_pairs(step: Step[DrZeroSection], position: PhasePosition) -> Played:
     """The second phase: the new proposer writes pairs for the solver, from the iteration's own passages."""
     card = step.card
     size = step.cfg.train.batch_size
@@ -71,7 +71,7 @@ def write_pairs(step: Step[DrZeroSection], position: Position) -> Played:
     return Played(episodes, outcome=[pair.plain for pair in kept], metrics=metrics)
 
 
-def train_solver(step: Step[DrZeroSection], position: Position) -> Played:
+def train_solver(step: Step[DrZeroSection], position: PhasePosition) -> Played:
     """The third phase: the solver learns on the iteration's pairs."""
     size = step.cfg.train.batch_size
     first = position.place * size
@@ -84,16 +84,16 @@ def train_solver(step: Step[DrZeroSection], position: Position) -> Played:
 
 def remember(cfg: Config, memory: Memory, outcome: list[dict[str, Any]], number: int) -> tuple[Memory, Metrics]:
     """The place after a step that has written these pairs."""
-    new = [Pair.of(row) for row in outcome]
-    return Position.of(memory).after(options(cfg), cfg.train.batch_size, new).memory, {}
+    new = [QuestionPair.of(row) for row in outcome]
+    return PhasePosition.of(memory).after(options(cfg), cfg.train.batch_size, new).memory, {}
 
 
 # ------------------------------------------------------------------------------------------------ episodes and metrics
-def attempts_of(proposals: Sequence[Proposal]) -> list[Attempt]:
+def attempts_of(proposals: Sequence[PairProposal]) -> list[SolverAttempt]:
     return [attempt for proposal in proposals for attempt in proposal.attempts]
 
 
-def proposer_episode(card: DrZeroSection, proposal: Proposal, *, trained: bool) -> Episode:
+def proposer_episode(card: DrZeroSection, proposal: PairProposal, *, trained: bool) -> Episode:
     """The episode of a proposal, with the reward that it has so far."""
     return proposal.sample.episode(
         proposal.reward(card),
@@ -104,7 +104,7 @@ def proposer_episode(card: DrZeroSection, proposal: Proposal, *, trained: bool) 
     )
 
 
-def solver_episode(attempt: Attempt, *, trained: bool) -> Episode:
+def solver_episode(attempt: SolverAttempt, *, trained: bool) -> Episode:
     """The episode of an attempt, with reward 1 for the answer of its pair, else 0."""
     return attempt.sample.episode(
         float(attempt.right),
@@ -114,7 +114,7 @@ def solver_episode(attempt: Attempt, *, trained: bool) -> Episode:
     )
 
 
-def measure_best(card: DrZeroSection, best: Sequence[Proposal]) -> Metrics:
+def measure_best(card: DrZeroSection, best: Sequence[PairProposal]) -> Metrics:
     """What the second phase tells of the best proposal for each passage; its episodes are of all proposals."""
     values = {f"{DATA}/reward": [proposal.reward(card) for proposal in best]}
     for proposal in best:
@@ -123,7 +123,7 @@ def measure_best(card: DrZeroSection, best: Sequence[Proposal]) -> Metrics:
     return means(values) | hop_shares(DATA, [proposal.pair for proposal in best])
 
 
-def hop_shares(label: str, pairs: Sequence[Pair]) -> Metrics:
+def hop_shares(label: str, pairs: Sequence[QuestionPair]) -> Metrics:
     """The share of pairs with each number of hops."""
     counts = Counter(pair.hops for pair in pairs)
     return {f"{label}/hops_{hops}": count / len(pairs) for hops, count in sorted(counts.items())}
@@ -145,7 +145,7 @@ GAME = Game(
     roles=card_roles,
     play=play,
     remember=remember,
-    start=lambda cfg: Position(1).memory,
+    start=lambda cfg: PhasePosition(1).memory,
     exam=exam,
     data=("documents",),
     iterations=lambda cfg, memory: memory["iteration"] - 1,

@@ -10,7 +10,7 @@ import numpy as np
 from scope_jax.config import Config
 from scope_jax.games.dr_zero import messages, rules
 from scope_jax.games.dr_zero.options import DrZeroSection, options
-from scope_jax.games.dr_zero.state import Attempt, Pair, Passage, Proposal
+from scope_jax.games.dr_zero.state import PairProposal, Passage, QuestionPair, SolverAttempt
 from scope_jax.play import documents, searching
 from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
@@ -66,7 +66,7 @@ def draw_passages(step: Step[DrZeroSection], first: int, count: int) -> list[Pas
 
 def propose(
     step: Step[DrZeroSection], passages: Sequence[Passage], *, samples: int, label: str = ""
-) -> list[list[Proposal]]:
+) -> list[list[PairProposal]]:
     """`samples` proposals for each passage, not yet attempted. With one sample of a prompt those with as many hops are
     a group, with more those of the prompt. label: of their metrics."""
     prompts = [messages.for_proposer(step.cfg, passage) for passage in passages]
@@ -78,15 +78,15 @@ def propose(
     return proposals
 
 
-def _proposal(step: Step[DrZeroSection], passage: Passage, sample: Sample, group: str) -> Proposal:
+def _proposal(step: Step[DrZeroSection], passage: Passage, sample: Sample, group: str) -> PairProposal:
     read = rules.read_pair(sample, passage.text, passage.hops, dialects.load(step.cfg.model.dialect))
     question = " ".join(read.question.split()[: step.card.question_words])
-    pair = Pair(question, read.answer, passage.id, passage.hops)
-    return Proposal(sample, pair, read.format, read.searches, group)
+    pair = QuestionPair(question, read.answer, passage.id, passage.hops)
+    return PairProposal(sample, pair, read.format, read.searches, group)
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
-def attempt(step: Step[DrZeroSection], proposals: Sequence[Proposal], *, label: str) -> list[Proposal]:
+def attempt(step: Step[DrZeroSection], proposals: Sequence[PairProposal], *, label: str) -> list[PairProposal]:
     """The proposals, those of a format score above 0 with n attempts. label: of the attempts' metrics."""
     well_formed = [place for place, proposal in enumerate(proposals) if proposal.format.total]
     pairs = [proposals[place].pair for place in well_formed]
@@ -96,8 +96,8 @@ def attempt(step: Step[DrZeroSection], proposals: Sequence[Proposal], *, label: 
 
 
 def answer(
-    step: Step[DrZeroSection], pairs: Sequence[Pair], *, samples: int, whole: bool = False, label: str = ""
-) -> list[list[Attempt]]:
+    step: Step[DrZeroSection], pairs: Sequence[QuestionPair], *, samples: int, whole: bool = False, label: str = ""
+) -> list[list[SolverAttempt]]:
     """`samples` attempts at each pair's question. whole: one without an answer tag answers with its whole last turn.
     label: of their metrics."""
     prompts = [messages.for_solver(step.cfg, pair.question) for pair in pairs]
@@ -107,7 +107,7 @@ def answer(
     ]
 
 
-def _attempt(step: Step[DrZeroSection], pair: Pair, sample: Sample, whole: bool) -> Attempt:
+def _attempt(step: Step[DrZeroSection], pair: QuestionPair, sample: Sample, whole: bool) -> SolverAttempt:
     prediction = rules.answer_of(sample, whole=whole)
     right = prediction is not None and exact_match(prediction, [pair.answer])
-    return Attempt(pair, sample, prediction, right, searching.searches_run(step.cfg, sample))
+    return SolverAttempt(pair, sample, prediction, right, searching.searches_run(step.cfg, sample))

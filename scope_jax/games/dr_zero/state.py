@@ -28,7 +28,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Pair:
+class QuestionPair:
     """A question for the solver with the proposer's answer."""
 
     question: str
@@ -46,16 +46,16 @@ class Pair:
         return {"question": self.question, "answer": self.answer, "passage": self.passage, "hops": self.hops}
 
     @staticmethod
-    def of(row: Mapping[str, Any]) -> Pair:
+    def of(row: Mapping[str, Any]) -> QuestionPair:
         """The pair of `plain`."""
-        return Pair(row["question"], row["answer"], row["passage"], row["hops"])
+        return QuestionPair(row["question"], row["answer"], row["passage"], row["hops"])
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SolverAttempt:
     """One answer of the solver."""
 
-    pair: Pair
+    pair: QuestionPair
     """What it was asked."""
     sample: Sample
     """Its episode."""
@@ -68,12 +68,12 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class PairProposal:
     """One episode of the proposer."""
 
     sample: Sample
     """The episode."""
-    pair: Pair
+    pair: QuestionPair
     """What it wrote."""
     format: FormatScore
     """How well the episode keeps the format."""
@@ -81,7 +81,7 @@ class Proposal:
     """How many it ran."""
     group: str
     """Names those that its reward is compared with: of as many hops (HRPO), or of the same prompt (GRPO)."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[SolverAttempt, ...] = ()
     """The solver's at a well-formed pair; none before, or of a malformed one."""
 
     @property
@@ -116,7 +116,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Position:
+class PhasePosition:
     """Where a run is: what the memory holds."""
 
     iteration: int
@@ -125,14 +125,14 @@ class Position:
     """What its next step does: train the proposer, write pairs, or train the solver."""
     place: int = 0
     """Steps of the phase before it."""
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[QuestionPair, ...] = ()
     """Those written in this iteration."""
 
     @staticmethod
-    def of(memory: Memory) -> Position:
+    def of(memory: Memory) -> PhasePosition:
         """The position that a memory holds."""
-        pairs = tuple(Pair.of(row) for row in memory["pairs"])
-        return Position(memory["iteration"], memory["phase"], memory["place"], pairs)
+        pairs = tuple(QuestionPair.of(row) for row in memory["pairs"])
+        return PhasePosition(memory["iteration"], memory["phase"], memory["place"], pairs)
 
     @property
     def memory(self) -> Memory:
@@ -140,7 +140,7 @@ class Position:
         pairs = [pair.plain for pair in self.pairs]
         return {"iteration": self.iteration, "phase": self.phase, "place": self.place, "pairs": pairs}
 
-    def after(self, card: DrZeroSection, batch: int, new: Sequence[Pair]) -> Position:
+    def after(self, card: DrZeroSection, batch: int, new: Sequence[QuestionPair]) -> PhasePosition:
         """The position after a step that has written these pairs.
 
         Pairs are written until the solver's steps have enough, or the passages of the iteration are used up; the solver
@@ -160,4 +160,4 @@ class Position:
             return replace(self, phase="data", place=0, pairs=pairs)
         if self.phase == "data" and pairs:
             return replace(self, phase="solver", place=0, pairs=pairs)
-        return Position(self.iteration + 1)
+        return PhasePosition(self.iteration + 1)

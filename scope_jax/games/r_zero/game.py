@@ -10,7 +10,7 @@ from scope_jax.config import Config
 from scope_jax.games.r_zero import messages, roles, rules, state
 from scope_jax.games.r_zero.options import RZeroSection, check, options
 from scope_jax.games.r_zero.roles import card_roles, policy
-from scope_jax.games.r_zero.state import CHALLENGER, POOL, Attempt, Item, Question
+from scope_jax.games.r_zero.state import CHALLENGER, POOL, ChallengerReply, Item, SolverAnswer
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Panel
@@ -87,7 +87,7 @@ def remember(cfg: Config, memory: Memory, outcome: list[Item] | None, number: in
     return after, {"skipped": float(after["skipped"])}
 
 
-def challenger_episodes(step: Step[RZeroSection], questions: Sequence[Question]) -> list[Episode]:
+def challenger_episodes(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> list[Episode]:
     """An episode for each reply, trained in the challenger's own phase."""
     return [
         question.sample.episode(
@@ -99,7 +99,7 @@ def challenger_episodes(step: Step[RZeroSection], questions: Sequence[Question])
     ]
 
 
-def solver_episodes(step: Step[RZeroSection], attempts: Sequence[Attempt]) -> list[Episode]:
+def solver_episodes(step: Step[RZeroSection], attempts: Sequence[SolverAnswer]) -> list[Episode]:
     """An episode for each answer."""
     return [
         attempt.sample.episode(
@@ -115,7 +115,7 @@ def solver_episodes(step: Step[RZeroSection], attempts: Sequence[Attempt]) -> li
     ]
 
 
-def question_metrics(step: Step[RZeroSection], questions: Sequence[Question]) -> Metrics:
+def question_metrics(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> Metrics:
     """What episodes do not tell of the questions of a phase: how many are valid and distinct, the votes on them, and
     how often a label is the value of a question that has one."""
     phase = step.memory["phase"]

@@ -10,7 +10,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.data.keys import drawn
 from scope_jax.games.r_zero import messages
 from scope_jax.games.r_zero.options import RZeroSection, options
-from scope_jax.games.r_zero.state import CHALLENGER, SOLVER, Attempt, Item, Question
+from scope_jax.games.r_zero.state import CHALLENGER, SOLVER, ChallengerReply, Item, SolverAnswer
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.repetition import cluster_shares
@@ -67,14 +67,14 @@ def ask(
     samples: int = 1,
     sampling: SamplingSection | None = None,
     label: str = "",
-) -> list[Question]:
+) -> list[ChallengerReply]:
     """x ~ the challenger: `samples` replies to each of equal prompts, with their questions; not yet voted on.
 
     sampling and label: as in `Step.play`.
     """
     message = messages.for_challenger(step.cfg)
     groups = step.play(CHALLENGER, [message] * prompts, samples=samples, sampling=sampling, label=label)
-    return [Question(sample, _question_of(step, sample)) for group in groups for sample in group]
+    return [ChallengerReply(sample, _question_of(step, sample)) for group in groups for sample in group]
 
 
 def _question_of(step: Step[RZeroSection], sample: Sample) -> str:
@@ -86,7 +86,7 @@ def _question_of(step: Step[RZeroSection], sample: Sample) -> str:
     return question if step.tools.prompt_tokens(messages.for_solver(step.cfg, question)) <= limit else ""
 
 
-def cluster(step: Step[RZeroSection], questions: Sequence[Question]) -> list[Question]:
+def cluster(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> list[ChallengerReply]:
     """The questions with their repetition: the share of the step's replies in the cluster of each."""
     texts = [question.text for question in questions]
     shares = step.tools.once("clusters", lambda: cluster_shares(texts, step.card.repetition_distance))
@@ -94,7 +94,7 @@ def cluster(step: Step[RZeroSection], questions: Sequence[Question]) -> list[Que
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
-def vote(step: Step[RZeroSection], questions: Sequence[Question], votes: int) -> list[Question]:
+def vote(step: Step[RZeroSection], questions: Sequence[ChallengerReply], votes: int) -> list[ChallengerReply]:
     """The questions with the solver's answers: what most of them agree on is the label, and their share is p."""
     texts = {place: question.text for place, question in enumerate(questions) if question.text}
     prompts = [messages.for_solver(step.cfg, text) for text in texts.values()]
@@ -119,7 +119,7 @@ def next_items(step: Step[RZeroSection]) -> list[Item]:
     return order[first : first + size]
 
 
-def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[Attempt]:
+def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[SolverAnswer]:
     """`solver.samples` answers to each question, and whether they are its label."""
     prompts = [messages.for_solver(step.cfg, item["question"]) for item in items]
     groups = step.play(SOLVER, prompts, samples=step.card.solver.samples)
@@ -127,7 +127,8 @@ def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[Attempt]:
     pairs = [(answer_of(sample), item["label"] or "") for item, sample in replies]  # a kept question has a label
     agree = equal(step.tools, pairs)
     return [
-        Attempt(item, sample, answer_of(sample), agrees) for (item, sample), agrees in zip(replies, agree, strict=True)
+        SolverAnswer(item, sample, answer_of(sample), agrees)
+        for (item, sample), agrees in zip(replies, agree, strict=True)
     ]
 
 

@@ -32,7 +32,7 @@ class Item(TypedDict):
 
 
 @dataclass(frozen=True)
-class Question:
+class ChallengerReply:
     """A reply of the challenger."""
 
     sample: Sample
@@ -51,7 +51,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SolverAnswer:
     """An answer of the solver, in its own phase."""
 
     item: Item

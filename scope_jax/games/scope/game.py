@@ -10,7 +10,7 @@ from scope_jax.data.sources import Source
 from scope_jax.games.scope import messages, roles, rules, state
 from scope_jax.games.scope.options import ScopeSection, check, options
 from scope_jax.games.scope.roles import CHALLENGER, SOLVER, card_roles
-from scope_jax.games.scope.state import AttemptedTask, Outcome, TaskDraft
+from scope_jax.games.scope.state import AttemptedTask, ScopeOutcome, TaskDraft
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, Panel, Starter
@@ -58,7 +58,7 @@ def challenger_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     episodes += solver_episodes(step, attempted, trained=False)
     # l.16, l.17: the training loop trains on the challenger's episodes
     metrics = measure_drafts(step, drafts) | measure_attempts(attempted, ESTIMATE)
-    return Played(episodes, outcome=Outcome(rows=len(rows), tasks=[], scores=[]), metrics=metrics)
+    return Played(episodes, outcome=ScopeOutcome(rows=len(rows), tasks=[], scores=[]), metrics=metrics)
 
 
 def task_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
@@ -85,7 +85,7 @@ def task_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     metrics = measure_drafts(step, drafts, f"{CREATION}/") | measure_attempts(attempted, f"{CREATION}/{SOLVER}")
     metrics["tasks/yield"] = len(tasks) / len(rows)
     # l.27: the memory continues with the next batch, or with the solver
-    return Played(episodes, outcome=Outcome(rows=len(rows), tasks=tasks, scores=[]), metrics=metrics)
+    return Played(episodes, outcome=ScopeOutcome(rows=len(rows), tasks=tasks, scores=[]), metrics=metrics)
 
 
 def solver_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
@@ -99,13 +99,13 @@ def solver_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     # l.31, l.32: Eq. (6)
     episodes = solver_episodes(step, attempted, trained=True)
     scores = [group.mean for group in attempted if group.mean is not None]
-    outcome = Outcome(rows=len(rows), tasks=[], scores=[mean(scores)] if scores else [])
+    outcome = ScopeOutcome(rows=len(rows), tasks=[], scores=[mean(scores)] if scores else [])
     # l.33: the training loop trains on these episodes
     # l.34, l.35: the memory continues with the next step, or the next iteration, until all are completed
     return Played(episodes, outcome=outcome, metrics=measure_attempts(attempted, SOLVER))
 
 
-def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tuple[Memory, Metrics]:
+def remember(cfg: Config, memory: Memory, outcome: ScopeOutcome, number: int) -> tuple[Memory, Metrics]:
     """The memory after a step, the number of its tasks, and at the end of an iteration the mean score of its tasks."""
     after = state.after_step(cfg, memory, outcome)
     metrics: Metrics = {}

@@ -99,7 +99,7 @@ class AttemptedTask:
     """ḡ, their mean score; None if none of them counts."""
 
 
-class Outcome(TypedDict):
+class ScopeOutcome(TypedDict):
     """What happened in a step, for the memory."""
 
     rows: int
@@ -170,7 +170,7 @@ def rows_needed(card: ScopeSection, stage: str) -> int:
     return card.challenger_batch if stage == "challenger" else card.generation_batch
 
 
-def after_step(cfg: Config, memory: Memory, outcome: Outcome) -> Memory:
+def after_step(cfg: Config, memory: Memory, outcome: ScopeOutcome) -> Memory:
     """The memory after a step: at the next place of its stage, or at the start of the next one."""
     after = {
         "drawn": memory["drawn"] + outcome["rows"],

@@ -10,7 +10,7 @@ from scope_jax.games.score import messages, meta_harness, roles, rules, state
 from scope_jax.games.score.meta_harness import Harness, Refresh
 from scope_jax.games.score.options import ScoreSection, check, options
 from scope_jax.games.score.roles import EVALUATOR, HARNESS, SCORING, SOLVER, card_roles
-from scope_jax.games.score.state import Outcome, Report, Review, RubricDraft, RubricUse, Statistics
+from scope_jax.games.score.state import Report, Review, RubricDraft, RubricUse, ScoreOutcome, Statistics
 from scope_jax.learner.types import Episode, Judgement, Metrics, transcript
 from scope_jax.play import searching
 from scope_jax.play.collapse import identical_pairs
@@ -63,13 +63,13 @@ def play(step: Step[ScoreSection]) -> Played:
     # l.38, l.39, l.40, l.41: `remember` makes the memory for the next step
     return Played(
         episodes,
-        outcome=Outcome(tuple(uses), statistics, tuple(refreshes)),
+        outcome=ScoreOutcome(tuple(uses), statistics, tuple(refreshes)),
         metrics=measure(step, harness, statistics, reports, reviews),
         settings=harness_records(step, refreshes),
     )
 
 
-def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tuple[Memory, Metrics]:
+def remember(cfg: Config, memory: Memory, outcome: ScoreOutcome, number: int) -> tuple[Memory, Metrics]:
     """l.34, l.36, l.37: the scheduler's counts, the harness, and the statistics since the last refresh, of at most M
     steps."""
     card = options(cfg)

@@ -161,7 +161,7 @@ class RubricUse:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoreOutcome:
     """What happened in a step, from which the memory after it follows."""
 
     uses: tuple[RubricUse, ...]

@@ -11,7 +11,7 @@ from scope_jax.errors import UserError
 from scope_jax.games.spell import messages, roles, rules, state
 from scope_jax.games.spell.options import SpellSection, check, options
 from scope_jax.games.spell.roles import QUESTIONER, RESPONDER, VERIFIER, card_roles
-from scope_jax.games.spell.state import AnswerGroup, History, Outcome, QuestionDraft, Round, Selection
+from scope_jax.games.spell.state import AnswerGroup, History, QuestionDraft, Round, Selection, SpellOutcome
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Exam
@@ -57,7 +57,7 @@ def play(step: Step[SpellSection]) -> Played:
     # l.26: the training loop trains on these episodes in one update
     return Played(
         episodes(step, proposals, groups, selection),
-        outcome=Outcome(drawn, tuple(solvable)),
+        outcome=SpellOutcome(drawn, tuple(solvable)),
         metrics=measure(step, proposals, groups, selection) | measure_draws(card, rounds, drawn),
     )
 
@@ -101,7 +101,7 @@ def mixed(rounds: Sequence[Round]) -> int:
     return sum(group.mixed for each in rounds for group in each.groups)
 
 
-def remember(cfg: Config, memory: Memory, outcome: Outcome, number: int) -> tuple[Memory, Metrics]:
+def remember(cfg: Config, memory: Memory, outcome: SpellOutcome, number: int) -> tuple[Memory, Metrics]:
     """l.7, l.21: the position in the stream after the clusters drawn, and the history with the solvable questions."""
     return {
         "position": memory["position"] + outcome.clusters,

@@ -16,14 +16,14 @@ from scope_jax.games.spell import messages, rules
 from scope_jax.games.spell.options import SpellRoleSection, SpellSection, options
 from scope_jax.games.spell.state import (
     AnswerGroup,
-    Attempt,
     Entry,
     History,
     Order,
     Question,
     QuestionDraft,
     ReadingTask,
-    Response,
+    ResponderAnswer,
+    UncheckedAnswer,
     Verification,
 )
 from scope_jax.play import grading
@@ -227,7 +227,7 @@ def filter_grounded(step: Step[SpellSection], proposals: Sequence[QuestionDraft]
     return [_with_blind(proposal, blind.get(proposal.order.position)) for proposal in proposals]
 
 
-def _with_blind(proposal: QuestionDraft, blind: Response | None) -> QuestionDraft:
+def _with_blind(proposal: QuestionDraft, blind: ResponderAnswer | None) -> QuestionDraft:
     """A question with the answer that the responder gave without the documents, if it was asked."""
     if blind is None:
         return proposal
@@ -277,7 +277,7 @@ def answer(step: Step[SpellSection], readings: Sequence[ReadingTask]) -> list[An
 
 def _attempts(
     step: Step[SpellSection], readings: Sequence[ReadingTask], *, samples: int, key: str = ""
-) -> list[tuple[Response, ...]]:
+) -> list[tuple[ResponderAnswer, ...]]:
     """`samples` answers of the responder to each question, checked by the rule. key: as in `Step.play`."""
     rollouts = [
         Rollout(
@@ -287,12 +287,14 @@ def _attempts(
         for reading in readings
     ]
     groups = step.play(RESPONDER, rollouts, samples=samples, key=key)
-    attempts = [Attempt(reading, sample) for reading, group in zip(readings, groups, strict=True) for sample in group]
+    attempts = [
+        UncheckedAnswer(reading, sample) for reading, group in zip(readings, groups, strict=True) for sample in group
+    ]
     responses = check(step, attempts)
     return [tuple(responses[at : at + samples]) for at in range(0, len(responses), samples)]
 
 
-def check(step: Step[SpellSection], attempts: Sequence[Attempt]) -> list[Response]:
+def check(step: Step[SpellSection], attempts: Sequence[UncheckedAnswer]) -> list[ResponderAnswer]:
     """The answers with R_rule(y, a): by the rule, or by [judge] in its place, with its judgements (section 5.6).
 
     The judge sees the conclusion, or the whole reply if there is none; it gets no request for an empty reply.
@@ -300,7 +302,7 @@ def check(step: Step[SpellSection], attempts: Sequence[Attempt]) -> list[Respons
     conclusions = [rules.conclusion_of(attempt.sample.content) for attempt in attempts]
     if step.card.rule == "match":
         return [
-            Response(attempt.sample, conclusion, _matches(step.card, attempt, conclusion))
+            ResponderAnswer(attempt.sample, conclusion, _matches(step.card, attempt, conclusion))
             for attempt, conclusion in zip(attempts, conclusions, strict=True)
         ]
     cases = [
@@ -313,14 +315,14 @@ def check(step: Step[SpellSection], attempts: Sequence[Attempt]) -> list[Respons
     ]
     grades = step.grade("judge", cases)
     return [
-        Response(attempt.sample, conclusion, right, judgements)
+        ResponderAnswer(attempt.sample, conclusion, right, judgements)
         for attempt, conclusion, right, judgements in zip(
             attempts, conclusions, grades.correct, grades.judgements, strict=True
         )
     ]
 
 
-def _matches(card: SpellSection, attempt: Attempt, conclusion: str | None) -> bool:
+def _matches(card: SpellSection, attempt: UncheckedAnswer, conclusion: str | None) -> bool:
     reading = attempt.reading
     answers = reading.question.answers
     return rules.matches(reading.task, attempt.sample.content, conclusion, answers, card.rule_reads, card.containment)
@@ -371,7 +373,7 @@ def _about(group: AnswerGroup, number: int) -> str:
     return f"{group.position} answer {number}"
 
 
-def _with_vote(card: SpellSection, response: Response, samples: Sequence[Sample]) -> Response:
+def _with_vote(card: SpellSection, response: ResponderAnswer, samples: Sequence[Sample]) -> ResponderAnswer:
     """An answer with its judgments; a sample without a turn, of a prompt that was too long, is none."""
     judgments = tuple(Verification(sample, rules.verdict_of(sample.content)) for sample in samples if sample.turns)
     vote = rules.vote([judgment.verdict for judgment in judgments], card.vote)

@@ -12,7 +12,7 @@ from scope_jax.config import one_of
 from scope_jax.data.keys import drawn
 from scope_jax.games.spell import candidates
 from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellSection, SpellTask, Vote
-from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Response, Selection
+from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, ResponderAnswer, Selection
 from scope_jax.play import measures
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.play.step import Step
@@ -153,7 +153,7 @@ def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: 
     return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
 
 
-def judgment_rewards(card: SpellSection, response: Response) -> tuple[float, ...]:
+def judgment_rewards(card: SpellSection, response: ResponderAnswer) -> tuple[float, ...]:
     """{r_ij} of one answer's judgments (Eq. (5))."""
     verdicts = [each.verdict for each in response.verifications]
     return verifier_rewards(verdicts, response.vote, card.malformed_judgment)

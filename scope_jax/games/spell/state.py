@@ -125,7 +125,7 @@ class ReadingTask:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class UncheckedAnswer:
     """An answer of the responder before it is checked."""
 
     reading: ReadingTask
@@ -149,7 +149,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Response:
+class ResponderAnswer:
     """One answer of the responder, y_i."""
 
     sample: Sample
@@ -181,7 +181,7 @@ class AnswerGroup:
     """Of the question."""
     question: Question
     """What was asked."""
-    responses: tuple[Response, ...]
+    responses: tuple[ResponderAnswer, ...]
     """G of them."""
 
     @property
@@ -224,7 +224,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SpellOutcome:
     """What happened in a step, from which the memory after it follows."""
 
     clusters: int

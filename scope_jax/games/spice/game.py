@@ -10,7 +10,7 @@ from scope_jax.data.sources import Source
 from scope_jax.games.spice import messages, roles, rules
 from scope_jax.games.spice.options import SpiceSection, check, options
 from scope_jax.games.spice.roles import CHALLENGER, REASONER, card_roles
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, Attempt, StageReply
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, ChallengerAttempt, StageReply
 from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, Game, Panel
@@ -76,7 +76,7 @@ def answers_are_new(card: SpiceSection) -> bool:
 
 
 def challenger_episodes(
-    step: Step[SpiceSection], kept: Sequence[Sequence[Attempt]], rates: Mapping[tuple[int, int], float]
+    step: Step[SpiceSection], kept: Sequence[Sequence[ChallengerAttempt]], rates: Mapping[tuple[int, int], float]
 ) -> list[Episode]:
     """One episode per attempt of T_C: r_C by the pass rate of its task, ρ if it is invalid (Eq. (1)).
 
@@ -90,7 +90,7 @@ def challenger_episodes(
     ]
 
 
-def _attempt(step: Step[SpiceSection], attempt: Attempt, rate: float | None) -> Episode:
+def _attempt(step: Step[SpiceSection], attempt: ChallengerAttempt, rate: float | None) -> Episode:
     """An attempt with one datum for each trained stage that the policy has sampled."""
     card, role = step.card, step.roles[CHALLENGER]
     reward = card.invalid_reward
@@ -155,7 +155,7 @@ def reasoner_episodes(groups: Sequence[Answers], trained: bool, label: str = "")
 
 def measure(
     step: Step[SpiceSection],
-    attempts: Sequence[Sequence[Attempt]],
+    attempts: Sequence[Sequence[ChallengerAttempt]],
     written: Sequence[Episode],
     learned: Sequence[Answers],
 ) -> Metrics:

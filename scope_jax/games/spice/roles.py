@@ -10,7 +10,15 @@ from scope_jax.config import AskSection, Config
 from scope_jax.config.tables import GenerationSection
 from scope_jax.games.spice import messages, rules
 from scope_jax.games.spice.options import SpiceSection, options
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answer, Answers, Attempt, Segment, Stage, StageReply
+from scope_jax.games.spice.state import (
+    MULTIPLE_CHOICE,
+    Answers,
+    ChallengerAttempt,
+    ReasonerAnswer,
+    Segment,
+    Stage,
+    StageReply,
+)
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
 from scope_jax.play.math_answers import Comparison
@@ -85,14 +93,14 @@ def draw_documents(step: Step[SpiceSection]) -> list[Segment]:
     return documents
 
 
-def write_tasks(step: Step[SpiceSection], documents: Sequence[Segment]) -> list[list[Attempt]]:
+def write_tasks(step: Step[SpiceSection], documents: Sequence[Segment]) -> list[list[ChallengerAttempt]]:
     """{(qᵢ, aᵢ*)}: attempts at each document, sampled in rounds until enough are valid or there are N (§3.1).
 
     Every round has twice as many attempts at a document as the one before. The attempts of a document are numbered
     consecutively, and the number seeds their sampling, so that they do not depend on how many rounds other documents
     take. A document whose first prompt is too long gets one round: all others would fail in the same way.
     """
-    attempts: list[list[Attempt]] = [[] for _ in documents]
+    attempts: list[list[ChallengerAttempt]] = [[] for _ in documents]
     first = 0
     for count in _round_sizes(step):
         unfinished = [document for document in documents if _worth_a_round(step, attempts[document.index])]
@@ -120,13 +128,15 @@ def _round_sizes(step: Step[SpiceSection]) -> list[int]:
     return sizes
 
 
-def _worth_a_round(step: Step[SpiceSection], attempts: Sequence[Attempt]) -> bool:
+def _worth_a_round(step: Step[SpiceSection], attempts: Sequence[ChallengerAttempt]) -> bool:
     unreadable = any(attempt.reason == "prompt_too_long" and len(attempt.replies) == 1 for attempt in attempts)
     wanted = step.card.valid_wanted if step.roles[CHALLENGER].learns else 1
     return not unreadable and sum(attempt.valid for attempt in attempts) < wanted
 
 
-def _before_a_round(card: SpiceSection, groups: Sequence[Sequence[Attempt]], documents: int, count: int) -> str:
+def _before_a_round(
+    card: SpiceSection, groups: Sequence[Sequence[ChallengerAttempt]], documents: int, count: int
+) -> str:
     """What the user is told before another round: how many attempts so far count, and why the others do not."""
     attempts = [attempt for group in groups for attempt in group]
     reasons = Counter(attempt.reason for attempt in attempts if attempt.reason).most_common(2)
@@ -138,7 +148,7 @@ def _before_a_round(card: SpiceSection, groups: Sequence[Sequence[Attempt]], doc
     )
 
 
-def _round(step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int) -> list[Attempt]:
+def _round(step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int) -> list[ChallengerAttempt]:
     """Attempts `first` … `first + count` at each document."""
     attempts = _choose_formats(step, documents, first, count)
     rollouts = {
@@ -154,22 +164,26 @@ def _round(step: Step[SpiceSection], documents: Sequence[Segment], first: int, c
     return [_with_task(step, attempt, replies[attempt.key]) if attempt.kind else attempt for attempt in attempts]
 
 
-def _choose_formats(step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int) -> list[Attempt]:
+def _choose_formats(
+    step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int
+) -> list[ChallengerAttempt]:
     """The first stage of a round; skipped if the only format offered is multiple choice, which has no answer types."""
     numbers = range(first, first + count)
     if step.card.formats == "multiple-choice":
-        return [Attempt(document, n, (), None, "", MULTIPLE_CHOICE) for document in documents for n in numbers]
+        return [
+            ChallengerAttempt(document, n, (), None, "", MULTIPLE_CHOICE) for document in documents for n in numbers
+        ]
     rollouts = [Rollout(f"{each.index} format {first}", messages.for_format(step.cfg, each)) for each in documents]
     attempts = []
     for document, group in zip(documents, _replies(step, "format", rollouts, count), strict=True):
         for number, reply in zip(numbers, group, strict=True):
             missing = _missing(reply)
             kind, reason = ("", missing) if missing else rules.format_of(step.card, reply.text)
-            attempts.append(Attempt(document, number, (reply,), None, reason, kind))
+            attempts.append(ChallengerAttempt(document, number, (reply,), None, reason, kind))
     return attempts
 
 
-def _with_task(step: Step[SpiceSection], attempt: Attempt, reply: StageReply) -> Attempt:
+def _with_task(step: Step[SpiceSection], attempt: ChallengerAttempt, reply: StageReply) -> ChallengerAttempt:
     """The attempt after its second stage: with a task that the reasoner can be asked, or a reason."""
     attempt = replace(attempt, replies=(*attempt.replies, reply))
     if missing := _missing(reply):
@@ -220,7 +234,7 @@ def _replies(
     return [parsed[first : first + samples] for first in range(0, len(parsed), samples)]
 
 
-def keep(step: Step[SpiceSection], attempts: Sequence[Sequence[Attempt]]) -> list[list[Attempt]]:
+def keep(step: Step[SpiceSection], attempts: Sequence[Sequence[ChallengerAttempt]]) -> list[list[ChallengerAttempt]]:
     """T_C of each document: G of its attempts in their valid:invalid ratio."""
     size = step.card.challenger.samples
     return [
@@ -229,7 +243,7 @@ def keep(step: Step[SpiceSection], attempts: Sequence[Sequence[Attempt]]) -> lis
     ]
 
 
-def select(step: Step[SpiceSection], kept: Sequence[Sequence[Attempt]]) -> list[Attempt]:
+def select(step: Step[SpiceSection], kept: Sequence[Sequence[ChallengerAttempt]]) -> list[ChallengerAttempt]:
     """One valid attempt per document that has any, drawn uniformly: the task the reasoner is trained on."""
     chosen = []
     for index, attempts in enumerate(kept):
@@ -240,7 +254,7 @@ def select(step: Step[SpiceSection], kept: Sequence[Sequence[Attempt]]) -> list[
 
 
 # ------------------------------------------------------------------------------------------------------------ reasoner
-def solve(step: Step[SpiceSection], attempts: Sequence[Attempt], again: bool = False) -> list[Answers]:
+def solve(step: Step[SpiceSection], attempts: Sequence[ChallengerAttempt], again: bool = False) -> list[Answers]:
     """{âₖ} ~ π(q), k = 1 … K, for each valid attempt; not yet graded. again: new answers to a task answered before."""
     tasks = [(attempt, attempt.task) for attempt in attempts if attempt.task is not None]
     rollouts = [
@@ -252,7 +266,7 @@ def solve(step: Step[SpiceSection], attempts: Sequence[Attempt], again: bool = F
     ]
     groups = step.play(REASONER, rollouts, samples=step.card.reasoner.samples)
     return [
-        Answers(attempt, task, tuple(Answer(sample, prediction_of(sample)) for sample in group))
+        Answers(attempt, task, tuple(ReasonerAnswer(sample, prediction_of(sample)) for sample in group))
         for (attempt, task), group in zip(tasks, groups, strict=True)
     ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from scope_jax.config import one_of
 from scope_jax.data.keys import drawn
 from scope_jax.games.spice.options import ChallengerReward, SpiceSection
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Attempt, Task
+from scope_jax.games.spice.state import MULTIPLE_CHOICE, ChallengerAttempt, ReasonerTask
 from scope_jax.play import measures
 from scope_jax.play.math_answers import LONGEST, Verdict
 from scope_jax.play.rewards import absolute_zero, r_zero
@@ -68,7 +68,7 @@ def format_of(card: SpiceSection, reply: str) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------ second stage
-def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
+def task_of(reply: str, kind: str, max_words: int) -> tuple[ReasonerTask | None, str]:
     """(the task of this kind at the end of the reply, None if invalid; the reason for rejection, "" if valid).
 
     max_words: maximum length of an answer of type string.
@@ -82,7 +82,7 @@ def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
     return _multiple_choice(fields) if kind == MULTIPLE_CHOICE else _free_form(fields, kind, max_words)
 
 
-def _multiple_choice(fields: Mapping[str, Any]) -> tuple[Task | None, str]:
+def _multiple_choice(fields: Mapping[str, Any]) -> tuple[ReasonerTask | None, str]:
     question, letter = _text(fields.get("multiple_choice_question")), _text(fields.get("multiple_choice_correct"))
     # the prompt tells the challenger to leave the other two fields empty if the document suits no question
     if not question or not _text(fields.get("exam_question", question)):
@@ -94,10 +94,10 @@ def _multiple_choice(fields: Mapping[str, Any]) -> tuple[Task | None, str]:
     labelled = tuple(option[1] for option in listed) == _LETTERS
     if not labelled or len(texts) < len(_LETTERS) or not question[: listed[0].start()].strip():
         return None, "options"
-    return (Task(MULTIPLE_CHOICE, question, letter), "") if letter in _LETTERS else (None, "options")
+    return (ReasonerTask(MULTIPLE_CHOICE, question, letter), "") if letter in _LETTERS else (None, "options")
 
 
-def _free_form(fields: Mapping[str, Any], kind: str, max_words: int) -> tuple[Task | None, str]:
+def _free_form(fields: Mapping[str, Any], kind: str, max_words: int) -> tuple[ReasonerTask | None, str]:
     question, answer = _text(fields.get("question")), fields.get("answer")
     if not question:
         return None, "no_question"
@@ -110,7 +110,7 @@ def _free_form(fields: Mapping[str, Any], kind: str, max_words: int) -> tuple[Ta
     written = None if several_lines or len(str(answer)) > LONGEST else _FORMS[kind](answer)
     if written is None or (kind == "string" and len(written.split()) > max_words):
         return None, "answer_form"
-    return Task(kind, question, written), ""
+    return ReasonerTask(kind, question, written), ""
 
 
 def _text(value: Any) -> str:
@@ -180,7 +180,7 @@ def valid_share(valid: int, total: int, size: int) -> int:
     return min(max((2 * size * valid + total) // (2 * total), 1), valid)
 
 
-def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) -> list[Attempt]:
+def subsample(attempts: Sequence[ChallengerAttempt], size: int, rng: np.random.Generator) -> list[ChallengerAttempt]:
     """T_C: `size` attempts in the overall valid:invalid ratio (Algorithm 1 l.7), in order; all if there are fewer."""
     valid = [attempt for attempt in attempts if attempt.valid]
     invalid = [attempt for attempt in attempts if not attempt.valid]
@@ -190,7 +190,7 @@ def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) 
 
 
 # ------------------------------------------------------------------------------------------------------------ grading
-def right(task: Task, prediction: str | None, verdict: Verdict | None = None) -> bool:
+def right(task: ReasonerTask, prediction: str | None, verdict: Verdict | None = None) -> bool:
     """1[â = a*]: the same letter for a multiple-choice task; the same text or, for mathematical answers, an equal value
     otherwise (§2.5). False without a prediction. verdict: on the pair, if it `needs_mathematics`."""
     if not prediction:
@@ -200,6 +200,6 @@ def right(task: Task, prediction: str | None, verdict: Verdict | None = None) ->
     return measures.same_text(prediction, [task.answer]) or verdict == "equal"
 
 
-def needs_mathematics(task: Task, prediction: str | None) -> bool:
+def needs_mathematics(task: ReasonerTask, prediction: str | None) -> bool:
     """True if the answer has to be compared by value, as its text is another."""
     return task.kind in MATHEMATICAL and bool(prediction) and not measures.same_text(prediction or "", [task.answer])

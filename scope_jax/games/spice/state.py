@@ -26,7 +26,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Task:
+class ReasonerTask:
     """A task for the reasoner."""
 
     kind: str
@@ -54,7 +54,7 @@ class StageReply:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ChallengerAttempt:
     """An attempt to write a task from a document."""
 
     document: Segment
@@ -63,7 +63,7 @@ class Attempt:
     """Among the attempts at this document."""
     replies: tuple[StageReply, ...]
     """One for each stage that took place."""
-    task: Task | None
+    task: ReasonerTask | None
     """None if the attempt is invalid, or before the second stage."""
     reason: str
     """Why it is invalid, one of `rules.REASONS`; "" if it is not."""
@@ -81,7 +81,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReasonerAnswer:
     """One answer of the reasoner."""
 
     sample: Sample
@@ -96,11 +96,11 @@ class Answer:
 class Answers:
     """The reasoner's K answers to the task of an attempt."""
 
-    attempt: Attempt
+    attempt: ChallengerAttempt
     """Whose task it is."""
-    task: Task
+    task: ReasonerTask
     """That task."""
-    answers: tuple[Answer, ...]
+    answers: tuple[ReasonerAnswer, ...]
     """In the order of their samples."""
 
     @property

@@ -12,7 +12,7 @@ from scope_jax.games.spiral.exam import exam
 from scope_jax.games.spiral.match import RANDOM, SEATS, match
 from scope_jax.games.spiral.options import SpiralSection, options
 from scope_jax.games.spiral.roles import card_roles
-from scope_jax.games.spiral.state import SeatResult, Turn
+from scope_jax.games.spiral.state import MatchTurn, SeatResult
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.game import GRADIENT, REWARD, Game, Panel
@@ -74,19 +74,19 @@ def play_matches(step: Step[SpiralSection], generator: np.random.Generator) -> l
     return results
 
 
-def split_into_turns(results: Sequence[SeatResult], baselines: Sequence[float]) -> list[Turn]:
+def split_into_turns(results: Sequence[SeatResult], baselines: Sequence[float]) -> list[MatchTurn]:
     """All sampled turns, whose tokens have the baseline before the match taken off their advantage."""
-    turns: list[Turn] = []
+    turns: list[MatchTurn] = []
     for result, baseline in zip(results, baselines, strict=True):
         if result.sample is None:
             continue
         group = f"{len(turns)}/{result.key}"
         rows = by_turn(result.sample, [-baseline] * len(searching.contents(result.sample)))
-        turns += [Turn(result, result.sample, row, group) for row in rows if row.sampled_T.any()]
+        turns += [MatchTurn(result, result.sample, row, group) for row in rows if row.sampled_T.any()]
     return turns
 
 
-def turn_episode(turn: Turn, trained: bool) -> Episode:
+def turn_episode(turn: MatchTurn, trained: bool) -> Episode:
     """The episode of a turn, whose reward is what its seat has won in the match."""
     return turn.sample.episode(
         turn.result.reward, text=turn.result.match, group=turn.group, datums=(turn.datum,), trained=trained

@@ -37,7 +37,7 @@ class SeatResult:
 
 
 @dataclass(frozen=True)
-class Turn:
+class MatchTurn:
     """A turn that may be trained, as a sequence of its own."""
 
     result: SeatResult

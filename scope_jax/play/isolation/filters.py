@@ -118,12 +118,12 @@ def install() -> bool:
     lines = program(machine)
     buffer = ctypes.create_string_buffer(lines, len(lines))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
     kernel.prctl(
         kernel.SECCOMP,
         kernel.SECCOMP_FILTER,
-        ctypes.byref(Program(len(lines) // 8, ctypes.addressof(buffer))),
+        ctypes.byref(FilterProgram(len(lines) // 8, ctypes.addressof(buffer))),
     )
     return True

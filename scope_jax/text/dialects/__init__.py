@@ -213,7 +213,7 @@ class Dialect(_Table):
         begun = max((len(end) for end in ends if any(each.startswith(end) for each in openings)), default=0)
         return min((at for each in openings if (at := text.find(each)) >= 0), default=len(text) - begun)
 
-    def _inside(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
+    def _inside(self, pair: formats.TagPair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
         """The calls of a closed pair: one, or any number in the format function."""
         calls = (
             formats.function_calls(content) if self.format == "function" else [self._single(pair, content, functions)]
@@ -222,7 +222,7 @@ class Dialect(_Table):
             start, end = (pair.start, pair.end) if len(calls) == 1 else (pair.inner + call.start, pair.inner + call.end)
             yield replace(call, start=start, end=end, closed=pair.end, opened=pair.start)
 
-    def _single(self, pair: formats.Pair, content: str, functions: Mapping[str, Schema]) -> Call:
+    def _single(self, pair: formats.TagPair, content: str, functions: Mapping[str, Schema]) -> Call:
         try:
             match self.format:
                 case "xml":

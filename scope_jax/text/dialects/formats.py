@@ -60,7 +60,7 @@ def malformed(reason: str, start: int, end: int, name: str = "") -> Call:
     return Call(name, {}, shorten(f"error: {subject} cannot be read: {reason}", LONGEST), start, end, end, start)
 
 
-class Pair(NamedTuple):
+class TagPair(NamedTuple):
     """A pair of tags: text[start:end], with its content at text[inner:inner_end]; `closed` is False for a tag without
     its closing one."""
 
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
     closed: bool
 
 
-def pairs(text: str, tags: Sequence[str]) -> Iterator[Pair]:
+def pairs(text: str, tags: Sequence[str]) -> Iterator[TagPair]:
     """The pairs of these tags, in order. A pair ends at the first closing tag and begins at the last opening tag of its
     kind before it; other tags inside are its content. An unclosed tag reaches to the next opening tag, or to the end of
     the text."""
@@ -93,11 +93,11 @@ def pairs(text: str, tags: Sequence[str]) -> Iterator[Pair]:
             continue
         if partner is not None and marks[partner][1]:
             other = marks[partner]
-            yield Pair(mark[2], mark.start(), mark.end(), other.start(), other.end(), True)
+            yield TagPair(mark[2], mark.start(), mark.end(), other.start(), other.end(), True)
             index = partner + 1
         else:
             end = opening[index - 1]
-            yield Pair(mark[2], mark.start(), mark.end(), end, end, False)
+            yield TagPair(mark[2], mark.start(), mark.end(), end, end, False)
 
 
 def escaped(text: str, tags: str) -> str:

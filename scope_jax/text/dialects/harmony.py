@@ -29,7 +29,7 @@ _BEGUN = re.compile(r"<(?:\|\w*+\|?+)?+\Z")  # what may become a mark
 _NAME = re.compile(r"[^\s<]+")
 
 
-class Message(NamedTuple):
+class HarmonyMessage(NamedTuple):
     """A message text[start:end] with its content at text[inner:inner_end]. recipient, channel: "" for none."""
 
     channel: str
@@ -40,7 +40,7 @@ class Message(NamedTuple):
     end: int
 
 
-def messages(text: str) -> Iterator[Message]:
+def messages(text: str) -> Iterator[HarmonyMessage]:
     """The messages of a turn whose header is complete, in order; the last one may be cut off. In linear time."""
     at = 0
     while (mark := text.find(MESSAGE, at)) >= 0:
@@ -51,7 +51,7 @@ def messages(text: str) -> Iterator[Message]:
         inner = mark + len(MESSAGE)
         end = _END.search(text, inner)
         ends = (end.start(), end.end()) if end else (len(text), len(text))
-        yield Message(channel[1] if channel else "", recipient[1] if recipient else "", start, inner, *ends)
+        yield HarmonyMessage(channel[1] if channel else "", recipient[1] if recipient else "", start, inner, *ends)
         at = ends[1]
 
 

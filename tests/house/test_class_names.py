@@ -1,0 +1,20 @@
+"""A class is called by its name alone, in sentences and tracebacks: no two of them share one."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_class_name_stands_twice() -> None:
+    names: Counter[str] = Counter()
+    for folder in ("scope_jax", "models", "rollouts", "retrieval", "sharding"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if not any(place.is_symlink() for place in (path, *path.parents)):
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert len(names) > 500
+    assert sorted(name for name, count in names.items() if count > 1) == []
