@@ -215,7 +215,9 @@ def test_a_step_larger_than_what_is_kept_is_read(tmp_path: Path, monkeypatch: py
         assert [line["step"] for line in read_records(path)] == [0] * 50 + [1] * 50 + [2] * 50
     LineWriter(path).cut(1)
     assert {line["step"] for line in read_records(path)} == {0, 1}
+    monkeypatch.setattr(run_lines, "LONGEST_LINE", 1000)
     LineWriter(path).add([{"step": 5, "episode": 0, "rows": ["x" * 200]}])
+    monkeypatch.setattr(run_lines, "LONGEST_LINE", 100)
     with pytest.raises(UserError, match=rf"line 101 of .*{TOKENS} is longer"):
         list(read_records(path))
 
