@@ -72,7 +72,7 @@ def warning(card: Path, sets: Sequence[str], here: Hardware | None) -> str | Non
         return None
     try:
         short = page.shortage(plan(card, sets, without_compiler(here)))
-    except UserError:
+    except (OSError, UserError):
         return None
     return None if short is None else f"warning: memory is short: {short}"
 

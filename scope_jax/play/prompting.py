@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -60,16 +60,6 @@ def for_role(folder: str, role: str, values: Mapping[str, object], required: tup
     return templates.fill_messages(_messages(folder, role, tuple(values), required), values)
 
 
-def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str], required: Sequence[str]) -> Messages:
-    """The message templates of a role that may search: prompt, system message if the folder has one, search tool.
-
-    They may use {search} and {results} in addition to `known`. Raises PromptError.
-    """
-    known = (*known, *search_syntax(cfg))
-    tools = (SEARCH,) if dialects.load(cfg.model.dialect).declares else ()
-    return templates.load_messages(folder, role, known=known, required=required, tools=tools)
-
-
 @dataclass(frozen=True)
 class Prompt:
     """A prompt file of a role: `<name>.txt` in the card's prompt folder, perhaps with `<name>.system.txt` beside it."""
@@ -95,10 +85,12 @@ class Prompt:
         required = self.variables if self.required is None else self.required
         folder = folder_of(cfg)
         if self.searches:
-            return searcher_template(cfg, folder, self.name, self.variables, required)
+            known = (*self.variables, *search_syntax(cfg))
+            tools = (SEARCH,) if dialects.load(cfg.model.dialect).declares else ()
+            return templates.load_messages(folder, self.name, known=known, required=required, tools=tools)
         user = _template(folder, self.name, self.variables, required)
-        known = () if self.system_of else self.variables
-        system = [_template(folder, file.stem, known, ()) for file in self.system_file(cfg)]
+        of_system = () if self.system_of else self.variables
+        system = [_template(folder, file.stem, of_system, ()) for file in self.system_file(cfg)]
         return Messages(user, system[0] if system else None)
 
     def messages(self, cfg: Config, **values: object) -> Messages:

@@ -107,7 +107,7 @@ def encoder(opened: OpenedCard) -> str | None:
 # ---------------------------------------------------------------------------------------------------- prompts and rows
 def prompts(opened: OpenedCard) -> str | None:
     """The texts of the game's prompt folder, which are filled in; other files there are read."""
-    _ = opened.prompts
+    opened.check_prompts()
     cfg = opened.cfg
     place = getattr(getattr(cfg, cfg.game_table), "prompts", None)
     if place is None:
@@ -213,7 +213,7 @@ def judge(opened: OpenedCard, name: str) -> str:
 # ------------------------------------------------------------------------------------------- what is sampled or trained
 def sampled_first(opened: OpenedCard) -> str | None:
     """The prompts of the first step; "" if it samples none, or a judge decides what is sampled."""
-    _ = opened.prompts
+    opened.check_prompts()
     cfg, game = opened.cfg, opened.game
     tools = RenderingTools(opened)
     rendered = first_prompts(tools, lambda tools: play_step(game, cfg, tools, game.start(cfg), 0))

@@ -102,9 +102,8 @@ class OpenedCard(OpenedModel):
         """The external models of game and exams by name."""
         return self.kept("judges", lambda: {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)})
 
-    @property
-    def prompts(self) -> None:
-        """The game's prompts, filled in."""
+    def check_prompts(self) -> None:
+        """Reads the game's prompts."""
         self.kept("prompts", lambda: self.game.check_prompts(self.cfg))
 
     @property

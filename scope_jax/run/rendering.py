@@ -109,10 +109,8 @@ class RenderingTools:
         self._key = "evaluate.max_length" if own else "rollout.max_length"
         self._joiner = opened.joiner
         self._rows = () if exam else opened.rows
-        search = Tool("search", lambda query: "", SEARCH)
-        self._toolbox = {
-            tool.name: tool for tool in (*((search,) if opened.game.searches(opened.cfg) else ()), *opened.tools)
-        }
+        search = [Tool("search", lambda query: "", SEARCH)] if opened.game.searches(cfg) else []
+        self._toolbox = {tool.name: tool for tool in (*search, *opened.tools)}
 
     def rows(self, first: int, count: int) -> list[Row]:
         return sources.items(self._rows, first, count, self._cfg.seed)

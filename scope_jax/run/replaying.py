@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def replay(cfg: Config, run: Path, step: int, say: Callable[[str], None]) -> Rep
     world = trainer.world
     world.sampler.publish(states)
     world.recording.replay(run, step)
-    episodes, _, _ = play_step(world.game, cfg, world.tools(step - 1), memory["game"], step - 1)
+    with closing(world):
+        episodes, _, _ = play_step(world.game, cfg, world.tools(step - 1), memory["game"], step - 1)
     after = [json.loads(json.dumps(episode_record(step, episode))) for episode in episodes]
     pairs = range(max(len(before), len(after)))
     return Replay(step, len(before), tuple(i for i in pairs if _played(before, i) != _played(after, i)))

@@ -17,7 +17,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,8 +109,8 @@ class Steps:
 
     def __exit__(self, *error: object) -> None:
         self.instruments.stop()
-        self.world.close()
-        self._checkpoints.wait()
+        with closing(self.world):
+            self._checkpoints.wait()
 
     # ------------------------------------------------------------------------------------------------------- one step
     @contextmanager

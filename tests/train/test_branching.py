@@ -122,9 +122,8 @@ def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
     run(whole, "train.steps=3")
     assert run(branch, "train.steps=3", f"train.origin={whole}@2")["steps"] == 3
     same_from(whole, branch, 2)
-    assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {
-        "pool": [{"step": number} for number in range(3)]
-    }
+    assert runs.saved(branch) == [3]
+    assert runs.memory(branch, 3)["game"] == {"pool": [{"step": 0}, {"step": 1}, {"step": 2}]}
     assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
     # it records its origin: to resume, the origin need not be given again, and must not differ
     assert run(branch, "train.steps=3")["steps"] == 3
