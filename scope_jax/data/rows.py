@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scope_jax.errors import UserError
+from scope_jax.text.strict_json import STRICT_JSON, RefusedJSON, is_text, kind_of
 
 if TYPE_CHECKING:  # what lists or checks a card reads no data, and these import for a second
     import datasets
@@ -154,72 +154,13 @@ def _opened(path: Path) -> Iterator[BufferedIOBase]:
         raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions and its disk.") from None
 
 
-class _Refused(ValueError):
-    """Something that Python's json module accepts and JSON does not allow; the message ends a sentence."""
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = repeated(name for name, _ in pairs)
-        raise _Refused(f"holds the key {twice!r} twice; keep one")
-    return row
-
-
-def repeated(names: Iterable[str]) -> str | None:
-    """The first name that comes a second time; None if all differ."""
-    known: set[str] = set()
-    return next((name for name in names if name in known or known.add(name)), None)
-
-
-def _constant(name: str) -> float:
-    raise _Refused(f"holds {name}, which is not JSON; write a number or null")
-
-
-def _float(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise _Refused(f"holds the number {digits[:20]}, which is too large; write a smaller one")
-    return number
-
-
-DEEPEST = 500  # levels of lists and objects: Python versions differ in how many they read
-
-
-class _Strict(json.JSONDecoder):
-    def decode(self, s: str, *where: Any) -> Any:
-        value = super().decode(s, *where)
-        if s.count("[") + s.count("{") > DEEPEST and _deeper(value, DEEPEST):
-            raise RecursionError("nested too deeply")
-        return value
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels of lists and objects."""
-    layer = [value]
-    for _ in range(levels + 1):
-        layer = [
-            inner
-            for one in layer
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not layer:
-            return False
-    return True
-
-
-# raises ValueError for duplicate keys, NaN, and numbers too large for a float, RecursionError for too many levels
-STRICT_JSON = _Strict(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
-
-
 def _object(line: bytes, where: str) -> Row:
     try:
         row = STRICT_JSON.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         raise DataError(f"{where}: is not UTF-8 ({byte}); save the file as UTF-8.") from None
-    except _Refused as error:
+    except RefusedJSON as error:
         raise DataError(f"{where}: {error}.") from None
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at").removesuffix(" starting")
@@ -369,34 +310,6 @@ def text_of(value: Any, where: str, column: str) -> str:
             f"{where}: `{column}` holds half of a surrogate pair, which is not text; fix or remove the row."
         )
     return value
-
-
-def is_text(string: str) -> bool:
-    """False for a string that UTF-8 cannot encode: one with a lone surrogate."""
-    try:
-        string.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def kind_of(value: Any) -> str:
-    """The type of a JSON value, in words."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case dict():
-            return "an object"
-        case _:
-            return f"a {type(value).__name__}"
 
 
 def listed(names: Iterable[str]) -> str:
