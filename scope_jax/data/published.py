@@ -1,132 +1,221 @@
-"""How rows of published data sets become rows of ours: one recipe per file that cards and exams name.
+"""How rows of published data sets become rows of ours: recipes, as data in published.toml, one per file that cards and
+exams name.
 
-A recipe knows where the data set is on the hub, the kind of its rows, and how one published row becomes one of ours. It
-gets the row as it is, and raises DataError, with the place, for a row that lacks what it needs; the schema of the kind
-checks the rest.
+A recipe says where the data set is on the hub, the kind of its rows, and which column of a published row is which field
+of ours. A few data sets have rows of another form, which a function reads (`READERS`). Both get the row as it is, and
+raise DataError, with the place, for a row that lacks what it needs; the schema of the kind checks the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from scope_jax.data.corpus import DOCUMENT, passage
 from scope_jax.data.rows import DataError, Row, optional, required
 from scope_jax.data.schemas import Kind
 from scope_jax.text.strict_json import kind_of
 
+FILE = Path(__file__).with_name("published.toml")
 Make = Callable[[Row, str], Row]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """about: the data set and the format of its rows. hub, config, split: where it is; None: only from files.
+# ---------------------------------------------------------------------------------------------------------- conversions
+def _texts(value: Any, where: str, name: str) -> list[str]:
+    """One text or number, or a list of them, as texts."""
+    texts = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise DataError(f"{where}: `{name}` holds {kind_of(item)}, not text; fix or remove the row.")
+        texts.append(item if isinstance(item, str) else repr(item))
+    return texts
 
-    baseline: the rows need a second file, with the answers of a baseline, see `joined`.
-    """
+
+def _integers(value: Any, where: str, name: str) -> list[str]:
+    """Integers, also where the file writes 033 or 27.0."""
+    return [_integer(answer, where) for answer in _texts(value, where, name)]
+
+
+def _integer(answer: str, where: str) -> str:
+    try:
+        number = float(answer)
+    except ValueError:
+        raise DataError(f"{where}: the answer {answer[:40]!r} is not a number; correct or remove the row.") from None
+    return str(int(number)) if number.is_integer() else answer
+
+
+def _after_hashes(solution: Any, where: str, name: str) -> list[str]:
+    """The answer follows "####" at the end of a solution, with commas in large numbers."""
+    if not isinstance(solution, str) or "####" not in solution:
+        raise DataError(f'{where}: the answer has no "####" before the result; fix or remove the row.')
+    return [solution.rpartition("####")[2].strip().replace(",", "")]
+
+
+def _forms(value: Any, where: str, name: str) -> list[str]:
+    """As the scorer of BIG-Bench Extra Hard has it: also without a letter's brackets, or spaces after commas."""
+    forms = [
+        form
+        for target in _texts(value, where, name)
+        for form in (target, re.sub(r"^\((\w)\)$", r"\1", target), target.replace(", ", ","))
+    ]
+    return list(dict.fromkeys(forms))
+
+
+def _options(value: Any, where: str, name: str) -> list[Any]:
+    return [option for option in value if option != "N/A"]
+
+
+def _rubric(items: Any, where: str, name: str) -> list[Any]:
+    """Criteria from texts, or from objects that name them in one of several ways."""
+    if not isinstance(items, list):
+        raise DataError(f"{where}: `{name}` holds {kind_of(items)}, not a list; fix or remove the row.")
+    return [_criterion(item) for item in items]
+
+
+def _criterion(item: Any) -> Any:
+    if isinstance(item, str):
+        return {"criterion": item}
+    if not isinstance(item, Mapping):
+        return item  # the schema says what is wrong with it
+    text = next((item[name] for name in ("criterion", "rubric_item", "rubric", "description") if item.get(name)), None)
+    weight = next((item[name] for name in ("weight", "points") if item.get(name) is not None), 1.0)
+    return {"criterion": text, "weight": weight}
+
+
+def _dimensions(value: Any, where: str, name: str) -> list[Row]:
+    """Criteria by dimension, or a list of criteria that name theirs."""
+    if isinstance(value, Mapping):
+        value = [{"dimension": dimension, **item} for dimension, items in value.items() for item in items]
+    fields = ("dimension", "criterion", "explanation", "weight")
+    return [{field: item[field] for field in fields if field in item} for item in value]
+
+
+def _last_message(value: Any, where: str, name: str) -> Any:
+    """The content of a conversation's last message; a text as it is."""
+    if not isinstance(value, list):
+        return value
+    return value[-1].get("content") if isinstance(value[-1], Mapping) else None
+
+
+CONVERTERS: Mapping[str, Callable[[Any, str, str], Any]] = {
+    "": lambda value, where, name: value,
+    "id": lambda value, where, name: str(value),
+    "texts": _texts,
+    "one text": lambda value, where, name: [", ".join(_texts(value, where, name))],
+    "integers": _integers,
+    "after hashes": _after_hashes,
+    "forms": _forms,
+    "options": _options,
+    "rubric": _rubric,
+    "dimensions": _dimensions,
+    "last message": _last_message,
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- recipes
+class PublishedField(BaseModel):
+    """Where a field of our row is in a published one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    columns: tuple[str, ...] = ()
+    """The first that is neither null nor [] has it; a dot reaches into objects."""
+    each: tuple[str, ...] = ()
+    """In place of columns: each has one item of a list."""
+    more: tuple[str, ...] = ()
+    """The first of these that has something: its items are appended, and each is kept once."""
+    convert: str = ""
+    """One of CONVERTERS."""
+    required: bool = True
+    """A row without it is refused; otherwise the row of ours lacks it, too."""
+
+    def value(self, row: Row, where: str, name: str) -> Any:
+        """The field's value; None if the row has none and needs none. Raises DataError."""
+        if self.each:
+            found = [_of(row, where, name, column) for column in self.each]
+        elif self.required:
+            found = _of(row, where, name, *self.columns)
+        else:
+            nothing = (None, "") if self.convert == "id" else (None,)
+            found = next((row[column] for column in self.columns if row.get(column) not in nothing), None)
+            if found is None:
+                return None
+        convert = CONVERTERS[self.convert]
+        value = convert(found, where, name)
+        if not self.more:
+            return value
+        more = next((row[column] for column in self.more if row.get(column)), [])
+        return list(dict.fromkeys([*value, *convert(more, where, name)]))
+
+
+class Recipe(BaseModel):
+    """How the rows of one published data set become ours."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str
+    """The data set and the format of its rows."""
     kind: Kind
-    make: Make
+    """The schema of our rows."""
+    fields: Mapping[str, PublishedField] = {}
+    """Of our row, by name: those of its format."""
+    constants: Mapping[str, str] = {}
+    """Fields that all rows have alike."""
+    read: str | None = None
+    """One of READERS, in place of fields."""
     hub: str | None = None
+    """Its name on the hub; None: only from files."""
     config: str | None = None
+    """Its configuration there."""
     split: str = "test"
+    """Its split there."""
     baseline: bool = False
+    """The rows need a second file, with the answers of a baseline, see `joined`."""
+
+    def make(self, row: Row, where: str) -> Row:
+        """The row of ours, {} for one of another part of the data set. Raises DataError."""
+        if self.read is not None:
+            return READERS[self.read](row, where)
+        values = {name: field.value(row, where, name) for name, field in self.fields.items()}
+        return {name: value for name, value in values.items() if value is not None} | dict(self.constants)
+
+
+class PublishedFile(BaseModel):
+    """published.toml."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    formats: Mapping[str, Mapping[str, PublishedField]]
+    recipes: Mapping[str, Mapping[str, Any]]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Recipe]:
+        return {name: self._recipe(dict(table)) for name, table in self.recipes.items()}
+
+    def _recipe(self, table: dict[str, Any]) -> Recipe:
+        format = table.pop("format", None)
+        return Recipe(**table, fields={} if format is None else self.formats[format])
 
 
 def _of(row: Row, where: str, name: str, *columns: str) -> Any:
     """The first of these columns that is neither null nor []; a dot reaches into nested objects."""
     for column in columns:
-        if "." in column:
-            value: Any = row
-            for part in column.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-        else:
-            value = row.get(column)
+        value: Any = row
+        for part in column.split(".") if column not in row else (column,):
+            value = value.get(part) if isinstance(value, Mapping) else None
         if value not in (None, []):
             return value
     return required(row, where, name, columns, {})[1]  # raises
 
 
-def _key(row: Row, *columns: str) -> dict[str, Any]:
-    """The row's own id, if it has one, as text."""
-    value = next((row[name] for name in columns if row.get(name) not in (None, "")), None)
-    return {} if value is None else {"id": str(value)}
-
-
-def _texts(value: Any, where: str, name: str) -> list[str]:
-    """One text or number, or a list of them, as texts."""
-    found = []
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise DataError(f"{where}: the {name} is {kind_of(item)}, not text; fix or remove the row.")
-        found.append(item if isinstance(item, str) else repr(item))
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------------ questions
-def question(row: Row, where: str) -> Row:
-    """FlashRAG, Search-R1 and most others: question, golden_answers or answer; aliases are answers too."""
-    answers = _texts(_of(row, where, "answers", "golden_answers", "answers", "answer", "Answer"), where, "answer")
-    aliases = row.get("answer_aliases") or row.get("aliases") or []
-    return {
-        **_key(row, "id", "_id", "unique_id", "Unnamed: 0"),
-        "question": _of(row, where, "question", "question", "problem", "query", "Prompt", "prompt"),
-        "answers": list(dict.fromkeys([*answers, *_texts(aliases, where, "alias")])),
-    }
-
-
-def gsm8k(row: Row, where: str) -> Row:
-    """GSM8K: the answer follows "####" at the end of the solution, with commas in large numbers."""
-    solution = _of(row, where, "answer", "answer")
-    if not isinstance(solution, str) or "####" not in solution:
-        raise DataError(f'{where}: the answer has no "####" before the result; fix or remove the row.')
-    return {"question": row.get("question"), "answers": [solution.rpartition("####")[2].strip().replace(",", "")]}
-
-
-def integer(row: Row, where: str) -> Row:
-    """AIME and AMC: an integer, also where the file writes 033 or 27.0."""
-    made = question(row, where)
-    return made | {"answers": [_integer(answer, where) for answer in made["answers"]]}
-
-
-def _integer(answer: str, where: str) -> str:
-    try:
-        value = float(answer)
-    except ValueError:
-        raise DataError(f"{where}: the answer {answer[:40]!r} is not a number; correct or remove the row.") from None
-    return str(int(value)) if value.is_integer() else answer
-
-
-def olympiad(row: Row, where: str) -> Row:
-    """OlympiadBench: the list final_answer holds one answer, which may be several values, in dollars."""
-    answers = _texts(_of(row, where, "answers", "final_answer", "answer"), where, "answer")
-    asked = _of(row, where, "question", "question", "problem")
-    return _key(row, "id") | {"question": asked, "answers": [", ".join(answers)]}
-
-
-def bbeh(row: Row, where: str) -> Row:
-    """BIG-Bench Extra Hard: input and target; as in its own scorer also without the brackets of a letter, and without
-    spaces after commas."""
-    targets = _texts(_of(row, where, "answers", "target", "answer"), where, "target")
-    forms = [
-        form for target in targets for form in (target, re.sub(r"^\((\w)\)$", r"\1", target), target.replace(", ", ","))
-    ]
-    return {"question": _of(row, where, "question", "input", "question"), "answers": list(dict.fromkeys(forms))}
-
-
-# -------------------------------------------------------------------------------------------------------------- choices
-def options(row: Row, where: str) -> Row:
-    """MMLU-Pro and SuperGPQA: options, and the letter of the answer."""
-    letters = _texts(_of(row, where, "answers", "answer_letter", "answer", "answers"), where, "answer")
-    listed = [option for option in _of(row, where, "options", "options", "choices") if option != "N/A"]
-    asked = _of(row, where, "question", "question")
-    return {**_key(row, "question_id", "uuid", "id"), "question": asked, "options": listed, "answers": letters}
-
-
+# -------------------------------------------------------------------------------------------------- rows of other forms
 def gpqa(row: Row, where: str) -> Row:
     """GPQA: one correct and three incorrect answers, put into an order by a hash of the question."""
     asked = _of(row, where, "question", "Question", "question")
@@ -140,67 +229,20 @@ def gpqa(row: Row, where: str) -> Row:
     return {"question": asked, "options": ordered, "answers": [chr(ord("A") + ordered.index(right))]}
 
 
-# -------------------------------------------------------------------------------------------------------------- rubrics
-def criteria(row: Row, where: str) -> Row:
-    """ResearchRubrics, ResearchQA, ResearchPlanGen: a rubric of texts, or of objects with criterion or rubric_item."""
-    items = _of(row, where, "rubric", "rubrics", "rubric", "Rubric")
-    if not isinstance(items, list):
-        raise DataError(f"{where}: the rubric is {kind_of(items)}, not a list; fix or remove the row.")
-    asked = _of(row, where, "question", "prompt", "query", "question", "Goal", "goal")
-    return _key(row, "id", "sample_id", "q_id") | {"question": asked, "rubric": [_item(item) for item in items]}
-
-
-def _item(item: Any) -> Any:
-    if isinstance(item, str):
-        return {"criterion": item}
-    if not isinstance(item, Mapping):
-        return item  # the schema says what is wrong with it
-    text = next((item[name] for name in ("criterion", "rubric_item", "rubric", "description") if item.get(name)), None)
-    weight = next((item[name] for name in ("weight", "points") if item.get(name) is not None), 1.0)
-    return {"criterion": text, "weight": weight}
-
-
-def healthbench(row: Row, where: str) -> Row:
-    """HealthBench: a conversation, and criteria whose points may be negative; its canary stays with every row."""
-    kept = {} if row.get("canary") is None else {"canary": row["canary"]}
-    items = [_item(item) for item in _of(row, where, "rubric", "rubrics", "rubric")]
-    talk = _of(row, where, "question", "prompt", "messages")
-    return {**_key(row, "prompt_id", "id"), "messages": talk, "rubric": items, **kept}
-
-
-def deep_research(row: Row, where: str) -> Row:
-    """DeepResearch Bench, criteria.jsonl: criteria by dimension, with the weight of each dimension."""
-    listed = _of(row, where, "rubric", "criterions", "rubric")
-    if isinstance(listed, Mapping):
-        listed = [{"dimension": dimension, **item} for dimension, items in listed.items() for item in items]
-    names = ("dimension", "criterion", "explanation", "weight")
-    rubric = [{name: item[name] for name in names if name in item} for item in listed]
-    asked = _of(row, where, "question", "prompt", "question")
-    return {**_key(row, "id"), "question": asked, "dimension_weight": row.get("dimension_weight"), "rubric": rubric}
-
-
-def scholarqa(row: Row, where: str) -> Row:
-    """ScholarQA-CS: the weighted properties of an answer, in metric_config, or a rubric."""
-    items = _of(row, where, "rubric", "metric_config.config.other_properties", "ingredients", "rubric")
-    asked = _of(row, where, "question", "metric_config.config.question", "initial_prompt", "question")
-    return _key(row, "case_id", "id") | {"question": asked, "rubric": [_item(item) for item in items]}
-
-
 def wildbench(row: Row, where: str) -> Row:
     """WildBench v2: a conversation, and the checklist for the grader."""
-    talk = [
-        {"role": turn.get("role"), "content": turn.get("content")}
-        for turn in _of(row, where, "question", "conversation_input")
-    ]
+    turns = _of(row, where, "question", "conversation_input")
+    talk = [{"role": turn.get("role"), "content": turn.get("content")} for turn in turns]
     asked = {"question": talk[0]["content"]} if len(talk) == 1 else {"messages": talk}
-    checks = [_item(item) for item in _of(row, where, "checklist", "checklist")]
-    return {**_key(row, "session_id", "id"), **asked, "rubric": checks}
+    checks = [_criterion(item) for item in _of(row, where, "checklist", "checklist")]
+    name = next((str(row[column]) for column in ("session_id", "id") if row.get(column) not in (None, "")), None)
+    return ({} if name is None else {"id": name}) | asked | {"rubric": checks}
 
 
 def arena_hard(row: Row, where: str) -> Row:
     """Arena-Hard v2.0: its prompts of creative writing, {} for others; the baseline's answer is in the second file."""
     if row.get("category") not in (None, "creative_writing"):
-        return {}  # another part of the benchmark
+        return {}
     return {
         "id": str(_of(row, where, "id", "uid", "id")),
         "question": _of(row, where, "question", "prompt", "question"),
@@ -220,67 +262,12 @@ def joined(baseline: Sequence[tuple[str, Row]], make: Make) -> Make:
         answers[str(_of(row, where, "id", "uid", "id"))] = answer
 
     def with_answer(row: Row, where: str) -> Row:
-        made = make(row, where)
-        if made and made["id"] not in answers:
-            raise DataError(f"{where}: the baseline has no answer to {made['id']}; give the file of all its answers.")
-        return made | {"answers": [answers[made["id"]]]} if made else made
+        ours = make(row, where)
+        if ours and ours["id"] not in answers:
+            raise DataError(f"{where}: the baseline has no answer to {ours['id']}; give the file of all its answers.")
+        return ours | {"answers": [answers[ours["id"]]]} if ours else ours
 
     return with_answer
-
-
-# ------------------------------------------------------------------------------------------------------------- readings
-def longbench(row: Row, where: str) -> Row:
-    """LongBench: input, context, answers."""
-    return {
-        **_key(row, "_id", "id"),
-        "question": _of(row, where, "question", "input", "question"),
-        "context": _of(row, where, "context", "context"),
-        "answers": _texts(_of(row, where, "answers", "answers", "answer"), where, "answer"),
-    }
-
-
-def longbench2(row: Row, where: str) -> Row:
-    """LongBench v2: question, context, choice_A to choice_D, the letter of the answer."""
-    listed = [str(_of(row, where, "options", f"choice_{letter}")) for letter in "ABCD"]
-    asked = {"question": row.get("question"), "context": row.get("context")}
-    return {**_key(row, "_id"), **asked, "options": listed, "answers": [row.get("answer")], "task": "choice"}
-
-
-def docmath(row: Row, where: str) -> Row:
-    """DocMath-Eval: paragraphs of a report, and a number."""
-    answer = _of(row, where, "answers", "ground_truth", "answer")
-    return {
-        **_key(row, "question_id", "id"),
-        "question": _of(row, where, "question", "question"),
-        "context": _of(row, where, "context", "paragraphs", "context"),
-        "answers": _texts(answer, where, "ground truth"),
-        "task": "math",
-    }
-
-
-def frames_long(row: Row, where: str) -> Row:
-    """FRAMES with the texts of its pages: `wiki_items`, as SPELL's code reads it, or `context` or `documents`."""
-    context = _of(row, where, "context", "wiki_items", "context", "documents", "wiki_texts")
-    return question(row, where) | {"context": context}
-
-
-# -------------------------------------------------------------------------------------------------------- for training
-def ssp_answers(row: Row, where: str) -> Row:
-    """Quark-LLM/SSP: ground_truth, and the number of searches asked for."""
-    answers = _texts(_of(row, where, "answers", "ground_truth", "answer", "answers"), where, "answer")
-    turns = row.get("search_turns")
-    return {"answers": answers} | ({} if turns is None else {"search_turns": turns})
-
-
-def verl(row: Row, where: str) -> Row:
-    """Rows prepared for veRL (Search-R1, SCOPE's and SPELL's codes): the answer in reward_model.ground_truth."""
-    target = _of(
-        row, where, "answers", "reward_model.ground_truth.target", "reward_model.ground_truth", "golden_answers"
-    )
-    asked = row.get("question") or _of(row, where, "question", "extra_info.question", "prompt")
-    if isinstance(asked, list):  # a conversation: its last message
-        asked = asked[-1].get("content") if isinstance(asked[-1], Mapping) else None
-    return _key(row, "id") | {"question": asked, "answers": _texts(target, where, "answer")}
 
 
 def document(row: Row, where: str) -> Row:
@@ -293,9 +280,9 @@ def document(row: Row, where: str) -> Row:
             f"{where}: is a question, not a document; give pages with a `text` (the rows of NaturalReasoning are "
             "questions with reference answers: take pages of DCLM, which they were written from)."
         )
-    made = passage(row, where, {}, 0)
+    texts = passage(row, where, {}, 0)
     _, given = optional(row, where, "id", DOCUMENT["id"], {})
-    return {name: value for name, value in made.items() if name != "id" or given is not None}
+    return {name: value for name, value in texts.items() if name != "id" or given is not None}
 
 
 def spell_clusters(row: Row, where: str) -> Row:
@@ -322,67 +309,16 @@ def query(row: Row, where: str) -> Row:
 
 def prompts(row: Row, where: str) -> Row:
     """Any prompts with rubrics, such as those of Dr. Tulu for SCOPE's baseline."""
-    return criteria(row, where) if "messages" not in row else healthbench(row, where)
+    return RECIPES["researchqa" if "messages" not in row else "healthbench"].make(row, where)
 
 
-_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-RECIPES: Mapping[str, Recipe] = {
-    **{
-        name: Recipe("FlashRAG's questions", "questions", question, _FLASHRAG, name, split)
-        for name, split in (
-            ("nq", "test"),
-            ("triviaqa", "test"),
-            ("popqa", "test"),
-            ("hotpotqa", "dev"),
-            ("2wikimultihopqa", "dev"),
-            ("musique", "dev"),
-            ("bamboogle", "test"),
-        )
-    },
-    "simpleqa": Recipe("SimpleQA: problem, answer", "questions", question, "basicv8vc/SimpleQA"),
-    "frames": Recipe("FRAMES: Prompt, Answer", "questions", question, "google/frames-benchmark"),
-    "math500": Recipe("MATH-500: problem, answer", "questions", question, "HuggingFaceH4/MATH-500"),
-    "gsm8k": Recipe("GSM8K: question, solution", "questions", gsm8k, "openai/gsm8k", "main"),
-    "aime24": Recipe("AIME 2024: problem, answer", "questions", integer, "HuggingFaceH4/aime_2024", None, "train"),
-    "aime25": Recipe("AIME 2025: problem, answer", "questions", integer, "math-ai/aime25"),
-    "amc23": Recipe("AMC 2023: question, answer", "questions", integer, "math-ai/amc23"),
-    "minerva": Recipe("Minerva Math: question, answer", "questions", question, "math-ai/minervamath"),
-    "olympiadbench": Recipe(
-        "OlympiadBench: question, final_answer",
-        "questions",
-        olympiad,
-        "Hothan/OlympiadBench",
-        "OE_TO_maths_en_COMP",
-        "train",
-    ),
-    "bbeh": Recipe("BIG-Bench Extra Hard: input, target", "questions", bbeh, "BBEH/bbeh", None, "train"),
-    "mmlu-pro": Recipe("MMLU-Pro: question, options, answer", "choices", options, "TIGER-Lab/MMLU-Pro"),
-    "gpqa-diamond": Recipe("GPQA's columns", "choices", gpqa, "Idavidrein/gpqa", "gpqa_diamond", "train"),
-    "supergpqa": Recipe(
-        "SuperGPQA: question, options, answer_letter", "choices", options, "m-a-p/SuperGPQA", None, "train"
-    ),
-    "drb-race": Recipe("DeepResearch Bench's criteria.jsonl", "tasks", deep_research),
-    "researchrubrics": Recipe("prompt, rubrics", "marked", criteria, "ScaleAI/researchrubrics", None, "train"),
-    "researchqa": Recipe("query, rubric", "tasks", criteria, "realliyifei/ResearchQA"),
-    "sqa-cs-v2": Recipe("ScholarQA-CS's test configuration", "tasks", scholarqa),
-    "researchplangen": Recipe("Goal, Rubric", "tasks", criteria, "facebook/research-plan-gen", "ml"),
-    "healthbench": Recipe("HealthBench: prompt, rubrics", "marked", healthbench, "openai/healthbench"),
-    "wildbench": Recipe("WildBench v2: conversation_input, checklist", "tasks", wildbench, "allenai/WildBench", "v2"),
-    "arena-hard-cw": Recipe("Arena-Hard v2.0's question.jsonl", "questions", arena_hard, baseline=True),
-    "docmath": Recipe("DocMath-Eval's four testmini files: question, paragraphs, ground_truth", "readings", docmath),
-    "frames-long": Recipe("FRAMES with the texts of its pages in `wiki_items` or `context`", "readings", frames_long),
-    **{
-        f"{name}-long": Recipe("LongBench: input, context, answers", "readings", longbench, "zai-org/LongBench", config)
-        for name, config in (("hotpotqa", "hotpotqa"), ("2wikimultihopqa", "2wikimqa"), ("musique", "musique"))
-    },
-    "longbench-v2": Recipe("LongBench v2's columns", "readings", longbench2, "zai-org/LongBench-v2", None, "train"),
-    "wiki-18": Recipe(
-        "Search-R1's dump: id, contents", "documents", document, "PeterJinGo/wiki-18-corpus", None, "train"
-    ),
-    "documents": Recipe("any corpus: text, or contents; title", "documents", document),
-    "ssp-answers": Recipe("SSP: ground_truth, search_turns", "answers", ssp_answers, "Quark-LLM/SSP", None, "train"),
-    "spell-clusters": Recipe("SPELL's training sets: paragraphs, question_id, data_source", "clusters", spell_clusters),
-    "verl": Recipe("rows prepared for veRL", "questions", verl),
-    "queries": Recipe("requests: question, or title and selftext", "queries", query),
-    "prompts": Recipe("prompts with rubrics", "tasks", prompts),
+READERS: Mapping[str, Make] = {
+    "gpqa": gpqa,
+    "wildbench": wildbench,
+    "arena hard": arena_hard,
+    "document": document,
+    "spell clusters": spell_clusters,
+    "query": query,
+    "prompts": prompts,
 }
+RECIPES = PublishedFile.model_validate(tomllib.loads(FILE.read_text(encoding="utf-8"))).by_name

@@ -24,7 +24,10 @@ KEPT = {
     "play/tools.py": "import scope_jax.learner.losses\n",
     "learner/losses.py": "import scope_jax.config\n",
     **{f"{part}.py": "" for part in ("cli", "selftest", "serving", "report", "plan", "evaluation", "run")},
-    **{f"{part}.py": "" for part in ("data", "config", "text", "errors")},
+    **{
+        f"{part}.py": ""
+        for part in ("data", "config", "text", "errors", "files", "grading", "environments", "multihost", "web")
+    },
     "games/spice.py": "",
     "rollouts/engine.py": "import scope_jax.models.decoder.transformer, scope_jax.sharding.mesh, jax\n",
     "rollouts/jetstream.py": "from jetstream.engine import engine_api\nimport scope_jax.rollouts.engine\n",
@@ -51,7 +54,7 @@ def lint(folder: Path, changes: dict[str, str]) -> dict[str, str]:
         path = folder / "scope_jax" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + changes.get(name, "") + "\n")
-    for part in (".", "play", "learner", *LINKED):
+    for part in (".", "play", "learner", *LINKED, "models/decoder"):
         (folder / "scope_jax" / part / "__init__.py").touch()
     (folder / "tools").mkdir(exist_ok=True)
     (folder / "tools" / "__init__.py").write_text("import scope_jax.learner.losses\n")
