@@ -9,17 +9,18 @@ Splitting ends with clusters of `least` to `most` vectors, and every vector is i
 
 A bound on the tokens of a cluster's documents is kept in the same way, and is the one reason to leave vectors out.
 
-All computation is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
+All sums are added in a fixed order: the same vectors and seed give the same clusters on the same machine.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.sparse as sp
 from jaxtyping import Float, Int
+from threadpoolctl import threadpool_limits
 
 from scope_jax.errors import UserError
 
@@ -90,7 +91,7 @@ def _lightest(rows: np.ndarray, tokens: np.ndarray, most: int) -> np.ndarray:
 
 def _split(vectors_NE: np.ndarray, rows: np.ndarray, sizes: Sizes, rng: np.random.Generator) -> list[np.ndarray]:
     count = min(sizes.branching, max(2, round(len(rows) / sizes.mean)))
-    centres_ZE = lloyd(_sample(vectors_NE, rows, count, rng), count, rng)
+    centres_ZE = centres(_sample(vectors_NE, rows, count, rng), count, rng)
     nearest = _nearest(vectors_NE, rows, centres_ZE)
     large = np.bincount(nearest, minlength=count) >= sizes.least
     if 0 < large.sum() < count:
@@ -102,7 +103,7 @@ def _split(vectors_NE: np.ndarray, rows: np.ndarray, sizes: Sizes, rng: np.rando
 
 def _halves(vectors_NE: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Two parts of equal size, split along the line between two centres; ties are kept in row order."""
-    first_E, second_E = lloyd(_sample(vectors_NE, rows, 2, rng), 2, rng)
+    first_E, second_E = centres(_sample(vectors_NE, rows, 2, rng), 2, rng)
     along = np.concatenate([batch_NE @ (first_E - second_E) for batch_NE in _batches(vectors_NE, rows)])
     order = np.argsort(along, kind="stable")
     return [np.sort(rows[half]) for half in np.array_split(order, 2)]
@@ -128,38 +129,13 @@ def _closeness(vectors_NE: np.ndarray, centres_ZE: np.ndarray) -> np.ndarray:
     return vectors_NE @ centres_ZE.T - (centres_ZE**2).sum(axis=1) / 2
 
 
-def lloyd(vectors_NE: Float[np.ndarray, "N E"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "Z E"]:
-    """`count` centres of vectors in memory: k-means++ initialisation, then Lloyd's iterations until nothing changes.
+def centres(vectors_NE: Float[np.ndarray, "N E"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "Z E"]:
+    """`count` centres of vectors in memory: scikit-learn's k-means++ initialisation and Lloyd's iterations, on one
+    thread, as sums of several are added in any order. Centres of equal vectors may be equal."""
+    from sklearn.cluster import KMeans  # scikit-learn takes a second to import
+    from sklearn.exceptions import ConvergenceWarning
 
-    A centre that loses all its vectors is moved to the vector that is farthest from its own centre.
-    """
-    centres_ZE = _scattered(vectors_NE, count, rng)
-    nearest = np.full(len(vectors_NE), -1)
-    for _ in range(ROUNDS):
-        closeness_NZ = _closeness(vectors_NE, centres_ZE)
-        before, nearest = nearest, closeness_NZ.argmax(axis=1)
-        if np.array_equal(before, nearest):
-            break
-        member_NZ = sp.csr_matrix((np.ones(len(nearest), np.float32), nearest, np.arange(len(nearest) + 1)),
-                                  shape=(len(nearest), count))  # fmt: skip
-        sizes_Z = np.bincount(nearest, minlength=count)
-        centres_ZE = np.asarray(member_NZ.T @ vectors_NE) / np.maximum(sizes_Z, 1)[:, None].astype(np.float32)
-        empty = np.flatnonzero(sizes_Z == 0)
-        if len(empty):
-            distance_N = (vectors_NE**2).sum(axis=1) - 2 * closeness_NZ.max(axis=1)
-            centres_ZE[empty] = vectors_NE[np.argsort(-distance_N, kind="stable")[: len(empty)]]
-    return centres_ZE
-
-
-def _scattered(vectors_NE: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """k-means++ (Arthur and Vassilvitskii 2007): draws each centre by its squared distance to the earlier ones."""
-    chosen = [int(rng.integers(len(vectors_NE)))]
-    squares_N = (vectors_NE**2).sum(axis=1)
-    distance_N = np.full(len(vectors_NE), np.inf)
-    while len(chosen) < count:
-        last_E = vectors_NE[chosen[-1]]
-        distance_N = np.minimum(distance_N, np.maximum(squares_N - 2 * (vectors_NE @ last_E) + last_E @ last_E, 0))
-        mass_N = np.cumsum(distance_N, dtype=np.float64)
-        drawn = int(np.searchsorted(mass_N, rng.random() * mass_N[-1], side="right"))
-        chosen.append(min(drawn, len(vectors_NE) - 1))
-    return vectors_NE[chosen]
+    seed = int(rng.integers(2**31))
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different vectors than centres
+        return KMeans(count, n_init="auto", max_iter=ROUNDS, tol=0, random_state=seed).fit(vectors_NE).cluster_centers_

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.retrieval.clusters.kmeans import Sizes, clusters, lloyd
+from scope_jax.retrieval.clusters.kmeans import Sizes, centres, clusters
 
 
 def found(vectors_NE: np.ndarray, sizes: Sizes, seed: int = 0) -> list[list[int]]:
@@ -24,14 +24,14 @@ def blobs(groups: int, each: int, width: int = 8, seed: int = 0) -> np.ndarray:
 
 def test_centres_of_two_pairs() -> None:
     vectors_NE = np.asarray([[0, 0], [0, 2], [9, 0], [9, 4]], np.float32)
-    centres_ZE = lloyd(vectors_NE, 2, np.random.default_rng(0))
+    centres_ZE = centres(vectors_NE, 2, np.random.default_rng(0))
     assert sorted(centres_ZE.tolist()) == [[0, 1], [9, 2]]
 
 
 def test_as_many_centres_as_vectors_and_equal_vectors() -> None:
     vectors_NE = np.eye(3, dtype=np.float32)
-    assert sorted(lloyd(vectors_NE, 3, np.random.default_rng(1)).tolist()) == sorted(vectors_NE.tolist())
-    assert np.isfinite(lloyd(np.ones((5, 2), np.float32), 3, np.random.default_rng(0))).all()
+    assert sorted(centres(vectors_NE, 3, np.random.default_rng(1)).tolist()) == sorted(vectors_NE.tolist())
+    assert np.isfinite(centres(np.ones((5, 2), np.float32), 3, np.random.default_rng(0))).all()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
