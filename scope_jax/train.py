@@ -21,7 +21,7 @@ from scope_jax.evaluation.evaluate import evaluate
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.report.progress import Progress
-from scope_jax.run.assemble import Trainer
+from scope_jax.run.assemble import Trainer, or_closed
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import agreed, give_up, signalled
@@ -67,17 +67,18 @@ def train(
         follow=progress.follow,
     )
     cfg, every = steps.cfg, steps.cfg.evaluate.every
-    if not steps.resumed and cfg.evaluate.sets:
-        progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
-        initial = evaluation(steps, log)
-        progress.scores(initial)
-        log.metrics(steps.done, initial)
-        end = end.after(steps.complete, initial)
-    elif end and cfg.evaluate.sets and not log.evaluated(steps.done):
-        progress.say("evaluating the final weights")
-        final = evaluation(steps, log)
-        progress.scores(final)
-        log.metrics(steps.done, final)
+    with or_closed(steps.world):
+        if not steps.resumed and cfg.evaluate.sets:
+            progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
+            initial = evaluation(steps, log)
+            progress.scores(initial)
+            log.metrics(steps.done, initial)
+            end = end.after(steps.complete, initial)
+        elif end and cfg.evaluate.sets and not log.evaluated(steps.done):
+            progress.say("evaluating the final weights")
+            final = evaluation(steps, log)
+            progress.scores(final)
+            log.metrics(steps.done, final)
 
     with orderly(cfg.train.stop_grace, give_up) as request, steps:
         while not end:

@@ -171,12 +171,12 @@ def assemble(
 
 
 @contextmanager
-def or_closed(opened: OpenedCard) -> Iterator[None]:
-    """Closes the services of the card's tools if what is built over them fails."""
+def or_closed(services: OpenedCard | World) -> Iterator[None]:
+    """Closes services if what is built over them fails."""
     try:
         yield
     except BaseException:
-        opened.close()
+        services.close()
         raise
 
 

@@ -14,7 +14,7 @@ from scope_jax.config.base import paths
 from scope_jax.errors import UserError
 from scope_jax.play.game import Memory
 from scope_jax.run.adapters import base_digest
-from scope_jax.run.assemble import Trainer, assemble
+from scope_jax.run.assemble import Trainer, assemble, or_closed
 from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, load
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import fetched
@@ -68,26 +68,27 @@ def start(
     say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, part, say)
     world = trainer.world
-    follow(world.status)
-    schemas = {name: tool.schema for name, tool in world.toolbox.items()}
-    by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
-    if cfg.log.tokens:
-        log.token_bytes = world.tokenizer.token_bytes
+    with or_closed(world):
+        follow(world.status)
+        schemas = {name: tool.schema for name, tool in world.toolbox.items()}
+        by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
+        if cfg.log.tokens:
+            log.token_bytes = world.tokenizer.token_bytes
 
-    position, resumed = _position(trainer, checkpoints, say)
-    if not resumed:
-        log.check_begun(position.done)
-    if mirror is not None:
-        by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
-    for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
-        say(sentence)
-    world.recording.open(run, position.done, checkpoints.at_resume)
-    end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
-    say(_beginning(cfg, run, position.done, resumed, bool(end)))
-    last = position.done if end else world.game.total_steps(cfg)
-    instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
-    signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
-    return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
+        position, resumed = _position(trainer, checkpoints, say)
+        if not resumed:
+            log.check_begun(position.done)
+        if mirror is not None:
+            by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
+        for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
+            say(sentence)
+        world.recording.open(run, position.done, checkpoints.at_resume)
+        end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
+        say(_beginning(cfg, run, position.done, resumed, bool(end)))
+        last = position.done if end else world.game.total_steps(cfg)
+        instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
+        signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
+        return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
 
 
 def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[RunPosition, bool]:
