@@ -19,15 +19,15 @@ from scope_jax.errors import UserError, sentence
 from scope_jax.play.failures import failed
 from scope_jax.play.loopback import ChatRefused, ChatReply, ChatRequest, Loopback
 from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
-from scope_jax.play.tool_calls import Tool
-from scope_jax.text import conversations
-from scope_jax.text.dialects import Call, Dialect, harmony
+from scope_jax.play.tool_calls import clients_tools
+from scope_jax.play.tool_turns import UNFINISHED
+from scope_jax.text import conversations, turns
+from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.dialects.values import json_of
 from scope_jax.text.messages import Messages
 from scope_jax.text.plain_data import NotPlain, plain
 
 Run = Callable[[Context, Mapping[str, str]], Any]
-CUT = ("length", "overflow")
 
 
 def program(name: str, agents: Sequence[str], run: Run, dialect: Dialect, *, seconds: float = 600.0) -> Rollout:
@@ -78,7 +78,7 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
             f'functions of a program are not supported with model.dialect = "{dialect.format}"; give the agent tools '
             "of the game."
         )
-    _check(tools)
+    clients_tools(tools)
     if any("arguments" not in call["function"] for each in conversation for call in each.get("tool_calls") or ()):
         raise UserError("a call in the conversation cannot be written (it has no arguments).")
     plain: list[dict[str, str]] = []
@@ -114,27 +114,19 @@ def _as_prompt(said: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, A
     return Messages(said[-1]["content"], system, tuple(tools), before, role=said[-1]["role"])
 
 
-def _check(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError for functions that no policy could call."""
-    names = [Tool(tool["function"]["name"], _program_runs, tool).name for tool in tools]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"there are two functions of the name {twice[0]}; give each its own.")
-
-
-def _program_runs(**_: Any) -> str:
-    raise AssertionError("functions of a program are not run here")
-
-
 def reply(response: Response, tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> ChatReply:
-    """What the program reads of a turn: its calls if all can be read, else its text."""
-    size = len(response.turns[-1].ids)
-    calls = dialect.read(response.content, tools) if tools else []
-    cut = response.finish in CUT
-    if calls and all(call.valid for call in calls) and not cut:
-        text = response.content[: min(call.start for call in calls)].strip()
-        return ChatReply(text, [(call.name, json_of(call.arguments)) for call in calls], completion_tokens=size)
-    said = harmony.shown(response.content) if dialect.format == "harmony" else response.content
-    return ChatReply(said.strip(), cut=cut, completion_tokens=size)
+    """What the program reads of a turn: what a client of `serve` would, but neither thinking, nor calls of a turn that
+    was cut, as the calls of rollouts count for nothing there."""
+    cut = response.finish in UNFINISHED
+    schemas = [tool.schema for tool in clients_tools(tools)]
+    found = [] if cut else turns.read(response.content, dialect, schemas, turns.checks_of(schemas))
+    content, calls = turns.delivered(response.content, found)
+    return ChatReply(
+        dialect.shown(content).strip(),
+        [(call.name, json_of(call.arguments)) for call in calls],
+        cut=cut,
+        completion_tokens=len(response.turns[-1].ids),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- programs

@@ -20,7 +20,6 @@ from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
-from scope_jax.text.dialects.formats import Format
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
 
@@ -36,16 +35,14 @@ class Searched(NamedTuple):
 
 
 def search_tool(search: Search, dialect: Dialect) -> Tool:
-    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code), and arguments
-    besides the query are left out, but not in the format function."""
-    return _tool(search, dialect.format)
+    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code)."""
+    return _tool(search, dialect.exact)
 
 
-def _tool(search: Search, form: Format) -> Tool:
+def _tool(search: Search, strict: bool) -> Tool:
     def batch(calls: Sequence[Mapping[str, Any]]) -> list[str]:
         return search([arguments[SEARCH_ARGUMENT] for arguments in calls])
 
-    strict = form == "function"
     return Tool(
         SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True, strict=strict, parts=_queries, batch=batch
     )
@@ -79,12 +76,12 @@ def searches(text: str, dialect: Dialect) -> list[Searched]:
 
 def reader(dialect: Dialect) -> Tool:
     """The search tool, to read turns with: it finds nothing."""
-    return _reader(dialect.format)
+    return _reader(dialect.exact)
 
 
 @cache
-def _reader(form: Format) -> Tool:
-    return _tool(lambda queries: [""] * len(queries), form)
+def _reader(strict: bool) -> Tool:
+    return _tool(lambda queries: [""] * len(queries), strict)
 
 
 def written_search(query: str, dialect: Dialect) -> str:

@@ -45,11 +45,7 @@ def tool_responder(
         first = agent.calls == "first" and wanted[0].valid
         if joiner.mode == "raw" and turn.finish == "eos" and not first:
             return None
-        called = [
-            ToolCall(by_name[call.name], call.arguments) if call.valid else MalformedCall(call.name, call.error)
-            for call in wanted
-        ]
-        results = zip(wanted, run(name, number - 1, called), strict=True)
+        results = zip(wanted, run(name, number - 1, to_run(wanted, tools)), strict=True)
         if agent.malformed == "remind" and not wanted[0].valid:
             text = agent.reminder
         else:
@@ -59,6 +55,15 @@ def tool_responder(
         return Cut(wanted[0].closed, text) if first else text
 
     return respond
+
+
+def to_run(calls: Sequence[Call], tools: Sequence[Tool]) -> list[ToolCall | MalformedCall]:
+    """The calls that are answered, for `RolloutCalls.run`."""
+    by_name = {tool.name: tool for tool in tools}
+    return [
+        ToolCall(by_name[call.name], call.arguments) if call.valid else MalformedCall(call.name, call.error)
+        for call in calls
+    ]
 
 
 def check_answered(name: str, agent: Agent, mode: Mode) -> None:

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play.tool_calls import Tool
 from scope_jax.rollouts.thoughts import blanked
 from scope_jax.rollouts.types import Turn
-from scope_jax.text import parsing
+from scope_jax.text import parsing, turns
 from scope_jax.text.dialects import Call, Dialect
-from scope_jax.text.schemas import arguments_of, function_of
-from scope_jax.text.validation import STEPS, budget
 
 Policy = Literal["all", "stop", "first"]
 OnMalformed = Literal["answer", "end", "remind"]
@@ -69,34 +67,41 @@ def answered(
     return valid if malformed == "end" or (malformed == "remind" and valid) else found
 
 
-@budget(STEPS)  # for all arguments of a turn
 def read_calls(
     text: str, tools: Sequence[Tool], dialect: Dialect, *, calls: Policy = "all", malformed: OnMalformed = "answer"
 ) -> list[Call]:
-    """Every call of a text, valid or malformed, in order; each of the calls that one stands for, unless only the first
-    is run. malformed: unless each is answered, what follows a call that its tool refuses inside the same tags is part
-    of it."""
-    by_name = {tool.name: tool for tool in tools}
-    found: list[Call] = []
-    refused = -1  # where the tags end in which a call was refused
-    for call in dialect.read(text, [tool.schema for tool in tools]):
+    """Every call of a text, valid or malformed, in order, as the tools take them (`as_taken`)."""
+    found = turns.read(text, dialect, [tool.schema for tool in tools], checks_of(tools))
+    return as_taken(found, tools, calls=calls, malformed=malformed)
+
+
+def checks_of(tools: Sequence[Tool]) -> dict[str, turns.Check]:
+    """How the arguments of tools are checked."""
+    return {tool.name: "all" if tool.strict else "named" for tool in tools}
+
+
+def as_taken(
+    found: Sequence[Call], tools: Sequence[Tool], *, calls: Policy = "all", malformed: OnMalformed = "answer"
+) -> list[Call]:
+    """Each of the calls that one stands for, unless only the first is run. malformed: unless each is answered, what
+    follows a malformed call inside the same tags is part of it."""
+    parts = {tool.name: tool.parts for tool in tools}
+    taken: list[Call] = []
+    refused = -1  # where the tags end in which a call was malformed
+    for call in found:
         if call.closed == refused:
-            found[-1] = replace(found[-1], end=call.end)
+            taken[-1] = replace(taken[-1], end=call.end)
             continue
-        tool = by_name.get(call.name)
-        if tool is not None and not tool.strict:
-            known = arguments_of(function_of(tool.schema).get("parameters", {}))
-            call = replace(call, arguments={name: value for name, value in call.arguments.items() if name in known})
-        error = call.error or refusal(call.name, call.arguments, tools)
-        refused = call.closed if error and malformed != "answer" else -1
-        if not error and tool is not None and tool.parts is not None:
-            parts = tool.parts(call.arguments, calls != "first")
-            found += [replace(call, arguments=part) for part in parts]
-            if parts:
-                continue
-            error = f"error: the call of {call.name} is empty"
-        found.append(replace(call, error=error))
-    return found
+        refused = -1 if call.valid or malformed == "answer" else call.closed
+        divide = parts.get(call.name)
+        if not call.valid or divide is None:
+            taken.append(call)
+            continue
+        each = divide(call.arguments, calls != "first")
+        taken += [replace(call, arguments=one) for one in each]
+        if not each:
+            taken.append(replace(call, error=f"error: the call of {call.name} is empty"))
+    return taken
 
 
 def _first_final(text: str, found: Sequence[Call], finals: Sequence[str]) -> int:

@@ -16,16 +16,16 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play import tool_turns
+from scope_jax.play.tool_calls import Tool, clients_tools
 from scope_jax.play.turns import SHORT, Joiner
-from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
+from scope_jax.rollouts.thoughts import Marks
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
-from scope_jax.text import conversations, dialects, parsing
+from scope_jax.text import conversations, dialects, parsing, turns
 from scope_jax.text.calls import ConversationError, call_id
 from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.schemas import Schema
-from scope_jax.text.validation import STEPS, budget
 
 PROBE = {
     "type": "function",
@@ -48,56 +48,25 @@ class Functions:
     """The same without patterns, with which calls are read."""
     dialect: Dialect
     """How calls are written."""
-    strict: frozenset[str]
-    """Names of those whose calls count only if their arguments satisfy the schema."""
     single: bool
     """A reply has one call at most."""
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings with which calls end."""
-        return tuple(dict.fromkeys(stop for tool in self.tools for stop in self.dialect.stops(tool.name)))
+        return tool_turns.stops(self.tools, self.dialect, "stop")
 
 
-@budget(4 * STEPS)  # to try all schemas
 def functions_of(model: Served, body: ChatBody) -> Functions | None:
     """The functions of a request; None if it has none. Raises ApiError for one that has no usable name or schema."""
     if not body.tools:
         return None
-    tools = []
-    for number, tool in enumerate(body.tools):
-        function = tool.function
-        readable = {**tool.given, "function": {**tool.given["function"], "parameters": _readable(function.parameters)}}
-        try:
-            tools.append(Tool(function.name, _client_runs, readable))
-        except UserError as error:
-            raise ApiError(f"`tools.{number}`: {error!s}", param="tools") from None
-    names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ApiError(f"`tools`: there are two functions of the name {twice}; give each its own.", param="tools")
-    strict = frozenset(tool.function.name for tool in body.tools if tool.function.strict)
-    dialect = dialects.load(model.cfg.model.dialect)
     schemas = tuple(tool.given for tool in body.tools)
-    return Functions(schemas, tuple(tools), dialect, strict, body.parallel_tool_calls is False)
-
-
-def _client_runs(**_: Any) -> str:
-    raise AssertionError("functions of a client are not run here")
-
-
-def _readable(schema: Any, top: bool = True) -> Any:
-    """A schema without regular expressions, which clients check themselves: those that RE2 cannot read are no reason to
-    refuse a request."""
-    if isinstance(schema, Mapping):
-        left_out = {"pattern": str, "patternProperties": Mapping}
-        return {
-            key: _readable(value, False)
-            for key, value in schema.items()
-            if not isinstance(value, left_out.get(key, ()))
-        }
-    if isinstance(schema, list):
-        return [_readable(value, False) for value in schema]
-    return {} if schema is None and top else schema
+    try:
+        tools = clients_tools(schemas)
+    except UserError as error:
+        raise ApiError(f"`tools`: {error!s}", param="tools") from None
+    return Functions(schemas, tools, dialects.load(model.cfg.model.dialect), body.parallel_tool_calls is False)
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts
@@ -246,88 +215,49 @@ def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, Any]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- replies
-class CallReader:
-    """Parts the text of a reply into content and calls, as it arrives.
+class ReplyReader:
+    """Parts the text of a reply into content and calls (`turns.delivered`), as it arrives.
 
-    A call that is malformed, of a function that there is not, or against a strict schema is content. Calls inside
-    thinking are none, as in training.
+    The content has the model's thinking, unless the reply is in channels. Calls inside thinking are none, as in
+    training.
     """
 
-    def __init__(self, functions: Functions, opened: bool, thought: Marks | None) -> None:
-        """opened: the prompt has opened the thinking. thought: its marks, None if it counts as any text."""
+    def __init__(self, functions: Functions | None, thought: Marks | None, opened: bool, channels: bool) -> None:
+        """functions: None if it calls nothing. thought: the marks of thinking, None if it counts as any text. opened:
+        the prompt has opened it. channels: the reply has channels (`dialects.harmony`), of which the client gets what a
+        user reads."""
         self._functions = functions
-        self._schemas = [tool.schema for tool in functions.tools]
-        self._opened, self._thought = opened, thought
+        self._schemas = [tool.schema for tool in functions.tools] if functions else []
+        self._thought, self._opened, self._channels = thought, opened, channels
         self._text = ""
         self._shown = 0
 
     def feed(self, text: str) -> str:
         """The content that more text adds: what may belong to a call is kept back."""
         self._text += text
-        settled = self._functions.dialect.settled(self._visible(), self._schemas)
-        return self._show(self._text[:settled].rstrip())
+        settled = len(self._text)
+        if self._functions is not None:
+            settled = self._functions.dialect.settled(self._visible(), self._schemas)
+        return self._show(self._text[:settled].rstrip(), finished=False)
 
-    @budget(STEPS)
     def finish(self) -> tuple[str, list[Call]]:
         """(the rest of the content, the calls), when no more text comes. It may take a third of a second."""
-        found = self._functions.dialect.read(self._visible(), self._schemas)
-        pieces: list[str] = []
-        calls: list[Call] = []
-        last = 0
-        for (opened, closed), inside in groupby(found, lambda call: (call.opened, call.closed)):
-            if not all(map(self._counts, group := list(inside))):
-                continue
-            pieces.append(self._text[last:opened].strip() if calls else self._text[:opened].rstrip())
-            calls += group
-            last = closed
-            if self._functions.single:
-                return self._show("\n".join(filter(None, pieces))), calls[:1]
-        pieces.append(self._text[last:].strip() if calls else self._text)
-        return self._show("\n".join(filter(None, pieces))), calls
+        if self._functions is None:
+            return self._show(self._text, finished=True), []
+        dialect = self._functions.dialect
+        found = turns.read(self._visible(), dialect, self._schemas, turns.checks_of(self._schemas))
+        content, calls = turns.delivered(self._text, found, self._functions.single or dialect.single)
+        return self._show(content, finished=True), calls
 
-    def counted(self, calls: Sequence[Call]) -> list[Call]:
-        """Those that are calls of the client's functions."""
-        return [call for call in calls if self._counts(call)]
-
-    def _show(self, content: str) -> str:
+    def _show(self, content: str, finished: bool) -> str:
         """What `content`, which begins with all that was shown, adds."""
+        if self._channels:
+            content = harmony.shown(content, finished)
         new, self._shown = content[self._shown :], max(self._shown, len(content))
         return new
 
     def _visible(self) -> str:
-        if self._thought is None:
-            return self._text
-        return blanked(self._text, thoughts(self._text, self._thought, self._opened))
-
-    def _counts(self, call: Call) -> bool:
-        tools = self._functions.tools
-        if not call.valid or call.name not in {tool.name for tool in tools}:
-            return False
-        return call.name not in self._functions.strict or not refusal(call.name, call.arguments, tools)
-
-
-class ChannelReader:
-    """The same for a reply in channels (`dialects.harmony`), of which the client gets what a user reads.
-
-    functions: None if it calls nothing.
-    """
-
-    def __init__(self, functions: Functions | None) -> None:
-        self._calls = None if functions is None else CallReader(functions, False, None)
-        self._text = ""
-        self._shown = 0
-
-    def feed(self, text: str) -> str:
-        self._text += text
-        return self._show(harmony.shown(self._text, finished=False))
-
-    def finish(self) -> tuple[str, list[Call]]:
-        calls = [] if self._calls is None else self._calls.counted(harmony.calls(self._text))
-        return self._show(harmony.shown(self._text)), calls[:1]
-
-    def _show(self, content: str) -> str:
-        new, self._shown = content[self._shown :], max(self._shown, len(content))
-        return new
+        return turns.visible(self._text, self._thought, self._opened)
 
 
 def marks(model: Served, prompt: Sequence[int]) -> tuple[str, str]:
@@ -337,15 +267,13 @@ def marks(model: Served, prompt: Sequence[int]) -> tuple[str, str]:
 
 def reader(
     model: Served, functions: Functions | None, prompt: Sequence[int], channels: bool = False
-) -> CallReader | ChannelReader | None:
+) -> ReplyReader | None:
     """The reader of a reply to this prompt; None if it is the client's as it is."""
-    if channels and (functions is None or functions.dialect.format == "harmony"):
-        return ChannelReader(functions)
-    if functions is None:
+    if functions is None and not channels:
         return None
     thought = marks(model, prompt)
-    end = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip()
-    return CallReader(functions, end.endswith(thought[0]), None if model.cfg.model.tags_in_thinking else thought)
+    opened = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip().endswith(thought[0])
+    return ReplyReader(functions, None if model.cfg.model.tags_in_thinking else thought, opened, channels)
 
 
 def as_shown(calls: Sequence[Call]) -> list[dict[str, Any]]:

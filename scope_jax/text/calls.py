@@ -13,6 +13,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.retrieval.rows import is_text, kind_of
+from scope_jax.text.dialects import values
 from scope_jax.text.dialects.values import Malformed, from_json
 
 Message = dict[str, Any]
@@ -81,7 +82,7 @@ def _arguments(given: Mapping[str, Any], function: Mapping[str, Any], name: str)
     why = ""
     if isinstance(arguments, str):
         try:
-            arguments = from_json(arguments) if arguments.strip() else {}
+            arguments = values.arguments(arguments) if arguments.strip() else {}
         except Malformed as error:
             why = f" ({error})"
     if not isinstance(arguments, Mapping):

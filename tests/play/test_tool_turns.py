@@ -12,11 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scope_jax.errors import UserError
-from scope_jax.play.tool_calls import SEARCH, Tool, refusal
+from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call
 from scope_jax.text.dialects.values import DEPTH
+from scope_jax.text.turns import refusal
 from tests.games.harness import sampled_turn
 
 NAMES = dialects.names()
@@ -165,7 +166,7 @@ def test_ten_thousand_mutated_calls_raise_nothing_and_run_only_what_was_written(
             if name in ("hermes", "llama"):
                 inside = text[call.start : call.end].removeprefix("<tool_call>").removesuffix("</tool_call>")
                 assert valid_json(inside.removeprefix("<|python_tag|>"))
-            sentence = refusal(call.name, call.arguments, TOOLS)
+            sentence = refusal(call.name, call.arguments, SCHEMAS)
             counts["refused" if sentence else "read"] += 1
             if not sentence:
                 (again,) = dialect.read(dialect.write(call, SCHEMAS), SCHEMAS)
@@ -231,7 +232,7 @@ def test_text_becomes_a_value_of_the_arguments_schema_in_qwen_coder():
     assert argument("text", "5") == "5" and argument("text", '"5"') == '"5"' and argument("text", "a\n") == "a\n"
     assert argument("more", "null") is None and argument("more", "5") == "5" and argument("more", "abc") == "abc"
     assert argument("value", "[1]") == [1] and argument("unknown", "5") == "5"
-    assert "must be number" in refusal("any.thing", {"n": argument("n", "five")}, TOOLS)
+    assert "must be number" in refusal("any.thing", {"n": argument("n", "five")}, SCHEMAS)
 
 
 def test_in_xml_other_tools_tags_are_text_inside_a_call():

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
-from scope_jax.text.dialects.formats import Call, malformed
+from scope_jax.text.dialects.formats import Call, around_calls, malformed
 from scope_jax.text.dialects.values import Malformed, json_of
 
 OPENING, CLOSING, QUOTE, RESULT = "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"
@@ -51,9 +52,7 @@ def _single(content: str, start: int, end: int) -> Call:
     if call is None:
         return malformed("call:name{argument:value} is needed", start, end)
     try:
-        arguments = values.from_json(_PIECE.sub(_as_json, call[2]), around=1)
-        assert isinstance(arguments, dict)
-        return Call(call[1], arguments, "", start, end, end, start)
+        return Call(call[1], values.arguments(_PIECE.sub(_as_json, call[2])), "", start, end, end, start)
     except Malformed as error:
         return malformed(str(error), start, end, call[1])
 
@@ -70,6 +69,11 @@ def _as_json(piece: re.Match[str]) -> str:
     if piece["word"] not in _WORDS:
         raise Malformed(f"{json_of(piece['word'][:40])} is no value; text stands between quotes")
     return _WORDS[piece["word"]]
+
+
+def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
+    """See `Dialect.spoken`."""
+    return around_calls(text, content, answered, lambda inside: inside)
 
 
 def written(call: Call) -> str:

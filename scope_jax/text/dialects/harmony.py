@@ -11,8 +11,8 @@ which ends it. The recipient may also stand before the channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
@@ -63,13 +63,28 @@ def calls(text: str) -> list[Call]:
             continue
         name = one.recipient.removeprefix(TOOLS)
         try:
-            arguments = values.from_json(text[one.inner : one.inner_end], around=1)
-            if not isinstance(arguments, dict):
-                raise Malformed("a JSON object with its arguments is needed")
+            arguments = values.arguments(text[one.inner : one.inner_end])
             found.append(Call(name, arguments, "", one.start, one.end, one.end, one.start))
         except Malformed as error:
             found.append(malformed(str(error), one.start, one.end, name))
     return found
+
+
+def settled(text: str) -> int:
+    """How much of a turn that goes on after `text` no call can begin in: up to a call, or the header of a message."""
+    last = None
+    for last in messages(text):
+        if last.recipient:
+            return last.start
+    return 0 if last is None else last.end
+
+
+def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
+    """See `Dialect.spoken`: the template has room for one call, and for no words before it."""
+    if not answered:
+        return shown(text), []
+    call = answered[-1]
+    return "", [(call.name, dict(call.arguments) if call.valid else text[call.start : call.end])]
 
 
 def written(call: Call) -> str:

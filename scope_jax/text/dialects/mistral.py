@@ -9,11 +9,13 @@ Between the name and [ARGS] there may be [CALL_ID] and an identifier. Calls end 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
-from scope_jax.text.dialects.formats import Call, malformed
+from scope_jax.text.dialects.formats import Call, around_calls, malformed
 from scope_jax.text.dialects.values import Malformed, json_of
 
 MARK = "[TOOL_CALLS]"
@@ -39,10 +41,7 @@ def _part(content: str) -> list[Call]:
     named = _NAMED.fullmatch(content)
     try:
         if named is not None:
-            arguments = values.from_json(named[2], around=1)
-            if not isinstance(arguments, dict):
-                raise Malformed("a JSON object with its arguments is needed")
-            return [Call(named[1], arguments)]
+            return [Call(named[1], values.arguments(named[2]))]
         if not content.lstrip().startswith("["):
             raise Malformed("a name, [ARGS] and a JSON object are needed, or a list of objects")
         listed = values.from_json(content, around=3)
@@ -59,6 +58,11 @@ def _listed(value: object) -> Call:
     if not isinstance(value.get("arguments"), dict):
         return malformed('"arguments" must be an object', 0, 0, value["name"])
     return Call(value["name"], value["arguments"])
+
+
+def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
+    """See `Dialect.spoken`."""
+    return around_calls(text, content, answered, lambda inside: f"{{{inside}}}")
 
 
 def written(call: Call) -> str:
