@@ -7,7 +7,6 @@ so that a program needs the address alone. Requests to an endpoint are answered 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
 import threading
@@ -28,6 +27,8 @@ from starlette.routing import Route
 
 from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.web import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
+from scope_jax.text import openai
+from scope_jax.text.dialects import Call
 from scope_jax.text.openai import FunctionTool, Message, StreamOptions, without_nulls
 
 LARGEST_BODY = 64 << 20  # bytes
@@ -85,8 +86,8 @@ class ChatReply:
 
     content: str
     """The text, without calls."""
-    calls: Sequence[tuple[str, str]] = ()
-    """Of each call, the function's name and its arguments as JSON."""
+    calls: Sequence[Call] = ()
+    """Calls of the program's functions."""
     cut: bool = False
     """Whether a limit of tokens ended it."""
     prompt_tokens: int = 0
@@ -284,10 +285,7 @@ def _message(message: Message) -> Mapping[str, Any]:
 
 def _spoken(reply: ChatReply) -> dict[str, Any]:
     """The assistant's message."""
-    calls = [
-        {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in reply.calls
-    ]
+    calls = openai.tool_calls(reply.calls)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
     return message | ({"tool_calls": calls} if calls else {})
 
@@ -301,8 +299,7 @@ def _choice(reply: ChatReply) -> dict[str, Any]:
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:
-    prompt, sampled = reply.prompt_tokens, reply.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return openai.usage(reply.prompt_tokens, reply.completion_tokens)
 
 
 def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[bytes]:
@@ -312,14 +309,10 @@ def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[
     deltas = [({name: value for name, value in message.items() if value}, None), ({}, _finish(reply))]
     for delta, finish in deltas:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        yield _event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
     if usage:
-        yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)})
+        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)})
     yield b"data: [DONE]\n\n"
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 def _refusal(status: int, sentence: str) -> Response:

@@ -23,7 +23,6 @@ from scope_jax.play.tool_calls import clients_tools
 from scope_jax.play.tool_turns import UNFINISHED
 from scope_jax.text import conversations, turns
 from scope_jax.text.dialects import Call, Dialect
-from scope_jax.text.dialects.values import json_of
 from scope_jax.text.messages import Messages
 from scope_jax.text.plain_data import NotPlain, plain
 
@@ -121,12 +120,7 @@ def reply(response: Response, tools: Sequence[Mapping[str, Any]], dialect: Diale
     schemas = [tool.schema for tool in clients_tools(tools)]
     found = [] if cut else turns.read(response.content, dialect, schemas, turns.checks_of(schemas))
     content, calls = turns.delivered(response.content, found)
-    return ChatReply(
-        dialect.shown(content).strip(),
-        [(call.name, json_of(call.arguments)) for call in calls],
-        cut=cut,
-        completion_tokens=len(response.turns[-1].ids),
-    )
+    return ChatReply(dialect.shown(content).strip(), calls, cut=cut, completion_tokens=len(response.turns[-1].ids))
 
 
 # --------------------------------------------------------------------------------------------------------- programs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from scope_jax.config import Config, FormatRule, one_of
 from scope_jax.play.rollouts import Agent
@@ -22,16 +22,6 @@ from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
-
-
-class Searched(NamedTuple):
-    """A search at text[start:end] and its query; the query is None if the search is malformed. closed: where the tags
-    around it end."""
-
-    query: str | None
-    start: int
-    end: int
-    closed: int
 
 
 def search_tool(search: Search, dialect: Dialect) -> Tool:
@@ -61,17 +51,13 @@ def declared(dialect: Dialect) -> tuple[Mapping[str, Any], ...]:
     return (SEARCH,) if dialect.declares else ()
 
 
-def searches(text: str, dialect: Dialect) -> list[Searched]:
+def searches(text: str, dialect: Dialect) -> list[Call]:
     """Every search of `text`, valid or malformed, in order.
 
     Malformed are calls that cannot be read or are of another function, and blank queries. What follows such a call
     inside the same tags is part of it.
     """
-    found = read_calls(text, (reader(dialect),), dialect, calls="first", malformed="end")
-    return [
-        Searched(call.arguments[SEARCH_ARGUMENT] if call.valid else None, call.start, call.end, call.closed)
-        for call in found
-    ]
+    return read_calls(text, (reader(dialect),), dialect, calls="first", malformed="end")
 
 
 def reader(dialect: Dialect) -> Tool:

@@ -7,7 +7,6 @@ is called.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -274,15 +273,3 @@ def reader(
     thought = marks(model, prompt)
     opened = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip().endswith(thought[0])
     return ReplyReader(functions, None if model.cfg.model.tags_in_thinking else thought, opened, channels)
-
-
-def as_shown(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Calls in OpenAI's form, with ids of their own."""
-    return [
-        {
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-        }
-        for call in calls
-    ]

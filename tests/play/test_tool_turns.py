@@ -306,7 +306,6 @@ def test_results_are_joined_in_order_and_recovered(name):
     assert {message["role"] for message in messages} == {dialect.results.role}
     if dialect.results.each:
         assert [message["content"] for message in messages] == ["one\n----\ntwo", "", "three"]
-        assert dialect.observations(results, each=False) == dialect.observation(results)
 
 
 @EVERY

@@ -46,7 +46,7 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     """A turn of an episode that ends in `<final>`: text after its first search is dropped; the search counts if it was
     answered."""
     dialect = dialects.load(cfg.model.dialect)
-    found = tool_turns.read_calls(turn.content, (searching.reader(dialect),), dialect, calls="first", malformed="end")
+    found = searching.searches(turn.content, dialect)
     first = tool_turns.answered(turn, found, calls="first", finals=(final,), malformed="end")
     if first:
         turn = replace(turn, text=turn.text[: first[0].closed])

@@ -237,15 +237,21 @@ class Dialect(_Table):
         return harmony.shown(text, finished) if self.format == "harmony" else text
 
     def spoken(self, text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
-        """A turn as chat templates take it back: what is said, and the name ("" if it does not say it) and the
-        arguments of the calls that are answered, if templates have a place of their own for calls; those of a malformed
-        call are what was written in their place.
+        """A turn as chat templates take it back: what is said, and the names and arguments of the calls that are
+        answered, if templates have a place of their own for calls. Where a turn has one call, nothing else is said.
 
         content: the text with thinking replaced by spaces. answered: calls of `read(content, …)`.
         """
         if not self.structured:
             return parsing.without_thought(text), []
-        return _STRUCTURED[self.format].spoken(text, content, answered)
+        unread = _STRUCTURED[self.format].unread
+        calls = [
+            (call.name, dict(call.arguments) if call.valid else unread(text[call.start : call.end]))
+            for call in answered
+        ]
+        if self.single:
+            return "" if calls else self.shown(text), calls[-1:]
+        return content[: answered[0].start if answered else None].strip(), calls
 
     def _inside(self, pair: formats.TagPair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
         """The calls of a closed pair: one, or any number in the format function."""
@@ -276,10 +282,10 @@ class Dialect(_Table):
             f"\n\nResults appear {self.place}."
         )
 
-    def observations(self, results: Sequence[str], each: bool | None = None) -> str:
+    def observations(self, results: Sequence[str]) -> str:
         """The observation after the calls of a turn: their results in order, each in a pair of tags if the dialect has
-        `results.each`. each: replaces it."""
-        if not (self.results.each if each is None else each):
+        `results.each`."""
+        if not self.results.each:
             return self.observation(results)
         return "\n".join(self.observation([result]) for result in results)
 

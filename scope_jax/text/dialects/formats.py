@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -48,30 +48,11 @@ class Call:
     def valid(self) -> bool:
         return not self.error
 
-    def moved(self, by: int) -> Call:
-        """The same call, further on in a text."""
-        places = {name: getattr(self, name) + by for name in ("start", "end", "closed", "opened")}
-        return replace(self, **places)
-
 
 def malformed(reason: str, start: int, end: int, name: str = "") -> Call:
     """A call that cannot be read. reason: the end of a sentence."""
     subject = f"the call of {name}" if name else "a call"
     return Call(name, {}, shorten(f"error: {subject} cannot be read: {reason}", LONGEST), start, end, end, start)
-
-
-def around_calls(
-    text: str, content: str, answered: Sequence[Call], unread: Callable[[str], str]
-) -> tuple[str, list[tuple[str, Any]]]:
-    """`Dialect.spoken` in formats whose arguments stand in braces. unread: what templates get for those of a malformed
-    call, of the text in its braces."""
-    if not answered:
-        return content.strip(), []
-    calls: list[tuple[str, Any]] = []
-    for call in answered:
-        inside = text[call.start : call.end].partition("{")[2].rpartition("}")[0]
-        calls.append((call.name, dict(call.arguments) if call.valid else unread(inside)))
-    return content[: answered[0].start].strip(), calls
 
 
 class TagPair(NamedTuple):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
-from scope_jax.text.dialects.formats import Call, around_calls, malformed
+from scope_jax.text.dialects.formats import Call, malformed
 from scope_jax.text.dialects.values import Malformed, json_of
 
 OPENING, CLOSING, QUOTE, RESULT = "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"
@@ -71,9 +70,9 @@ def _as_json(piece: re.Match[str]) -> str:
     return _WORDS[piece["word"]]
 
 
-def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
-    """See `Dialect.spoken`."""
-    return around_calls(text, content, answered, lambda inside: inside)
+def unread(written: str) -> str:
+    """What templates, which write the braces, get as the arguments of a malformed call."""
+    return written.partition("{")[2].rpartition("}")[0]
 
 
 def written(call: Call) -> str:

@@ -11,8 +11,8 @@ which ends it. The recipient may also stand before the channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
@@ -72,19 +72,14 @@ def calls(text: str) -> list[Call]:
 
 def settled(text: str) -> int:
     """How much of a turn that goes on after `text` no call can begin in: up to a call, or the header of a message."""
-    last = None
-    for last in messages(text):
-        if last.recipient:
-            return last.start
-    return 0 if last is None else last.end
+    found = [*messages(text)]
+    called = [one.start for one in found if one.recipient]
+    return min([*called, *(one.end for one in found[-1:])], default=0)
 
 
-def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
-    """See `Dialect.spoken`: the template has room for one call, and for no words before it."""
-    if not answered:
-        return shown(text), []
-    call = answered[-1]
-    return "", [(call.name, dict(call.arguments) if call.valid else text[call.start : call.end])]
+def unread(written: str) -> str:
+    """What templates get as the arguments of a malformed call: its whole message."""
+    return written
 
 
 def written(call: Call) -> str:

@@ -9,13 +9,11 @@ Between the name and [ARGS] there may be [CALL_ID] and an identifier. Calls end 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.text.dialects import values
-from scope_jax.text.dialects.formats import Call, around_calls, malformed
+from scope_jax.text.dialects.formats import Call, malformed
 from scope_jax.text.dialects.values import Malformed, json_of
 
 MARK = "[TOOL_CALLS]"
@@ -60,9 +58,9 @@ def _listed(value: object) -> Call:
     return Call(value["name"], value["arguments"])
 
 
-def spoken(text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
-    """See `Dialect.spoken`."""
-    return around_calls(text, content, answered, lambda inside: f"{{{inside}}}")
+def unread(written: str) -> str:
+    """What templates get as the arguments of a malformed call."""
+    return "{" + written.partition("{")[2].rpartition("}")[0] + "}"
 
 
 def written(call: Call) -> str:
