@@ -114,7 +114,7 @@ class Talk:
             return
         texts: dict[int, list[str]] = {}  # by the place of a call among those given: one may stand for several
         for call, result in zip(wanted, results, strict=True):
-            texts.setdefault(call.start - len(turn.text), []).append(result.text)
+            texts.setdefault(call.start - len(turn.content), []).append(result.text)
         shown = [given[place] for place in texts]
         self.messages.append({"role": "assistant", "content": reply.text or None, "tool_calls": shown})
         for call, parts in zip(shown, texts.values(), strict=True):
@@ -125,9 +125,8 @@ class Talk:
         agent, tools = self.agent, self.tools
         functions = [call["function"] for call in (given[:1] if agent.calls == "stop" else given)]
         schemas = [tool.schema for tool in tools]
-        found = turns.native(functions, schemas, checks_of(tools), start=len(turn.text))
-        taken = as_taken(found, tools, calls=agent.calls, malformed=agent.malformed)
-        return answered(turn, taken, calls=agent.calls, finals=agent.finals, malformed=agent.malformed)
+        found = turns.native(functions, schemas, checks_of(tools), start=len(turn.content))
+        return answered(turn, as_taken(found, tools, agent), agent)
 
     def completion(self) -> Completion:
         """The episode, without token ids."""

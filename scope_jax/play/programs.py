@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache, partial
+from itertools import groupby
 from typing import Any
 
 from scope_jax.errors import UserError, sentence
@@ -22,7 +23,7 @@ from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
 from scope_jax.play.tool_calls import clients_tools
 from scope_jax.play.tool_turns import UNFINISHED
 from scope_jax.text import conversations, turns
-from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.dialects import Dialect
 from scope_jax.text.messages import Messages
 from scope_jax.text.plain_data import NotPlain, plain
 
@@ -72,7 +73,7 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
     Raises UserError for one that cannot be a prompt.
     """
-    if dialect.structured and (tools or any(message["role"] == "tool" for message in conversation)):
+    if dialect.structured and (tools or any(map(_is_result, conversation))):
         raise UserError(
             f'functions of a program are not supported with model.dialect = "{dialect.format}"; give the agent tools '
             "of the game."
@@ -80,26 +81,20 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     clients_tools(tools)
     if any("arguments" not in call["function"] for each in conversation for call in each.get("tool_calls") or ()):
         raise UserError("a call in the conversation cannot be written (it has no arguments).")
-    plain: list[dict[str, str]] = []
-    results: list[str] = []
-
-    def shown() -> None:
+    shown: list[Mapping[str, str]] = []
+    for results, alike in groupby(conversations.messages([*conversation], "messages"), _is_result):
+        group = list(alike)
         if results:
-            plain.extend(dict(message) for message in dialect.messages(dialect.observations(results)))
-            results.clear()
-
-    for message in conversations.messages([*conversation], "messages"):
-        if message["role"] == "tool":
-            results.append(message["content"])
+            shown += dialect.messages(dialect.observations([message["content"] for message in group]))
             continue
-        shown()
-        functions = [call["function"] for call in message.get("tool_calls", ())]
-        calls = [dialect.write(Call(one["name"], one["arguments"]), tools) for one in functions]
-        thought = {key: message[key] for key in ("reasoning_content",) if key in message}
-        content = "\n".join(filter(None, [message["content"], *calls]))
-        plain.append({"role": message["role"], "content": content, **thought})
-    shown()
-    return _as_prompt(plain, tools, dialect.results.role)
+        for message in group:
+            thought = {key: message[key] for key in ("reasoning_content",) if key in message}
+            shown.append({"role": message["role"], "content": dialect.in_text(message, tools), **thought})
+    return _as_prompt(shown, tools, dialect.results.role)
+
+
+def _is_result(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool"
 
 
 def _as_prompt(said: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]], results: str) -> Messages:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from scope_jax.config import Config, FormatRule, one_of
+from scope_jax.config import Config, FormatRule, SamplingSection, one_of
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tool_turns import UNFINISHED, read_calls
@@ -22,6 +22,9 @@ from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
+# Rules of reading: of several queries in one search all count, or it is one.
+ALL = Agent("", SamplingSection(), malformed="end")
+FIRST = replace(ALL, calls="first")
 
 
 def search_tool(search: Search, dialect: Dialect) -> Tool:
@@ -57,7 +60,7 @@ def searches(text: str, dialect: Dialect) -> list[Call]:
     Malformed are calls that cannot be read or are of another function, and blank queries. What follows such a call
     inside the same tags is part of it.
     """
-    return read_calls(text, (reader(dialect),), dialect, calls="first", malformed="end")
+    return read_calls(text, (reader(dialect),), dialect, FIRST)
 
 
 def reader(dialect: Dialect) -> Tool:
@@ -77,7 +80,7 @@ def written_search(query: str, dialect: Dialect) -> str:
 
 def queries_of(text: str, dialect: Dialect) -> list[str]:
     """The queries of all valid searches of a turn; a JSON list in a search counts as several (SSP's released code)."""
-    found = read_calls(text, (reader(dialect),), dialect, malformed="end")
+    found = read_calls(text, (reader(dialect),), dialect, ALL)
     return [call.arguments[SEARCH_ARGUMENT] for call in found if call.valid]
 
 

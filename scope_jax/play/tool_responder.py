@@ -36,9 +36,7 @@ def tool_responder(
 
     def respond(turns: tuple[Turn, ...]) -> str | Cut | None:
         turn, number = turns[-1], sum(turn.kind == "sampled" for turn in turns)
-        wanted = read_turn(
-            turn, tools, joiner.dialect, calls=agent.calls, finals=agent.finals, malformed=agent.malformed
-        )
+        wanted = read_turn(turn, tools, joiner.dialect, agent)
         ending = remark(number) if remark is not None and wanted else ""
         if not wanted or ending is None:
             return None
@@ -78,5 +76,7 @@ def check_answered(name: str, agent: Agent, mode: Mode) -> None:
 
 def stops_of(agent: Agent, tools: Sequence[Tool], joiner: Joiner) -> tuple[str, ...]:
     """The strings that end the agent's turns: its own and, if calls stop turns, the ends of calls and final tags."""
-    finals = tuple(f"</{final}>" for final in agent.finals) if tools and agent.calls == "stop" else ()
-    return tuple(dict.fromkeys((*agent.stop, *stops(tools, joiner.dialect, agent.calls), *finals)))
+    if not tools or agent.calls != "stop":
+        return tuple(dict.fromkeys(agent.stop))
+    finals = (f"</{final}>" for final in agent.finals)
+    return tuple(dict.fromkeys((*agent.stop, *stops(tools, joiner.dialect), *finals)))

@@ -33,7 +33,7 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import dialects, parsing
-from scope_jax.text.calls import call_id
+from scope_jax.text.calls import call_id, message_of
 from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, accepts, arguments_of, function_of, only_text, parameters_of
@@ -96,15 +96,6 @@ class Cut:
 
 
 Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
-
-
-def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str, Any]:
-    """A message of the policy with calls, names and arguments, for chat templates."""
-    shown = [
-        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": arguments}}
-        for place, (name, arguments) in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": shown}
 
 
 def _sample(name: str, parameters: Schema) -> Any:
@@ -342,7 +333,7 @@ class Joiner:
         the calls that they answer."""
         names = [str(one["name"]) for one in later if "tool_call_id" in one]
         if names:
-            return _called([(name, {}) for name in names])
+            return message_of([(name, {}) for name in names])
         return THINKING_ANSWER if self._opened else ANSWER
 
     def _results(self, text: str, names: Sequence[str] = ()) -> list[Mapping[str, Any]]:
@@ -370,7 +361,7 @@ class Joiner:
         said, calls = self.dialect.spoken(turn.text, turn.content, found)
         if not calls:
             return {"role": "assistant", "content": said}
-        return _called([(name or UNKNOWN, arguments) for name, arguments in calls], said)
+        return message_of([(name or UNKNOWN, arguments) for name, arguments in calls], said)
 
     def glue(self, messages: Messages, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids from the end of the policy's message up to the start of its next one, with the messages in between.

@@ -22,7 +22,7 @@ from scope_jax.rollouts.thoughts import Marks
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
 from scope_jax.text import conversations, dialects, parsing, turns
-from scope_jax.text.calls import ConversationError, call_id
+from scope_jax.text.calls import ConversationError, message_of
 from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.schemas import Schema
 
@@ -53,7 +53,7 @@ class Functions:
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings with which calls end."""
-        return tool_turns.stops(self.tools, self.dialect, "stop")
+        return tool_turns.stops(self.tools, self.dialect)
 
 
 def functions_of(model: Served, body: ChatBody) -> Functions | None:
@@ -117,7 +117,7 @@ class _Form:
     def writes_calls(self) -> bool:
         """True if the template writes `tool_calls` of messages as the dialect has them."""
         ask, call = SHORT.conversation(), Call("probe", {"text": "a b"})
-        said = {"role": "assistant", "content": "", "tool_calls": [_called(call_id(0), call)]}
+        said = message_of([(call.name, dict(call.arguments))])
         given: dict[str, Any] = {"tools": [PROBE], **self.joiner.options}
         try:
             before = self.tokenizer.encode_chat(ask, True, **given)
@@ -186,15 +186,8 @@ def _said(message: Mapping[str, Any], form: _Form, schemas: Sequence[Schema]) ->
     """A message, its calls as such if the template writes them like the dialect, or as text."""
     if not message.get("tool_calls") or form.writes_calls:
         return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    written = [form.joiner.dialect.write(Call(one["name"], one["arguments"]), schemas) for one in functions]
     bare = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**bare, "content": "\n".join(filter(None, [message["content"], *written]))}
-
-
-def _called(id: str, call: Call) -> Mapping[str, Any]:
-    """A call for chat templates, which take the arguments as an object."""
-    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+    return {**bare, "content": form.joiner.dialect.in_text(message, schemas)}
 
 
 def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, Any]]:

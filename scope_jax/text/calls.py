@@ -34,6 +34,15 @@ def call_id(place: int) -> str:
     return f"call{place:05d}"
 
 
+def message_of(calls: Sequence[tuple[str, Any]], content: str = "") -> Message:
+    """A canonical message of the assistant with calls, given by names and arguments."""
+    shown = [
+        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": shown}
+
+
 def calls_of(given: Mapping[str, Any], content: str | None, role: str, name: str) -> list[dict[str, Any]]:
     """The calls of a message: `tool_calls`, the older `function_call`, or ShareGPT's role of a call."""
     forms = {field: given.get(field) for field in ("tool_calls", "function_call")}

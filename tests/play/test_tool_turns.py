@@ -11,7 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from scope_jax.config import SamplingSection
 from scope_jax.errors import UserError
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.searching import FIRST
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
 from scope_jax.text import dialects, parsing
@@ -252,7 +255,8 @@ RUN, LOOK, WRONG = "<python>1</python>", "<search>a</search>", "<any.thing>{</an
 
 
 def names(text: str, finish: str = "eos", opened: bool = False, **options: Any) -> list[str]:
-    found = read_turn(sampled_turn(text, finish, opened), TOOLS, XML, finals=("answer",), **options)
+    agent = Agent("", SamplingSection(), finals=("answer",), **options)
+    found = read_turn(sampled_turn(text, finish, opened), TOOLS, XML, agent)
     return [call.name if call.valid else "!" for call in found]
 
 
@@ -276,23 +280,23 @@ def test_which_calls_of_a_turn_are_answered():
     ]
     assert names(f"{LOOK} <answer>x</answer>", calls="first") == ["search"]
     assert names(f"<answer>x</answer> {LOOK}", calls="first") == []
-    (call,) = read_turn(sampled_turn(f"a {LOOK} b"), TOOLS, XML, calls="first")
+    (call,) = read_turn(sampled_turn(f"a {LOOK} b"), TOOLS, XML, FIRST)
     assert f"a {LOOK} b"[: call.closed] == f"a {LOOK}"
-    (call,) = read_turn(sampled_turn("<search>a</search>"), TOOLS[1:], XML) or [None]
+    (call,) = read_turn(sampled_turn("<search>a</search>"), TOOLS[1:], XML, FIRST) or [None]
     assert call is None  # no tool of that name: plain text
 
 
 def test_errors_of_arguments_are_those_of_the_tool():
     hermes = dialects.load("hermes")
     text = hermes.write(Call("python", {"cod": "1"}), SCHEMAS)
-    (call,) = read_turn(sampled_turn(text), TOOLS, hermes)
+    (call,) = read_turn(sampled_turn(text), TOOLS, hermes, Agent("", SamplingSection()))
     assert call.error == 'error: python has no argument "cod"; it takes code'
 
 
 def test_stop_strings():
-    assert stops(TOOLS[:2], XML, "stop") == ("</search>", "</python>") and stops(TOOLS, XML, "all") == ()
-    assert stops(TOOLS, dialects.load("hermes"), "stop") == ("</tool_call>",)
-    assert stops(TOOLS, dialects.load("llama"), "stop") == ()
+    assert stops(TOOLS[:2], XML) == ("</search>", "</python>")
+    assert stops(TOOLS, dialects.load("hermes")) == ("</tool_call>",)
+    assert stops(TOOLS, dialects.load("llama")) == ()
 
 
 @EVERY

@@ -18,7 +18,7 @@ from scope_jax.play.programs import reply
 from scope_jax.play.rollouts import Agent, Response
 from scope_jax.play.tool_calls import Tool, clients_tools
 from scope_jax.play.tool_execution import MalformedCall, RolloutCalls, ToolCall
-from scope_jax.play.tool_turns import answered, read_calls
+from scope_jax.play.tool_turns import answered, read_calls, read_turn
 from scope_jax.rollouts.types import ToolResult, Turn
 from scope_jax.serving.functions import Functions, ReplyReader
 from scope_jax.text import dialects, openai, parsing
@@ -89,8 +89,12 @@ def sampled(text: str, name: str, opened: bool, finish: str = "eos") -> Turn:
     return Turn("sampled", np.zeros(3, np.int32), np.zeros(3, np.float32), text, finish, opened=opened, thought=thought)
 
 
+def agent(**rules: Any) -> Agent:
+    return Agent("actor", SamplingSection(), max_turns=9, tools=TOOLS, **rules)
+
+
 def of_rollout(turn: Turn, name: str) -> list[Call]:
-    return read_calls(turn.content, TOOLS, dialects.load(name))
+    return read_calls(turn.content, TOOLS, dialects.load(name), agent())
 
 
 def of_serve(turn: Turn, name: str, strict: bool, pace: int) -> tuple[str, list[Call]]:
@@ -122,9 +126,8 @@ class Asked(RolloutCalls):
 
 def of_exam(called: list[Call], **rules: Any) -> list[ToolCall | MalformedCall]:
     """What is run or answered of calls that an endpoint gives in OpenAI's form."""
-    agent = Agent("actor", SamplingSection(), max_turns=9, tools=TOOLS, **rules)
     calls = Asked()
-    Talk("0", [], agent, TOOLS, calls).take(CallingReply("", calls=tuple(openai.tool_calls(called))))
+    Talk("0", [], agent(**rules), TOOLS, calls).take(CallingReply("", calls=tuple(openai.tool_calls(called))))
     return calls.asked
 
 
@@ -169,7 +172,7 @@ def test_calls_of_a_turn_that_was_cut(name: str, parts: Any, opened: bool) -> No
     can be told in time."""
     turn = sampled(text_of(parts, name), name, opened and name not in MARKS, "length")
     found = of_rollout(turn, name)
-    assert answered(turn, found) == []
+    assert answered(turn, found, agent()) == []
     said, programs = of_program(turn, name)
     assert not programs and said == dialects.load(name).shown(turn.content).strip()
     assert of_serve(turn, name, True, 5)[1] == whole_pairs(found, lambda call: call.valid, name)
@@ -182,7 +185,7 @@ def test_rules_of_an_exam_are_those_of_a_rollout(calls: list[Call], rule: Any) -
     turn = sampled("\n".join(hermes.write(call, schemas(True)) for call in calls), "hermes", False)
     for malformed in ("answer", "end"):
         rules: dict[str, Any] = {"calls": rule, "malformed": malformed}
-        wanted = answered(turn, read_calls(turn.content, TOOLS, hermes, **rules), **rules)
+        wanted = read_turn(turn, TOOLS, hermes, agent(**rules))
         asked = [
             (one.tool.name, "") if isinstance(one, ToolCall) else (one.name, one.problem)
             for one in of_exam(calls, **rules)

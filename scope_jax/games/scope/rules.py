@@ -47,7 +47,7 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     answered."""
     dialect = dialects.load(cfg.model.dialect)
     found = searching.searches(turn.content, dialect)
-    first = tool_turns.answered(turn, found, calls="first", finals=(final,), malformed="end")
+    first = tool_turns.answered(turn, found, replace(searching.FIRST, finals=(final,)))
     if first:
         turn = replace(turn, text=turn.text[: first[0].closed])
     malformed = sum(not one.valid and one.start < len(turn.text) for one in found)

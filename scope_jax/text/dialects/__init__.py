@@ -196,6 +196,12 @@ class Dialect(_Table):
             case "qwen-coder":
                 return f"<{self._tag}>\n{formats.written_coder(call, parameters)}\n</{self._tag}>"
 
+    def in_text(self, message: Mapping[str, Any], tools: Sequence[Schema]) -> str:
+        """The content of a canonical message (`text.calls`) with its calls behind it, as `write` has them."""
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        written = [self.write(Call(one["name"], one["arguments"]), tools) for one in functions]
+        return "\n".join(filter(None, [message["content"], *written]))
+
     @budget(STEPS)
     def read(self, text: str, tools: Sequence[Schema]) -> list[Call]:
         """Every call of a turn's text, valid or malformed, in order. Whether a tool takes the arguments is not checked.
