@@ -95,6 +95,10 @@ class ChatReply:
     completion_tokens: int = 0
     """Sampled tokens."""
 
+    @property
+    def usage(self) -> dict[str, int]:
+        return openai.usage(self.prompt_tokens, self.completion_tokens)
+
 
 class ChatRefused(Exception):
     """Raised by what completes requests: HTTP 400 with this sentence, such as for a conversation that is too long."""
@@ -214,7 +218,7 @@ class Loopback:
             return StreamingResponse(
                 _events(head, reply, read.stream_options.include_usage), media_type="text/event-stream"
             )
-        return JSONResponse({**head, "object": "chat.completion", "choices": [_choice(reply)], "usage": _usage(reply)})
+        return JSONResponse({**head, "object": "chat.completion", "choices": [_choice(reply)], "usage": reply.usage})
 
 
 async def _in_turn(endpoint: Endpoint, asked: ChatRequest) -> ChatReply:
@@ -298,10 +302,6 @@ def _choice(reply: ChatReply) -> dict[str, Any]:
     return {"index": 0, "message": _spoken(reply), "logprobs": None, "finish_reason": _finish(reply)}
 
 
-def _usage(reply: ChatReply) -> dict[str, int]:
-    return openai.usage(reply.prompt_tokens, reply.completion_tokens)
-
-
 def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[bytes]:
     """The reply as server-sent events: the message, its end, and its usage if it was asked for."""
     message = _spoken(reply)
@@ -311,7 +311,7 @@ def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         yield openai.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
     if usage:
-        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)})
+        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": reply.usage})
     yield b"data: [DONE]\n\n"
 
 

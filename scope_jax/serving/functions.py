@@ -91,14 +91,10 @@ def prompt(
     except UserError as error:
         raise ApiError(f"`tools`: {error!s}", param="tools") from None
     dialect = form.joiner.dialect
-    rendered = _rendered(messages, form, readable)
-    if schemas and not dialect.declares:
-        system = rendered.pop(0)["content"] if rendered[0]["role"] == "system" else ""
-        described = "\n\n".join(filter(None, [system, dialect.described(schemas)]))
-        rendered.insert(0, {"role": "system", "content": described})
+    rendered, declared = form.joiner.declared(_rendered(messages, form, readable), schemas or None)
     return model.tokenizer.encode_chat(
         rendered,
-        tools=list(schemas) if schemas and dialect.declares else None,
+        tools=declared,
         forbid=[tag for name in (*parsing.FOREIGN, *dialect.tags) for tag in (f"<{name}>", f"</{name}>")],
         trusted={"assistant", "system", "user"} - {dialect.results.role},
         **options,
@@ -111,23 +107,24 @@ class _Form:
 
     joiner: Joiner
     """Made, it shows that template and dialect have room for all of them."""
-    tokenizer: Tokenizer
 
     @cached_property
     def writes_calls(self) -> bool:
         """True if the template writes `tool_calls` of messages as the dialect has them."""
-        ask, call = SHORT.conversation(), Call("probe", {"text": "a b"})
+        tokenizer = self.joiner.tokenizer
+        ask = SHORT.conversation()
+        call = Call("probe", {"text": "a b"})
         said = message_of([(call.name, dict(call.arguments))])
         given: dict[str, Any] = {"tools": [PROBE], **self.joiner.options}
         try:
-            before = self.tokenizer.encode_chat(ask, True, **given)
-            whole = self.tokenizer.encode_chat([*ask, said], False, **given)
+            before = tokenizer.encode_chat(ask, True, **given)
+            whole = tokenizer.encode_chat([*ask, said], False, **given)
         except ValueError:
             return False
         pairs = enumerate(zip(before, whole, strict=False))
         start = next((place for place, (one, other) in pairs if one != other), min(len(before), len(whole)))
-        end = next((place for place in range(start, len(whole)) if whole[place] in self.tokenizer.eos_ids), len(whole))
-        written = self.tokenizer.decode(whole[start:end])
+        end = next((place for place in range(start, len(whole)) if whole[place] in tokenizer.eos_ids), len(whole))
+        written = tokenizer.decode(whole[start:end])
         return self.joiner.dialect.declares and self.joiner.dialect.read(written, [PROBE]) == [call]
 
 
@@ -135,7 +132,7 @@ class _Form:
 def _form(tokenizer: Tokenizer, dialect: str, options: str, tools: str) -> _Form:
     """Agents ask again and again with the same functions. options, tools: as JSON."""
     known = tuple(json.loads(tools))
-    return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known), tokenizer)
+    return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known))
 
 
 def conversation(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
