@@ -101,6 +101,15 @@ def test_calls_of_a_clients_functions():
     assert reader.feed(THOUGHT + CALLED) == "" and reader.finish() == ("", []), "it has no such function"
 
 
+def test_a_call_in_a_thought_that_never_ends_is_none_for_clients_as_in_training():
+    functions = Functions((python.schema,), (python,), DIALECT, False)
+    text = "<|channel|>analysis<|message|>Perhaps<|start|>assistant" + CALLED.replace("search", "python")
+    reader = ReplyReader(functions, parsing.ANALYSIS, False, True)
+    assert (reader.feed(text), reader.finish()) == ("", ("", []))
+    (call,) = DIALECT.read(text, [python.schema])
+    assert call.valid, "without the thought it is one"
+
+
 def turn_of(tokenizer: Tokenizer, text: str, joiner: Joiner) -> Turn:
     """A sampled turn of this text, whose last mark is its end token."""
     ids = np.asarray(tokenizer.encode_marked(text), np.int32)
