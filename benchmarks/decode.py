@@ -28,11 +28,11 @@ os.environ |= ABSENT
 
 import jax.numpy as jnp
 
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import from_hf
-from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import has_sinks, head_dim, kv_heads
-from scope_jax.models.pages import PAGE
+from scope_jax.models.decoder.backends import attention_over_pages
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import has_sinks, head_dim, kv_heads
+from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled

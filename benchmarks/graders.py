@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.config.exams import EvalSet
 from scope_jax.data.sources import Source, load
-from scope_jax.play.math_answers import MathAnswers
-from scope_jax.play.measures import choice, same_text
-from scope_jax.play.rewards import exact_match
+from scope_jax.grading.math_answers import MathAnswers
+from scope_jax.grading.measures import choice, same_text
+from scope_jax.grading.rewards import exact_match
 
 SHORT = {  # how a short answer may be written
     "as it is": "{}",

@@ -5,8 +5,9 @@
 Plays and learns the first steps of a card. Each update of a step is then made again, from the same state, with all
 trained episodes in rows and without those that have no term (`splitting.has_term`), in turn, so that noise of the
 machine affects both alike. FLOPs are those of forward and backward of the real micro-batches, padding included, from
-the model's shape (`models.flops`), and of one more forward pass each for old log-probs and for a reference where they
-are scored; seconds are the median of an update. Prints a line for each update, one for all, and the machine's load.
+the model's shape (`models.decoder.flops`), and of one more forward pass each for old log-probs and for a reference
+where they are scored; seconds are the median of an update. Prints a line for each update, one for all, and the
+machine's load.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from scope_jax.learner import batching
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import scored
 from scope_jax.learner.types import Episode
-from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.play.game import play_step
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.train import learn

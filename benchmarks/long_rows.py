@@ -37,7 +37,7 @@ from jax.sharding import Mesh
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.games import GAMES, load_card
 from scope_jax.learner.learner import Learner
-from scope_jax.models.families import from_hf
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 

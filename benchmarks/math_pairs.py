@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scope_jax.play.math_answers import Comparison, MathAnswers
+from scope_jax.grading.math_answers import Comparison, MathAnswers
 
 SETS = ("math500", "gsm8k", "aime", "amc23")
 SCIENTIFIC = 400  # numbers in scientific notation

@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.seeds.__main__ import main as train_seeds
 from scope_jax.config import SandboxSection
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.weights import save_hf
-from scope_jax.play.python_tool import python_tool
+from scope_jax.environments.python_tool import python_tool
+from scope_jax.models.files.weights import save_hf
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.text import dialects
 from scope_jax.text.dialects.formats import Call
 from tools.atlas.circuit import initial_weights

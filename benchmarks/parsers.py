@@ -44,7 +44,8 @@ from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.spice.options import options as spice_options
 from scope_jax.games.ssp import rules as ssp_rules
-from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
+from scope_jax.grading import measures, rewards, words
+from scope_jax.play import documents, judging, pairwise, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.tool_turns import read_turn
@@ -319,7 +320,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     ),
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
     "SSP materials": (lambda text: ssp_rules.units([text, numbered(text)], "document"), RESULTS),
-    "verdict": (grading.verdict, ()),
+    "verdict": (judging.verdict, ()),
     "boxed": (parsing.boxed, BOX),
     "letter": (measures.letter, LABEL),
     "same_text": (lambda text: measures.same_text(text, ("Rome",)), BOX),

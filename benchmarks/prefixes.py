@@ -32,7 +32,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.prefixes import Node, RowWork, alone, cheapest, rows_of
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.plan.architectures import public
 from scope_jax.plan.hlo import Program
 from scope_jax.sharding.mesh import MeshConfig, make_mesh

@@ -17,11 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scope_jax.models import cache as kv
-from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import from_hf
-from scope_jax.models.pages import Loop, Where, feed, init_pages, layer_groups
+from scope_jax.models.decoder import cache as kv
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.pages import Loop, Where, feed, init_pages, layer_groups
+from scope_jax.models.files.families import from_hf
 from scope_jax.sharding.collectives import LOCAL
 
 ROWS, TOKENS = 2, 64

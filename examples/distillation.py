@@ -7,12 +7,12 @@ See docs/distillation.md, and examples/distillation.toml for a card.
 
 from scope_jax.config import LossCard, RoleSection
 from scope_jax.config.base import CardPath, GameSection, prompts_of
+from scope_jax.grading.rewards import exact_match
 from scope_jax.learner.types import Datum
 from scope_jax.play import searching
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
 from scope_jax.play.prompting import Prompt, shown
-from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Played

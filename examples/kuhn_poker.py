@@ -8,9 +8,9 @@ from kuhn_rules import DEALS, LEGAL, against_random, asked, best_responses, news
 from pydantic import Field
 
 from scope_jax.config import LossCard, SamplingSection, Section
+from scope_jax.grading.rewards import mean
 from scope_jax.play.exams import Exam, chances
 from scope_jax.play.game import REWARD, Game, Panel
-from scope_jax.play.rewards import mean
 from scope_jax.play.roles import Role, one_update_per_policy
 from scope_jax.play.rollouts import Agent, Ask, Rollout
 from scope_jax.play.step import Played

@@ -4,10 +4,10 @@ Calls of the tool and their results are turns of one episode. The variables of a
 """
 
 from scope_jax.config import LossCard, SamplingSection, Section
+from scope_jax.environments.python_tool import python_tool
+from scope_jax.grading.math_answers import Comparison
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, REWARD, Game, Panel
-from scope_jax.play.math_answers import Comparison
-from scope_jax.play.python_tool import python_tool
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Played

@@ -15,7 +15,7 @@ import yaml
 from launch.command import Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.slices import SLICES
-from scope_jax.sharding.signing import KEY
+from scope_jax.multihost.signing import KEY
 
 
 def launch(job: Job, section: LaunchSection) -> Launch:

@@ -15,7 +15,7 @@ import sys
 
 from launch.command import NEW_KEY, Job, Launch
 from scope_jax.config import LaunchSection
-from scope_jax.sharding.signing import KEY
+from scope_jax.multihost.signing import KEY
 
 
 def launch(job: Job, section: LaunchSection) -> Launch:

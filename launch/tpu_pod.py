@@ -13,7 +13,7 @@ from launch.command import NEW_KEY, Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.launch import TpuPodSection
 from scope_jax.config.slices import SLICES
-from scope_jax.sharding.signing import KEY
+from scope_jax.multihost.signing import KEY
 
 CONTAINER = "scope-jax"
 FILE = "scope-jax.key"  # in the home of the hosts: the variable of the environment with the run's key

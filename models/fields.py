@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.sharding.files import FileNameError, inside
+from scope_jax.files import FileNameError, inside
 
 MOST = 2**31 - 1  # largest accepted count
 MOST_LAYERS = 2_000  # published decoders have up to 126

@@ -29,12 +29,12 @@ from jax.sharding import Mesh
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from scope_jax.errors import UserError
+from scope_jax.files import is_partial
 from scope_jax.retrieval.corpus import Corpus
 from scope_jax.retrieval.embed import Embedder, HashedLexical, Progress
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.index import Index
 from scope_jax.retrieval.scann import ScannConfig, ScannIndex
-from scope_jax.sharding.files import is_partial
 
 VERSION = 1
 MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"

@@ -17,7 +17,7 @@ from typing import Any
 
 from scope_jax.retrieval.index import BLOCKS
 from scope_jax.retrieval.search import Hit, Retriever
-from scope_jax.retrieval.web import Refusal
+from scope_jax.web.guard import Refusal
 
 BLOCK_PASSAGES = 1024  # of a block, at most, or one query's
 BLOCK_CHARACTERS = 16_384

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scope_jax.retrieval.corpus import Document, split_contents
-from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Unanswered, shown, whole
 from scope_jax.retrieval.search import Hit
+from scope_jax.web.exchange import BadAddress, Exchange, HttpResponse, Unanswered, shown, whole
 
 QUERIES = 128  # most queries of one request
 

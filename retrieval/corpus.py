@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from scope_jax.files import inside
 from scope_jax.retrieval.rows import (
     DataError,
     Row,
@@ -28,7 +29,6 @@ from scope_jax.retrieval.rows import (
     short,
     text_of,
 )
-from scope_jax.sharding.files import inside
 
 if TYPE_CHECKING:
     import datasets  # for a second, which only reading a corpus needs

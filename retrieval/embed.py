@@ -20,8 +20,8 @@ import scipy.sparse as sp
 from jaxtyping import Float
 
 from scope_jax.errors import UserError
+from scope_jax.files import replaced
 from scope_jax.retrieval.corpus import READ_ROWS, Document
-from scope_jax.sharding.files import replaced
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 Progress = Callable[[int, int], None]  # (passages done, passages in all)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from scope_jax.retrieval.web import Refusal
+from scope_jax.web.guard import Refusal
 
 SMALL = 16_384  # bytes of a body that does not wait for larger ones
 WAITING = {True: 1024, False: 32}  # small bodies, larger ones

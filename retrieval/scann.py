@@ -17,8 +17,8 @@ from google.protobuf import text_format
 from jaxtyping import Float, Int
 
 from scope_jax.errors import UserError
+from scope_jax.files import FileNameError, inside, replaced
 from scope_jax.retrieval.index import checked_k
-from scope_jax.sharding.files import FileNameError, inside, replaced
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation

@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from scope_jax.retrieval.calls import Calls
-from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.lanes import Lanes
 from scope_jax.retrieval.search import LONGEST_QUERY, Retriever
-from scope_jax.retrieval.web import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
+from scope_jax.web.connections import config
+from scope_jax.web.guard import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
 
 PATH = "/retrieve"
 TOPK_LIMIT = 1000  # passages per query

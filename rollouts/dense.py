@@ -19,12 +19,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scope_jax.models import cache as kv
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import KeptState
-from scope_jax.models.kinds import kv_heads
-from scope_jax.models.transformer import Params, logits_of, output_table
-from scope_jax.models.writes import put
+from scope_jax.models.decoder import cache as kv
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.delta import KeptState
+from scope_jax.models.decoder.kinds import kv_heads
+from scope_jax.models.decoder.transformer import Params, logits_of, output_table
+from scope_jax.models.kernels.writes import put
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,

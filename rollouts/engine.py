@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jax.sharding import Mesh
 
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import Params
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import Params
 from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result
 from scope_jax.sharding.program import AbstractProgram
 

@@ -21,10 +21,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import RowBounds
-from scope_jax.models.kinds import kept_bytes
-from scope_jax.models.pages import (
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.delta import RowBounds
+from scope_jax.models.decoder.kinds import kept_bytes
+from scope_jax.models.decoder.pages import (
     PAGE,
     Implementation,
     Loop,
@@ -38,7 +38,7 @@ from scope_jax.models.pages import (
     picks_group,
     tables_in_smem,
 )
-from scope_jax.models.transformer import Params
+from scope_jax.models.decoder.transformer import Params
 from scope_jax.rollouts.engine import PageBudget
 from scope_jax.rollouts.pages import (
     CHUNK,

@@ -1,9 +1,9 @@
 """Which page of the KV cache belongs to what: free pages, pages of rows, and prompts kept for other requests.
 
 Everything here runs on the host. One Pool manages the pages of one row shard of the mesh. Each group of layers
-(`models.pages.layer_groups`) has a page of its own for the same tokens of a row. Pages of several shapes are several
-ranges of numbers here, one after another, and the first of each is never given away; on the devices each shape's
-numbers begin with 0.
+(`models.decoder.pages.layer_groups`) has a page of its own for the same tokens of a row. Pages of several shapes are
+several ranges of numbers here, one after another, and the first of each is never given away; on the devices each
+shape's numbers begin with 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scope_jax.models.cascade import Tiles, tiles_of
-from scope_jax.models.pages import PAGE, Tables, pages_for
+from scope_jax.models.decoder.pages import PAGE, Tables, pages_for
+from scope_jax.models.kernels.cascade import Tiles, tiles_of
 from scope_jax.rollouts.slots import Extension, Placement
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits

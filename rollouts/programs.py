@@ -14,11 +14,10 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scope_jax.errors import UserError
-from scope_jax.models import stacks
-from scope_jax.models.cascade import Tiles, tile_count
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.delta import RowBounds
-from scope_jax.models.pages import (
+from scope_jax.models.decoder import stacks
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.delta import RowBounds
+from scope_jax.models.decoder.pages import (
     Implementation,
     Pages,
     Stateful,
@@ -31,8 +30,9 @@ from scope_jax.models.pages import (
     layer_groups,
     pages_for,
 )
-from scope_jax.models.transformer import Params, logits_of, output_table, with_wide_norms
-from scope_jax.models.writes import put
+from scope_jax.models.decoder.transformer import Params, logits_of, output_table, with_wide_norms
+from scope_jax.models.kernels.cascade import Tiles, tile_count
+from scope_jax.models.kernels.writes import put
 from scope_jax.rollouts.pages import CHUNK, snapshots_for
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (

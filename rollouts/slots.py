@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from scope_jax.errors import UserError
-from scope_jax.models import cache as kv
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.writes import put
+from scope_jax.models.decoder import cache as kv
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.kernels.writes import put
 from scope_jax.rollouts.sampling import Sampling, init_sampling
 from scope_jax.rollouts.types import SamplingParams
 
@@ -56,7 +56,8 @@ class EngineConfig:
     picks: bool = False
     """Keep the experts that routers pick of each token, for `Engine.picks`."""
     cascade: int = 0
-    """Paged: slots of a group that attend together to the pages they begin with (`models.cascade`); 0: each alone."""
+    """Paged: slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each
+    alone."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_batch", "decode_steps"):

@@ -1,7 +1,8 @@
 """The engine's copy of a model's weights, and the adapters of several policies over it.
 
-With adapters the base is copied once. The factors of all policies stand side by side (`models.lowrank`); publishing a
-policy writes its own, and a row of a batch is multiplied by those of its slot's policy, or by none for the base.
+With adapters the base is copied once. The factors of all policies stand side by side (`models.decoder.lowrank`);
+publishing a policy writes its own, and a row of a batch is multiplied by those of its slot's policy, or by none for the
+base.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models import stacks
-from scope_jax.models.adapter import declare_adapted, declare_factors, pair
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.lowrank import LowRank, gate_rows, is_low_rank
-from scope_jax.models.transformer import Params, check_mesh, declare
+from scope_jax.models.decoder import stacks
+from scope_jax.models.decoder.adapter import declare_adapted, declare_factors, pair
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.lowrank import LowRank, gate_rows, is_low_rank
+from scope_jax.models.decoder.transformer import Params, check_mesh, declare
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.reshard import reshard

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
+from scope_jax.models.kernels.rope import Rope
 
 
 def uniform(

@@ -44,11 +44,11 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import has_sinks, head_dim
-from scope_jax.models.pages import PAGE, Tables, pages_for
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.decoder.backends import attention_over_pages
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import has_sinks, head_dim
+from scope_jax.models.decoder.pages import PAGE, Tables, pages_for
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import cached, has_sinks, head_dim, kept_bytes
-from scope_jax.models.transformer import check_mesh, declare
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import cached, has_sinks, head_dim, kept_bytes
+from scope_jax.models.decoder.transformer import check_mesh, declare
 from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
 from scope_jax.plan.estimates import pace

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import has_sinks, head_dim
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import has_sinks, head_dim
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import DeviceWork, decode_work, roofline, seconds, update_work

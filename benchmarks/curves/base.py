@@ -18,10 +18,10 @@ from benchmarks.curves import task
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum
-from scope_jax.models import transformer
-from scope_jax.models.families import from_hf
-from scope_jax.models.tokenizer import Tokenizer as Codec
-from scope_jax.models.weights import save_hf
+from scope_jax.models.decoder import transformer
+from scope_jax.models.files.families import from_hf
+from scope_jax.models.files.weights import save_hf
+from scope_jax.models.tokenizers.tokenizer import Tokenizer as Codec
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
 from tools.atlas.rows import supervised

@@ -3,9 +3,9 @@
 import task
 
 from scope_jax.config import LossCard, SamplingSection, Section
+from scope_jax.grading.rewards import mean
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, REWARD, Game
-from scope_jax.play.rewards import mean
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.step import Played

@@ -20,8 +20,9 @@ from scope_jax.learner import advantages
 from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import transformer, weights
-from scope_jax.models.families import from_hf
+from scope_jax.models.decoder import transformer
+from scope_jax.models.files import weights
+from scope_jax.models.files.families import from_hf
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from scope_jax.games import load_card
 from scope_jax.games.scope.options import options
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.run.files import read_records
 from tools.atlas.facts import load_world
 from tools.atlas.questions import chain_question, chains

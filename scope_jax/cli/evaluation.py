@@ -16,7 +16,7 @@ from scope_jax.cli.options import Base, Json, Sets, load
 from scope_jax.cli.output import WEIGHTS, check_folder, check_place, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError, writing
-from scope_jax.sharding.files import alone
+from scope_jax.files import alone
 
 if TYPE_CHECKING:
     from scope_jax.config import JudgeSection

@@ -13,10 +13,10 @@ from scope_jax.cli.options import Sets, load
 from scope_jax.cli.output import check_place, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
-from scope_jax.sharding.files import alone, replaced
+from scope_jax.files import alone, replaced
 
 if TYPE_CHECKING:
-    from scope_jax.models.config import ModelConfig
+    from scope_jax.models.decoder.config import ModelConfig
     from scope_jax.play.game import Game
 
 
@@ -112,7 +112,7 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
 
     Of a model of the hub only config.json is downloaded.
     """
-    from scope_jax.models.weights import checked_config, load_config
+    from scope_jax.models.files.weights import checked_config, load_config
     from scope_jax.run import fetching
 
     if not fetching.is_name(model):
@@ -143,7 +143,7 @@ def _conversation(game: Game, shape: ModelConfig | None, folder: str | None) -> 
 
 def _renders(folder: str, dialect: str, turns: Any) -> bool:
     """True if the chat template can render searches and turns like this."""
-    from scope_jax.models.tokenizer import Tokenizer
+    from scope_jax.models.tokenizers.tokenizer import Tokenizer
     from scope_jax.play.turns import Joiner
     from scope_jax.text import dialects
 

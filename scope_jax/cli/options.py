@@ -58,7 +58,7 @@ def load(path: Path, overrides: list[str] | None) -> Config:
 def trusted(names: list[str] | None) -> list[str]:
     """The values of --trusted-host. Raises UserError for one that is no name of a host."""
     from scope_jax.errors import UserError
-    from scope_jax.retrieval.web import host_name
+    from scope_jax.web.guard import host_name
 
     try:
         return [host_name(name) for name in names or ()]

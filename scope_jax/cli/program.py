@@ -151,8 +151,8 @@ def run() -> None:
             leave(error)
         raise
     finally:
-        if "scope_jax.retrieval.exchange" in sys.modules:
-            from scope_jax.retrieval.exchange import abandon
+        if "scope_jax.web.exchange" in sys.modules:
+            from scope_jax.web.exchange import abandon
 
             abandon()  # threads waiting for a server would keep the process alive
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.grading.judge_client import CallingReply
 from scope_jax.learner.types import Reply
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.judge_client import CallingReply
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls

@@ -18,20 +18,20 @@ from scope_jax.evaluation import calling
 from scope_jax.evaluation.calling import BYTES_PER_TOKEN, completion_of
 from scope_jax.evaluation.evaluate import Keep, evaluate_sets, judges_of
 from scope_jax.evaluation.suites import plain_card, suite_sets
+from scope_jax.grading.judge_client import JudgeClient, JudgeError
+from scope_jax.grading.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.learner.types import Datum, Reply
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import exams
-from scope_jax.play.judge_client import JudgeClient, JudgeError
-from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import RolloutCalls
 from scope_jax.play.tools import BASE
-from scope_jax.retrieval.exchange import shown
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.world import Tell
 from scope_jax.text.messages import Messages
+from scope_jax.web.exchange import shown
 
 SEEDS = 2**31  # seeds of requests are below this
 

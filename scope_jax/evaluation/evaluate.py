@@ -32,7 +32,7 @@ from scope_jax.evaluation.weights import (
 )
 from scope_jax.games import game_of
 from scope_jax.learner.types import Metrics
-from scope_jax.models import peft
+from scope_jax.models.files import peft
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer
 from scope_jax.play.tools import Tools

@@ -10,11 +10,11 @@ from typing import Any, cast
 from scope_jax.config import Config, EvalSet, Measure
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
+from scope_jax.grading.math_answers import Comparison
+from scope_jax.grading.measures import BY_TEXT, facts_stated
 from scope_jax.learner.types import transcript
-from scope_jax.play import exams, grading, pairwise, rating, rubrics, searching
+from scope_jax.play import exams, judging, pairwise, rating, rubrics, searching
 from scope_jax.play.exams import Answer, Exam, Row
-from scope_jax.play.math_answers import Comparison
-from scope_jax.play.measures import BY_TEXT, facts_stated
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.tools import Tools
 
@@ -180,9 +180,9 @@ class Correctness:
     def _ask(self, places: Sequence[int]) -> None:
         name, _, key = exams.judge_of(self._cfg)
         answers = [self._answers[place] for place in places]
-        cases = [grading.Case(answer.row["question"], answer.text, tuple(answer.row["answers"])) for answer in answers]
+        cases = [judging.Case(answer.row["question"], answer.text, tuple(answer.row["answers"])) for answer in answers]
         prompts = self._exam.prompts or self._cfg.evaluate.prompts_folder
-        grades = grading.judge(prompts, partial(self._tools.judge, by=name), cases, key)
+        grades = judging.judge(prompts, partial(self._tools.judge, by=name), cases, key)
         self._judged |= dict(zip(places, grades.correct, strict=True))
         for measurement in self._measurements:
             measurement.counts.setdefault("judge_requests", 0)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scope_jax.grading.measures import BY_TEXT
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Metrics
-from scope_jax.play.measures import BY_TEXT
-from scope_jax.play.rewards import mean
 
 BINARY = ("accuracy", *(name for name in BY_TEXT if name != "f1"), "math", "judge")  # measures that are 1 or 0
 

@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card, load_data
-from scope_jax.models import peft, weights
-from scope_jax.models.adapter import declare_factors
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.transformer import Params
+from scope_jax.models.decoder.adapter import declare_factors
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import Params
+from scope_jax.models.files import peft, weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of, saved_factors, section_of
 from scope_jax.run.checkpoint import load, locate, run_of, step_of

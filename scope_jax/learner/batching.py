@@ -9,7 +9,8 @@ significant bits. Masks come from lengths, never from token ids.
 
 The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
 refers to the rows of its own shard. With a context axis the tokens of a row are in the order of its devices
-(`models.context.token_order`), and the slots of a shard are divided over them: a slot is where its hidden state is.
+(`models.decoder.context.token_order`), and the slots of a shard are divided over them: a slot is where its hidden state
+is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.prefixes import Node, Piece, RowWork, alone, cheapest, rows_of
 from scope_jax.learner.splitting import has_term, trainable
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.context import token_order
+from scope_jax.models.decoder.context import token_order
 
 DEPTH = 1024  # tokens of context, by which the distance of sampler and trainer is reported
 ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots,
@@ -48,7 +49,8 @@ class Batch(struct.PyTreeNode):
     positions_MBT: Leaf
     """Of the token in its datum, 0 in padding."""
     ends_MBT: Leaf
-    """The place in the row behind the last token that continues this one (`models.masks`); of padding the next."""
+    """The place in the row behind the last token that continues this one (`models.kernels.masks`); of padding the
+    next."""
     index_MN: Leaf
     """Flat index (row · T + t within the device's rows of this micro-batch, T being its tokens of a row) of the hidden
     state that predicts the target."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from scope_jax.config import LearnerSection
-from scope_jax.models.config import Layer, ModelConfig
-from scope_jax.models.kinds import feed_of, mixer_of
+from scope_jax.models.decoder.config import Layer, ModelConfig
+from scope_jax.models.decoder.kinds import feed_of, mixer_of
 from scope_jax.sharding import mesh as sharding
 
 ROWS = 8  # of a micro-batch, over the whole mesh

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scope_jax.config import OptimizerSection
 from scope_jax.learner.state import TrainState, fresh, specs_like
-from scope_jax.models import adapter as adapters
-from scope_jax.models import stacks, transformer
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder import adapter as adapters
+from scope_jax.models.decoder import stacks, transformer
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, abstract_params, init_params, param_shardings, partition_specs
 

@@ -36,9 +36,9 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, Scores, batch_specs
 from scope_jax.learner.state import TrainState, check_sound
 from scope_jax.learner.types import Episode, Metrics, Update
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.moe import picked_dtype
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.moe import picked_dtype
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram, name_of, placed
 

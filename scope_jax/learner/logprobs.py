@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.transformer import logits_of
+from scope_jax.models.decoder.transformer import logits_of
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
 

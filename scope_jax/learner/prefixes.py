@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from scope_jax.learner.types import Datum
-from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.config import ModelConfig
 
 SAVING = 0.05  # least share of an update's FLOPs for which beginnings are shared
 

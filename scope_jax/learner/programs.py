@@ -27,9 +27,10 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import RowWork
 from scope_jax.learner.state import TrainState, advance, global_norm
-from scope_jax.models import attention, context, delta, kinds, transformer
-from scope_jax.models.config import Delta, ModelConfig
-from scope_jax.models.sums import rows_of
+from scope_jax.models.decoder import context, delta, kinds, transformer
+from scope_jax.models.decoder.config import Delta, ModelConfig
+from scope_jax.models.decoder.sums import rows_of
+from scope_jax.models.kernels import attention
 from scope_jax.sharding.collectives import Shards, compiler_options
 from scope_jax.sharding.mesh import ROWS, TOKENS
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import OptimizerSection
 from scope_jax.errors import UserError
-from scope_jax.models.kinds import FROZEN
+from scope_jax.models.decoder.kinds import FROZEN
 from scope_jax.sharding.collectives import mesh_axes
 from scope_jax.sharding.spec import path_name
 

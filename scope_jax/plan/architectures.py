@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import from_hf
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.fields import read_object
-from scope_jax.models.weights import checked_config, load_config
+from scope_jax.models.files.families import from_hf
+from scope_jax.models.files.weights import checked_config, load_config
 from scope_jax.run import fetching
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.plan import memory
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.hardware import GIB, Hardware

@@ -21,10 +21,10 @@ from jax.sharding import Mesh
 
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
-from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kinds import cached, feed_of, kept_bytes, kv_heads, mixer_of
-from scope_jax.models.pages import PAGE
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import cached, feed_of, kept_bytes, kv_heads, mixer_of
+from scope_jax.models.decoder.pages import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.hardware import Chip, Hardware

@@ -92,7 +92,7 @@ class Hardware:
         """The context in which programs are traced for it."""
         if not self.compiles or self.chip.name not in CUDA:
             return nullcontext()
-        from scope_jax.sharding.runtime import gpus_of  # imports JAX
+        from scope_jax.multihost.runtime import gpus_of  # imports JAX
 
         return gpus_of(CUDA[self.chip.name][0])
 

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from scope_jax.errors import is_users
 from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
-from scope_jax.models.kinds import kv_heads, undivided
-from scope_jax.models.transformer import Remat
+from scope_jax.models.decoder.kinds import kv_heads, undivided
+from scope_jax.models.decoder.transformer import Remat
 from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB
 from scope_jax.plan.planning import Needs, Planner, figures, gib

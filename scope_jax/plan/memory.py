@@ -31,14 +31,14 @@ from scope_jax.config import LossCard
 from scope_jax.learner.fitting import layer_bytes
 from scope_jax.learner.learner import Learner, scored
 from scope_jax.learner.types import Update
-from scope_jax.models import stacks
-from scope_jax.models.config import Dense, ModelConfig
-from scope_jax.models.kinds import feed_of, mixer_of
-from scope_jax.models.transformer import layer_stages
+from scope_jax.models.decoder import stacks
+from scope_jax.models.decoder.config import Dense, ModelConfig
+from scope_jax.models.decoder.kinds import feed_of, mixer_of
+from scope_jax.models.decoder.transformer import layer_stages
+from scope_jax.multihost.distributed import PIECES
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.checkpoint_writer import LEAST
-from scope_jax.sharding.distributed import PIECES
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 

@@ -13,8 +13,8 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import layer_stages
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import layer_stages
 from scope_jax.plan import estimates, memory
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.assumptions import ASSUMED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 from jax.sharding import PartitionSpec
 
-from scope_jax.models import stacks
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import declare
+from scope_jax.models.decoder import stacks
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import declare
 from scope_jax.sharding.collectives import mesh_axes
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import partition_specs

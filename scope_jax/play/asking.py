@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from scope_jax.grading.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
-from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.tools import Tools
-from scope_jax.retrieval.exchange import shown
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import THOUGHT
+from scope_jax.web.exchange import shown
 
 Read = TypeVar("Read")
 Key = TypeVar("Key")

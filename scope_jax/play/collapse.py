@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play.rewards import mean
 from scope_jax.play.tool_turns import UNFINISHED
 
 LENGTHS = ("response_tokens", "response_length", "cut_off", "prompt_too_long")  # of `searching.lengths`

@@ -1,7 +1,7 @@
 """Given conversations as rows to be trained on, with the tokens of the assistant's messages marked as sampled.
 
 A message of the assistant is what the policy would write after the prompt that a rollout has with the same history:
-from the end of the generation prompt to the token that ends the message (`models.replies`).
+from the end of the generation prompt to the token that ends the message (`models.tokenizers.replies`).
 
 * What the template writes around a message (headers, line breaks) is never trained; its end token is.
 * A conversation is one row as long as each prompt continues the row before it. Where a template rewrites earlier turns
@@ -18,7 +18,7 @@ import numpy as np
 
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
-from scope_jax.models.tokenizer import TRUSTED, Tokenizer
+from scope_jax.models.tokenizers.tokenizer import TRUSTED, Tokenizer
 from scope_jax.play.turns import PROMPT_TRUSTED, Joiner
 from scope_jax.text import conversations
 

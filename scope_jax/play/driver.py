@@ -18,10 +18,10 @@ from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, R
 from scope_jax.play.tool_calls import Tool, ToolError
 from scope_jax.play.tool_execution import RolloutCalls, ToolCall, tools_of
 from scope_jax.play.turns import Cut, Joiner
-from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.interactions import Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
 from scope_jax.text.messages import Messages
+from scope_jax.web.exchange import whole
 
 CLOSING = 60.0  # seconds of a generator's clean-up where the run ends before it
 IN_GENERATOR: ContextVar[bool] = ContextVar("IN_GENERATOR", default=False)  # True while a rollout's generator runs

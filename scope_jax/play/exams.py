@@ -14,7 +14,7 @@ from typing import Any, get_args
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure, SamplingSection
 from scope_jax.data.schemas import Kind
 from scope_jax.errors import UserError
-from scope_jax.play import grading, pairwise, rating, rubrics
+from scope_jax.play import judging, pairwise, rating, rubrics
 from scope_jax.play.roles import Role, external_models, judge_role
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.rubrics import Grader
@@ -172,7 +172,7 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
     max_turns_of(cfg, exam)
     used = _used_measures(cfg, exam)
     if "judge" in used:
-        grading.prompt(exam.prompts or cfg.evaluate.prompts_folder)
+        judging.prompt(exam.prompts or cfg.evaluate.prompts_folder)
     if "pairwise" in used:
         pairwise.check_prompts(cfg, cfg.evaluate.prompts_folder)
     if used & {"rubric", "points"}:

@@ -20,8 +20,8 @@ from traceback import walk_tb
 from scope_jax.errors import UserError
 from scope_jax.play.rollouts import Failed, Interaction
 from scope_jax.play.tool_calls import ToolError
-from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.types import RolloutError
+from scope_jax.web.exchange import whole
 
 END_RUN = (UserError, RolloutError, MemoryError, KeyboardInterrupt, GeneratorExit)
 LEAST = 20  # rollouts of a call that end the run if all of them fail

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from scope_jax.config import Config
+from scope_jax.grading.rewards import means
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
 from scope_jax.play.collapse import REJECTED
-from scope_jax.play.rewards import means
 from scope_jax.play.roles import Role
 from scope_jax.play.searching import lengths
 from scope_jax.rollouts.types import Completion

@@ -10,10 +10,10 @@ import numpy as np
 
 from scope_jax.config import Config, SamplingSection
 from scope_jax.data.keys import rng
+from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play import asking, grading
+from scope_jax.play import asking, judging
 from scope_jax.play.asking import Replies
-from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.prompting import folder_of
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Interaction, Rollout
@@ -135,13 +135,13 @@ class Step(Generic[Card]):
         self.count(f"judge/{role}", replies)
         return replies
 
-    def grade(self, rule: str, cases: Sequence[grading.Case]) -> grading.Grades:
-        """The grades of answers (`grading.grade`); the numbers of requests to the judge are metrics `judge/…`."""
-        grades = grading.grade(rule, folder_of(self.cfg), self.tools.judge, cases)
+    def grade(self, rule: str, cases: Sequence[judging.Case]) -> judging.Grades:
+        """The grades of answers (`judging.grade`); the numbers of requests to the judge are metrics `judge/…`."""
+        grades = judging.grade(rule, folder_of(self.cfg), self.tools.judge, cases)
         self.count("judge", grades)
         return grades
 
-    def count(self, prefix: str, requests: Replies[Any] | grading.Grades) -> None:
+    def count(self, prefix: str, requests: Replies[Any] | judging.Grades) -> None:
         """Adds numbers of requests to a judge to the metrics `<prefix>/…` of the step."""
         for name in REQUEST_COUNTS:
             self.ledger.add(f"{prefix}/{name}", getattr(requests, name))

@@ -24,9 +24,9 @@ import numpy as np
 from scope_jax.errors import UserError, without_passwords
 from scope_jax.play.rollouts import Failed
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable
-from scope_jax.retrieval.exchange import whole
 from scope_jax.rollouts.types import RolloutError, ToolResult
 from scope_jax.text.plain_data import NotPlain, plain, whole_texts
+from scope_jax.web.exchange import whole
 
 T = TypeVar("T")
 TOGETHER = 8  # calls of one turn that run at a time

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from scope_jax.errors import UserError
-from scope_jax.models.chat import HistoryRewritten
+from scope_jax.models.tokenizers.chat import HistoryRewritten
 from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from scope_jax.play.math_answers import Comparison
-from scope_jax.play.measures import same_text
+from scope_jax.grading.math_answers import Comparison
+from scope_jax.grading.measures import same_text
 from scope_jax.play.tools import Tools
 
 Pair = tuple[str | None, str]  # an answer, None if it is missing, and one that it may equal

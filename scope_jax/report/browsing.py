@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.evaluation import evaluations
+from scope_jax.files import replaced
 from scope_jax.run.files import EPISODES, EVALUATIONS, JUDGEMENTS, TOKENS, read_records
-from scope_jax.sharding.files import replaced
 
 Record = dict[str, Any]
 MOST_INSIDE = 8 << 20  # characters of packed chunks within the page

@@ -14,7 +14,7 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.evaluation import evaluations
 from scope_jax.evaluation.metrics import standard_error
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
 from scope_jax.report.panels import GENERAL, LEARNING, panels_of, series

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
+from scope_jax.files import replaced
 from scope_jax.report.panels import Panel, series, with_errors
-from scope_jax.sharding.files import replaced
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -18,9 +18,9 @@ from starlette.staticfiles import StaticFiles
 
 from scope_jax.errors import UserError
 from scope_jax.report.page import write_report
-from scope_jax.retrieval.connections import config
-from scope_jax.retrieval.web import Guard
 from scope_jax.run.files import METRICS, read_records
+from scope_jax.web.connections import config
+from scope_jax.web.guard import Guard
 
 LOOPBACK = "127.0.0.1"
 PAUSE = 2.0  # seconds between two looks at the run's files

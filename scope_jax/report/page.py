@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from scope_jax.config import Config
+from scope_jax.files import replaced
 from scope_jax.games import load_data
 from scope_jax.report import browsing
 from scope_jax.report.curves import draw
@@ -31,7 +32,6 @@ from scope_jax.run.files import EPISODES, METRICS, read_records
 from scope_jax.run.folder import missing
 from scope_jax.run.signs import Signs
 from scope_jax.run.watch import IdleRoles, watch_of
-from scope_jax.sharding.files import replaced
 
 TEMPLATES = Path(__file__).with_name("templates")
 EXAMPLES = 2  # episodes shown per role, for each of the first and the last step

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from scope_jax.config import AdapterSection, Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
-from scope_jax.models import peft, weights
-from scope_jax.models.adapter import Adapter, adapted, declare_factors
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.seal import digest
+from scope_jax.models.decoder.adapter import Adapter, adapted, declare_factors
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.files import peft, weights
+from scope_jax.models.files.seal import digest
 from scope_jax.rollouts.keys import key_data
 from scope_jax.run.checkpoint import check_base, load
 from scope_jax.sharding.spec import param_shardings

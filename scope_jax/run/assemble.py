@@ -12,15 +12,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
+from scope_jax.grading.judge_client import JudgeClient
+from scope_jax.grading.math_answers import MathAnswers
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
-from scope_jax.models import weights
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import Params
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import Params
+from scope_jax.models.files import weights
+from scope_jax.multihost import distributed
 from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
-from scope_jax.play.judge_client import JudgeClient
-from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.searching import search_tool
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import BASE
@@ -47,7 +48,6 @@ from scope_jax.run.sampler import (
 )
 from scope_jax.run.scoring import Scoring
 from scope_jax.run.world import Tell, World
-from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.learner.programs import context_attention
-from scope_jax.models.adapter import adapted
-from scope_jax.models.transformer import check_tensor
+from scope_jax.models.decoder.adapter import adapted
+from scope_jax.models.decoder.transformer import check_tensor
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.slots import STOP_IDS

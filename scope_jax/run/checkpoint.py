@@ -26,8 +26,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from scope_jax.errors import UserError
-from scope_jax.models.seal import fault as fault  # asked of checkpoints, too
-from scope_jax.models.seal import unfit
+from scope_jax.models.files.seal import fault as fault  # asked of checkpoints, too
+from scope_jax.models.files.seal import unfit
 from scope_jax.play.game import Memory
 from scope_jax.run.processes import by_one
 from scope_jax.sharding.spec import path_name

@@ -26,7 +26,7 @@ from orbax.checkpoint.type_handlers import ArrayHandler, create_type_handler_reg
 
 from scope_jax.config import Config
 from scope_jax.errors import disk_fault, unwritten
-from scope_jax.models.seal import SEAL, seal, unfit
+from scope_jax.models.files.seal import SEAL, seal, unfit
 from scope_jax.play.game import Memory
 from scope_jax.run import host_memory
 from scope_jax.run.checkpoint import (

@@ -19,8 +19,8 @@ from scope_jax.config import Config, EncoderSection
 from scope_jax.config.suites import load_suite
 from scope_jax.data.schemas import ALIASES, ANSWERS, CONTEXT, TASK
 from scope_jax.errors import UserError, writing
-from scope_jax.models import encoder
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.encoders import encoder
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.clusters.build import prepare
 from scope_jax.retrieval.clusters.kmeans import Sizes
 from scope_jax.retrieval.clusters.settings import (

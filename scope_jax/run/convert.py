@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card
-from scope_jax.models import peft, weights
-from scope_jax.models.adapter import merge as merge_factors
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.transformer import Params
+from scope_jax.models.decoder.adapter import merge as merge_factors
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.decoder.transformer import Params
+from scope_jax.models.files import peft, weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.run.adapters import DTYPES, adapter_of, saved_factors
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.fetching import fetched

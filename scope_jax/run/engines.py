@@ -10,11 +10,12 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.kinds import has_sinks, head_dim
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.transformer import check_mesh, declare
+from scope_jax.models.decoder.backends import attention_over_pages
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import has_sinks, head_dim
+from scope_jax.models.decoder.transformer import check_mesh, declare
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
+from scope_jax.multihost import distributed
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
@@ -22,7 +23,6 @@ from scope_jax.rollouts.paged import PagedEngine, least_bytes, pages_within, sta
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
-from scope_jax.sharding import distributed
 from scope_jax.sharding.mesh import MeshConfig, make_mesh, row_shards, without_context
 from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
 from scope_jax.sharding.spec import param_shardings

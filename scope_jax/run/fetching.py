@@ -31,8 +31,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNot
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.models import sentence_files
-from scope_jax.sharding.files import all_inside, is_partial, remove_stale, replaced
+from scope_jax.files import all_inside, is_partial, remove_stale, replaced
+from scope_jax.models.encoders import sentence_files
 
 
 def fetched(
@@ -238,7 +238,7 @@ class Store:
     def download(self, files: Mapping[str, Path], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
         """Writes objects to files, by name ("": the object at the path itself); returns the version of each.
 
-        The paths of names that `names` gave come from `sharding.files.all_inside`. known: the versions of files that
+        The paths of names that `names` gave come from `files.all_inside`. known: the versions of files that
         are there already and are not downloaded again.
         """
         past = known or {}

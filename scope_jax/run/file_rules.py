@@ -7,18 +7,17 @@ from pathlib import Path
 
 from scope_jax.config import EvalSet
 from scope_jax.errors import UserError
-from scope_jax.models import peft, weights
-from scope_jax.models.config import ModelConfig, differences
-from scope_jax.models.seal import fault
-from scope_jax.models.tensorfile import Checkpoint
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.grading.judge_client import JudgeClient, Unreachable
+from scope_jax.models.decoder.config import ModelConfig, differences
+from scope_jax.models.files import peft, weights
+from scope_jax.models.files.seal import fault
+from scope_jax.models.files.tensorfile import Checkpoint
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.game import play_step, services_of
-from scope_jax.play.judge_client import JudgeClient, Unreachable
 from scope_jax.play.searching import written_search
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.retrieval.build import manifest_of
-from scope_jax.retrieval.exchange import shown
 from scope_jax.run.adapters import adapter_of
 from scope_jax.run.given_answers import KINDS, given_answers
 from scope_jax.run.indexing import described, probe
@@ -28,6 +27,7 @@ from scope_jax.run.processes import by_one
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.teacher_client import TeacherClient
 from scope_jax.text import dialects, templates
+from scope_jax.web.exchange import shown
 
 RESULTS = {  # how they are added, by model.turns
     "raw": "the result follows as plain text",

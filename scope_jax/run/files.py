@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scope_jax.errors import UserError, writing
+from scope_jax.files import replaced
 from scope_jax.run.lines import (
     LAST_STEP,
     DamagedFile,
@@ -37,7 +38,6 @@ from scope_jax.run.lines import (
     step_of,
     summed,
 )
-from scope_jax.sharding.files import replaced
 
 METRICS, EPISODES = "metrics.jsonl", "episodes.jsonl"
 JUDGEMENTS, TOKENS, EXAMS = "judgements.jsonl.gz", "tokens.jsonl.gz", "exams.jsonl.gz"

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
+from scope_jax.files import is_partial, replaced
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.models.seal import SEAL
+from scope_jax.models.files.seal import SEAL
 from scope_jax.run.config_file import differing, fingerprint, to_toml
 from scope_jax.run.files import (
     EPISODES,
@@ -40,7 +41,6 @@ from scope_jax.run.lines import Extent, Extents, Record, read
 from scope_jax.run.processes import by_one, writes
 from scope_jax.run.records import TokenBytes, episode_record, judgement_records, question_records, token_records
 from scope_jax.run.trackers import Trackers
-from scope_jax.sharding.files import is_partial, replaced
 from scope_jax.text.toml import with_sum
 
 PANELS = "panels.json"

@@ -10,7 +10,7 @@ from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import given_rows
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.rows import Row

@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config, EncoderSection, RetrievalSection, ServedModel
 from scope_jax.errors import UserError, writing
-from scope_jax.models import encoder
-from scope_jax.models.encoder import EncoderConfig
-from scope_jax.models.texts import TextEncoder
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.encoders import encoder
+from scope_jax.models.encoders.encoder import EncoderConfig
+from scope_jax.models.encoders.texts import TextEncoder
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.build import build_index, open_index, saved_lexical
 from scope_jax.retrieval.client import RemoteRetriever
 from scope_jax.retrieval.corpus import Corpus, load_corpus

@@ -23,12 +23,12 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.config.base import PACKAGE, paths
+from scope_jax.files import replaced
 from scope_jax.games import GAMES
 from scope_jax.run.config_file import flattened, is_free
 from scope_jax.run.files import RunError, read_json, write_json
 from scope_jax.run.folder import begun
 from scope_jax.run.lines import DamagedFile
-from scope_jax.sharding.files import replaced
 
 PARTS = ("", "models", "rollouts", "retrieval", "sharding")
 OURS = tuple((PACKAGE / part).resolve() for part in PARTS)  # some are links

@@ -11,13 +11,13 @@ from typing import TypeVar
 import jax
 
 from scope_jax.config import Config, ServedModel
-from scope_jax.models import kernels
-from scope_jax.models.check import outcome
-from scope_jax.models.config import Layer, ModelConfig, Parallel
-from scope_jax.models.kernels import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
-from scope_jax.models.kinds import has_sinks
+from scope_jax.models.decoder import backends as kernels
+from scope_jax.models.decoder.backends import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
+from scope_jax.models.decoder.check import outcome
+from scope_jax.models.decoder.config import Layer, ModelConfig, Parallel
+from scope_jax.models.decoder.kinds import has_sinks
+from scope_jax.multihost import distributed
 from scope_jax.run.world import Tell
-from scope_jax.sharding import distributed
 
 Card = TypeVar("Card", bound=Config | ServedModel)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from scope_jax.errors import UserError
-from scope_jax.retrieval.exchange import whole
+from scope_jax.web.exchange import whole
 
 LONGEST_LINE = 64 << 20  # bytes
 DEEPEST = 100  # nested lists and objects of a record

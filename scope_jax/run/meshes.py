@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
-from scope_jax.sharding import distributed
+from scope_jax.multihost import distributed
 from scope_jax.sharding.mesh import MeshConfig, make_mesh, resolve_sizes, slices, torus, without_context
 
 C = TypeVar("C", bound=Config | ServedModel)

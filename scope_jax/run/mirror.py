@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from scope_jax.models.seal import SEAL, fault
+from scope_jax.files import all_inside, is_partial
+from scope_jax.models.files.seal import SEAL, fault
 from scope_jax.run.checkpoint import CHECKPOINT, REFERENCE, reference_of
 from scope_jax.run.fetching import Store, is_object, local_place
 from scope_jax.run.files import RunError
 from scope_jax.run.processes import by_one, together
-from scope_jax.sharding.files import all_inside, is_partial
 
 CHECKPOINTS = "checkpoints"
 INDEX = "index"  # of the search: built again where it is missing

@@ -10,9 +10,9 @@ from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
-from scope_jax.models import weights
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, services_of

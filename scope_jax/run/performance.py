@@ -24,8 +24,8 @@ import jax
 from scope_jax.errors import UserError
 from scope_jax.learner.splitting import has_term
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.run.meshes import divided_devices
 from scope_jax.run.programs import programs
 from scope_jax.run.world import World

@@ -24,15 +24,15 @@ import msgpack
 import numpy as np
 
 from scope_jax.errors import UserError, sentence
+from scope_jax.grading.math_answers import Comparison
 from scope_jax.learner.types import Reply
+from scope_jax.multihost import distributed
+from scope_jax.multihost.watch import PeerWatch
 from scope_jax.play.driver import IN_GENERATOR
-from scope_jax.play.math_answers import Comparison
 from scope_jax.play.rollouts import Interaction
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.types import Completion, Request, Row, ToolResult, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
-from scope_jax.sharding import distributed
-from scope_jax.sharding.watch import PeerWatch
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -320,7 +320,7 @@ def leave(error: BaseException) -> None:
 # ------------------------------------------------------------------------------------------------------------- messages
 # The values that processes exchange, as msgpack: data alone, from which nothing but the types here is made. These are
 # plain values, tuples, sets, paths, arrays as dtype, shape and bytes (those of JAX become numpy's), and the types in
-# RECORDS by the values of their fields; to send anything else is an error. `sharding.distributed` signs what is sent.
+# RECORDS by the values of their fields; to send anything else is an error. `multihost.distributed` signs what is sent.
 RECORDS: tuple[type, ...] = (Completion, Interaction, Row, ToolResult, Turn, Reply, Comparison)
 DTYPES = {
     dtype.name: dtype

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.retrieval.exchange import whole
+from scope_jax.multihost import distributed
 from scope_jax.rollouts.types import ToolResult
 from scope_jax.run.files import CALLS, TOOL_CALLS, LineWriter, read_records
 from scope_jax.run.lines import Extent, Extents
 from scope_jax.run.processes import divided, together, writes
-from scope_jax.sharding import distributed
 from scope_jax.text.plain_data import whole_texts
+from scope_jax.web.exchange import whole
 
 Line = dict[str, Any]
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Datum, Episode, Judgement
-from scope_jax.play.rewards import mean
 from scope_jax.run.lines import Record
 
 Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, checksum)

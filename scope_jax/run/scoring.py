@@ -24,11 +24,12 @@ from scope_jax.learner import batching
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, batch_specs
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import stacks, weights
-from scope_jax.models.adapter import Adapter, declare_factors
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.lowrank import LowRank
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.decoder import stacks
+from scope_jax.models.decoder.adapter import Adapter, declare_factors
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.lowrank import LowRank
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.weights import without_adapters

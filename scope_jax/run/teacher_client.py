@@ -9,10 +9,10 @@ import numpy as np
 
 from scope_jax.config import EndpointSection
 from scope_jax.errors import UserError
+from scope_jax.grading.judge_client import authorization
 from scope_jax.learner.types import Datum
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.judge_client import authorization
-from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
+from scope_jax.web.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown
 
 PROBED = 256  # ids of the vocabulary that are compared
 Rated = tuple[list[Any], list[Any]]  # the texts and log-probs of a prompt's tokens

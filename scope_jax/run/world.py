@@ -14,15 +14,16 @@ from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.data.keys import rng
 from scope_jax.errors import UserError
+from scope_jax.grading.judge_client import JudgeClient, JudgeError, Unreachable
+from scope_jax.grading.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.learner.types import Datum, Reply
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
+from scope_jax.multihost import distributed
 from scope_jax.play.conversations import given_rows
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.failures import check_failures
 from scope_jax.play.game import Game, Memory, services_of
-from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
-from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
@@ -40,7 +41,6 @@ from scope_jax.run.processes import HandedOut, divided, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
 from scope_jax.run.scoring import Scoring
-from scope_jax.sharding import distributed
 from scope_jax.text.messages import Messages
 
 T = TypeVar("T")

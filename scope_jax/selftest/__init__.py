@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from scope_jax.errors import UserError
-from scope_jax.models import kernels
-from scope_jax.models.check import Check, Outcome, outcome
+from scope_jax.models.decoder import backends as kernels
+from scope_jax.models.decoder.check import Check, Outcome, outcome
 from scope_jax.selftest import programs
 
 

@@ -18,12 +18,12 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import transformer
-from scope_jax.models.check import Check
-from scope_jax.models.config import Attention, Delta, Dense, Layer, ModelConfig
-from scope_jax.models.kernels import DENSE, EXPERTS, HEADS, PICKS, attention_over_pages
-from scope_jax.models.kinds import has_sinks, head_dim
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.backends import DENSE, EXPERTS, HEADS, PICKS, attention_over_pages
+from scope_jax.models.decoder.check import Check
+from scope_jax.models.decoder.config import Attention, Delta, Dense, Layer, ModelConfig
+from scope_jax.models.decoder.kinds import has_sinks, head_dim
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig

@@ -18,13 +18,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from scope_jax.retrieval.lanes import Lanes
-from scope_jax.retrieval.web import GONE, Guard, Refusal, read_body, unless_gone
 from scope_jax.serving import generating
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.counters import Counters
 from scope_jax.serving.generating import Job, Stream
 from scope_jax.serving.protocol import VALUES, ApiError, ChatBody, CompletionBody, Kind, Parsed, parsed
 from scope_jax.serving.replies import ServedReply
+from scope_jax.web.guard import GONE, Guard, Refusal, read_body, unless_gone
 
 OTHER_VALUES = 65_536  # of a body, besides the tokens of its prompts
 Answer = Callable[[Request], Awaitable[Response]]

@@ -24,8 +24,8 @@ from scope_jax.evaluation.weights import (
     weights_of,
     with_adapter,
 )
-from scope_jax.models import peft, weights
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import peft, weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool

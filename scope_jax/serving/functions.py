@@ -14,7 +14,7 @@ from itertools import groupby, takewhile
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import tool_turns
 from scope_jax.play.tool_calls import Tool, clients_tools
 from scope_jax.play.turns import SHORT, Joiner

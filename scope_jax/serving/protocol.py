@@ -19,9 +19,9 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from scope_jax.retrieval.web import Refusal, parsed_json
 from scope_jax.serving import neutral
 from scope_jax.text.openai import FunctionTool, Message, StreamOptions, without_nulls
+from scope_jax.web.guard import Refusal, parsed_json
 
 Kind = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 

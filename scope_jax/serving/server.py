@@ -16,14 +16,14 @@ import uvicorn
 from starlette.applications import Starlette
 
 from scope_jax.errors import UserError
-from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.lanes import Lanes
-from scope_jax.retrieval.web import Refusal
 from scope_jax.rollouts.online import Done, Full
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import plain_ids
+from scope_jax.web.connections import config
+from scope_jax.web.guard import Refusal
 
 SWITCH = 0.001  # seconds that a thread which computes in Python keeps others waiting; Python's own are 0.005
 LOOK = 0.2  # seconds between looks at whether to end

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, model_validator
 from typing_extensions import TypeAliasType
 
-from scope_jax.retrieval.web import Refusal
 from scope_jax.text.dialects import Call
+from scope_jax.web.guard import Refusal
 
 FIELDS = 1024  # of an object
 EMPTY = ("tools", "functions", "tool_calls", "annotations")

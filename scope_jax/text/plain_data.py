@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from scope_jax.retrieval.exchange import whole
+from scope_jax.web.exchange import whole
 
 
 class NotPlain(ValueError):

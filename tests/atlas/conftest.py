@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.corpus import load_corpus
 from tools.atlas import build
 from tools.atlas.facts import ASSETS, World, load_world

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import transformer, weights
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.decoder import transformer
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.sharding.collectives import LOCAL
 from tests.shapes import like
 from tools.atlas import build, circuit, measured, spice_scripts, warmup

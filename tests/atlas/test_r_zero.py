@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scope_jax.games.r_zero import rules
-from scope_jax.models import weights
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play.mathematics.worker import compare
+from scope_jax.grading.mathematics.worker import compare
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.text import parsing
 from tools.atlas import r_zero, warmup
 from tools.atlas.facts import ASSETS

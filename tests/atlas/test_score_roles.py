@@ -14,8 +14,8 @@ from scope_jax.games import load_card, score
 from scope_jax.games.score import meta_harness, rules
 from scope_jax.games.score.options import options
 from scope_jax.games.score.state import Constraints, Rubric
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.play import measures
+from scope_jax.grading import measures
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.game import play_step
 from scope_jax.play.rubrics import score_of
 from scope_jax.retrieval.rows import Row

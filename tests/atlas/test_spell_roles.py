@@ -14,7 +14,7 @@ from scope_jax.games.spell import GAME, rules
 from scope_jax.games.spell.game import source
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.roles import draw_order
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.game import step_of
 from tests.games.harness import ScriptedTools
 from tools.atlas import clusters, spell_scripts

@@ -13,7 +13,7 @@ from scope_jax.games import GAMES
 from scope_jax.games.spice import rules
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import ReasonerTask
-from scope_jax.play.math_answers import Comparison, MathAnswers
+from scope_jax.grading.math_answers import Comparison, MathAnswers
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext, play_step
 from tools.atlas import spice_scripts

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scope_jax.games.spiral.rules import GAMES
-from scope_jax.models import weights
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.text.parsing import boxed
 from tools.atlas import spiral
 from tools.atlas.facts import ASSETS

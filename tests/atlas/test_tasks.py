@@ -8,7 +8,7 @@ import pytest
 
 from scope_jax.data import schemas
 from scope_jax.games.scope.state import rubric_task
-from scope_jax.play.measures import facts_stated
+from scope_jax.grading.measures import facts_stated
 from tools.atlas import tasks
 from tools.atlas.facts import ASSETS, World
 from tools.atlas.tasks import Entity

@@ -13,7 +13,7 @@ from scope_jax.config import RowsSection
 from scope_jax.config.suites import load_suite
 from scope_jax.data.sources import Source, load
 from scope_jax.games import load_card
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.run.clustering import exam_documents, exam_texts
 from tests.retrieval import tiny_encoders
 from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write

@@ -14,7 +14,7 @@ from launch import run as launch
 from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.games import parse_config
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

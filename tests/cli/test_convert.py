@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
 from scope_jax.games import load_card
-from scope_jax.models import weights
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.run.assemble import assemble_learner
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.folder import RunFolder

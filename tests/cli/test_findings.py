@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.config import SandboxSection
+from scope_jax.environments import sandbox
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.models import weights
-from scope_jax.play import sandbox
+from scope_jax.models.files import weights
 from scope_jax.run import rules
 
 ROOT = Path(__file__).parents[2]

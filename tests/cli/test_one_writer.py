@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.data import conversion
-from scope_jax.models import weights
-from scope_jax.sharding.files import alone
+from scope_jax.files import alone
+from scope_jax.models.files import weights
 
 BASE = Path("assets/atlas/ssp/base")
 
@@ -33,7 +33,7 @@ def run(*words: object) -> Any:
 def written(path: Path) -> Iterator[None]:
     """As if another process were writing it."""
     code = (
-        "import sys; from pathlib import Path; from scope_jax.sharding.files import alone\n"
+        "import sys; from pathlib import Path; from scope_jax.files import alone\n"
         "with alone(Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(path)]
@@ -89,7 +89,7 @@ def test_success_is_said_of_ones_own_file(tmp_path: Path, monkeypatch: pytest.Mo
         both.wait()  # both have written all rows, and none has renamed its file
 
     monkeypatch.setattr(conversion, "_stream", together)
-    monkeypatch.setattr("scope_jax.sharding.files._locked", lambda place, path: None)
+    monkeypatch.setattr("scope_jax.files._locked", lambda place, path: None)
 
     def convert(source: Path) -> dict[str, Any]:
         return conversion.convert("nq", out, [str(source)], split=None, hub_config=None, baseline=None)

@@ -15,7 +15,7 @@ from scope_jax.config import Config
 from scope_jax.config.base import prompts_of
 from scope_jax.errors import UserError, sentence
 from scope_jax.games import GAMES, load_card
-from scope_jax.models.seal import seal
+from scope_jax.models.files.seal import seal
 from scope_jax.plan.command import plan
 from scope_jax.plan.hardware import hardware
 from scope_jax.run import rules

@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection  # noqa: E402
 from scope_jax.learner.learner import Learner  # noqa: E402
 from scope_jax.learner.types import Datum, Episode  # noqa: E402
-from scope_jax.models import weights  # noqa: E402
-from scope_jax.models.tokenizer import Tokenizer  # noqa: E402
+from scope_jax.models.files import weights  # noqa: E402
+from scope_jax.models.tokenizers.tokenizer import Tokenizer  # noqa: E402
 from scope_jax.sharding.mesh import MeshConfig, make_mesh  # noqa: E402
 from scope_jax.text import templates  # noqa: E402
 

@@ -19,10 +19,10 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import adapter as adapters
-from scope_jax.models import peft as ours_in_peft
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.weights import load_hf
+from scope_jax.models.decoder import adapter as adapters
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.files import peft as ours_in_peft
+from scope_jax.models.files.weights import load_hf
 from scope_jax.run.convert import convert
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import path_name

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from scope_jax.models.attention import make_attend
-from scope_jax.models.masks import visible_mask
+from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.masks import visible_mask
 from tests.rows import ends
 
 T, HEADS, KV_HEADS, HEAD_DIM = 40, 4, 2, 8

@@ -29,7 +29,7 @@ from scope_jax.config.base import prompts_of
 from scope_jax.games import GAMES, load_card, scope, ssp
 from scope_jax.learner import advantages, batching, losses, splitting
 from scope_jax.learner.learner import Learner, Scores
-from scope_jax.models import transformer
+from scope_jax.models.decoder import transformer
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.games import harness, scope_world

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from scope_jax.games import load_card
-from scope_jax.models.weights import load, load_config
+from scope_jax.models.files.weights import load, load_config
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.folder import RunFolder

@@ -13,9 +13,9 @@ import pytest
 from scope_jax.config import SamplingSection
 from scope_jax.games.dr_zero import rules
 from scope_jax.games.dr_zero.options import LOSS
+from scope_jax.grading.rewards import exact_match
 from scope_jax.learner import advantages
 from scope_jax.play import searching
-from scope_jax.play.rewards import exact_match
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.cases import Numbers
-from scope_jax.models import cache as kv
-from scope_jax.models import transformer
-from scope_jax.models.attention import make_attend
-from scope_jax.models.config import Delta
-from scope_jax.models.delta import over_rows
-from scope_jax.models.hf import FUSED, HfTensor, hf_tensor
-from scope_jax.models.kinds import FROZEN
-from scope_jax.models.pages import Loop
-from scope_jax.models.rope import frequencies
-from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.models.decoder import cache as kv
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import Delta
+from scope_jax.models.decoder.delta import over_rows
+from scope_jax.models.decoder.hf import FUSED, HfTensor, hf_tensor
+from scope_jax.models.decoder.kinds import FROZEN
+from scope_jax.models.decoder.pages import Loop
+from scope_jax.models.files.weights import load_hf, save_hf
+from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.rope import frequencies
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine

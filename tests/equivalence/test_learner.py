@@ -13,7 +13,7 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.weights import load_hf
+from scope_jax.models.files.weights import load_hf
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 torch = pytest.importorskip("torch")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import mxfp4
 from scope_jax.models.fields import WeightsError
-from scope_jax.models.weights import load_hf, packed
+from scope_jax.models.files import mxfp4
+from scope_jax.models.files.weights import load_hf, packed
 from scope_jax.run.convert import convert
 from tests.equivalence import test_families as families
 

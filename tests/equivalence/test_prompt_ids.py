@@ -18,7 +18,7 @@ from scope_jax.games.score import messages as of_score
 from scope_jax.games.score.roles import fixed_rubric
 from scope_jax.games.ssp import messages as of_ssp
 from scope_jax.games.ssp.state import Slot
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.text import dialects

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.cases import Numbers
-from scope_jax.models import transformer
-from scope_jax.models.moe import picked_dtype
-from scope_jax.models.pages import Loop
-from scope_jax.models.weights import load_hf
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.moe import picked_dtype
+from scope_jax.models.decoder.pages import Loop
+from scope_jax.models.files.weights import load_hf
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine

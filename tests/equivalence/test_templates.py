@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scope_jax.models import chat
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers import chat
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 TEMPLATES = {
     "qwen2.5": ("qwen", "Qwen-Qwen2.5-7B-Instruct"),

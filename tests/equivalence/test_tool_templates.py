@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models.chat import DATE_STRING
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.chat import DATE_STRING
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import SEARCH, tool
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Turn

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import transformer
-from scope_jax.models.config import Dense, ModelConfig
-from scope_jax.models.rope import Rope
-from scope_jax.models.weights import load_hf
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import Dense, ModelConfig
+from scope_jax.models.files.weights import load_hf
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.collectives import LOCAL
 from tests.shapes import uniform
 

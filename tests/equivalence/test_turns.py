@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.models.chat import DATE_STRING
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.chat import DATE_STRING
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn

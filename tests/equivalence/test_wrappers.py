@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import peft, weights
-from scope_jax.models.adapter import Adapter, combined, declare_factors
-from scope_jax.models.families import WRAPPERS, from_hf
+from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
+from scope_jax.models.files import peft, weights
+from scope_jax.models.files.families import WRAPPERS, from_hf
 from scope_jax.run.convert import convert
 from scope_jax.sharding.spec import init_params
 from tests.equivalence import test_families as families

@@ -13,8 +13,8 @@ import pytest
 from scope_jax.config import JudgeSection, SamplingSection
 from scope_jax.errors import UserError
 from scope_jax.evaluation.endpoint import EndpointTools
-from scope_jax.play.judge_client import JudgeClient
-from scope_jax.play.math_answers import MathAnswers
+from scope_jax.grading.judge_client import JudgeClient
+from scope_jax.grading.math_answers import MathAnswers
 from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.tool_calls import tool
 from scope_jax.text.messages import Messages

@@ -19,8 +19,8 @@ import pytest
 from scope_jax.config.exams import EvalSet
 from scope_jax.data.published import RECIPES
 from scope_jax.data.sources import Source, load
-from scope_jax.play.measures import choice, f1, same_text
-from scope_jax.play.rewards import exact_match
+from scope_jax.grading.measures import choice, f1, same_text
+from scope_jax.grading.rewards import exact_match
 
 SHORT = [
     "nq",

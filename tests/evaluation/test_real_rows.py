@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.config.suites import load_suite
-from scope_jax.play.measures import cover_exact_match
+from scope_jax.grading.measures import cover_exact_match
 from tests.judge.endpoint import chat, endpoint
 
 # exam: the file with real rows of it

@@ -27,7 +27,7 @@ from scope_jax.config.suites import (
 from scope_jax.evaluation import suites
 from scope_jax.evaluation.suites import plain_card
 from scope_jax.games import load_card
-from scope_jax.play.measures import choice
+from scope_jax.grading.measures import choice
 from scope_jax.report import papers
 from tests.judge.endpoint import chat, endpoint
 

@@ -22,8 +22,8 @@ from scope_jax.evaluation import evaluations
 from scope_jax.evaluation import weights as stored
 from scope_jax.evaluation.evaluate import card_sets, evaluation
 from scope_jax.games import load_card
-from scope_jax.models import weights
-from scope_jax.models.transformer import unstack_layers
+from scope_jax.models.decoder.transformer import unstack_layers
+from scope_jax.models.files import weights
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
 from scope_jax.rollouts.dense import DenseEngine

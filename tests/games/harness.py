@@ -13,13 +13,13 @@ from scope_jax.config import Config, EvalSet, SamplingSection
 from scope_jax.data.keys import rng
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
+from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
+from scope_jax.grading.mathematics.worker import compare
 from scope_jax.learner.types import Datum, Episode, Metrics, Reply
 from scope_jax.play import searching
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game
 from scope_jax.play.game import play_step as game_step
-from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
-from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Ask, Context, Interaction, Play, Response
 from scope_jax.play.step import Memory
 from scope_jax.play.tool_calls import SEARCH_NAME, Tool

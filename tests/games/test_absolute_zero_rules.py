@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config import CardError, Config, SamplingSection
+from scope_jax.environments import functions
 from scope_jax.errors import UserError
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules
@@ -18,7 +19,6 @@ from scope_jax.games.absolute_zero.game import GAME
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind
 from scope_jax.games.absolute_zero.roles import grade
 from scope_jax.games.absolute_zero.state import AnswerCase, SolverProblem, Task, choose_for_solver, identity
-from scope_jax.play import functions
 from scope_jax.play.game import play_step
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.text.messages import Messages

@@ -17,7 +17,7 @@ from scope_jax.games.scope.options import ScopeSection
 from scope_jax.games.scope.state import TaskOrder
 from scope_jax.games.ssp import messages as of_ssp
 from scope_jax.games.ssp.state import Slot
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import rubrics, searching
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from scope_jax.environments import functions
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES
-from scope_jax.play import functions
 from scope_jax.play.game import play_step
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.parsing import THOUGHT

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from scope_jax.games.r_zero import rules
+from scope_jax.grading.math_answers import Comparison
+from scope_jax.grading.mathematics.worker import compare
+from scope_jax.grading.repetition import bleu, cluster_shares, ngrams
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode
-from scope_jax.play.math_answers import Comparison
-from scope_jax.play.mathematics.worker import compare
-from scope_jax.play.repetition import bleu, cluster_shares, ngrams
 from scope_jax.play.votes import Pair, majorities
 from scope_jax.text import parsing
 from tests.games import r_zero_world

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scope_jax.games.ssp import rules
+from scope_jax.grading import rewards
 from scope_jax.learner.types import Episode
-from scope_jax.play import rewards
 from scope_jax.rollouts.types import Completion, Row, Turn
 
 

@@ -9,9 +9,9 @@ import pytest
 from scope_jax.evaluation.metrics import means
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope import rules
+from scope_jax.grading.judge_client import JudgeClient, JudgeError
 from scope_jax.play import prompting, rubrics
 from scope_jax.play.game import step_of
-from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.rubrics import score_of
 from tests.games.harness import TurnContext, plain, play_step, run_exam
 from tests.games.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world

@@ -19,10 +19,10 @@ from scope_jax.config import CardError, JudgeSection
 from scope_jax.games import score
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score.options import options
+from scope_jax.grading import judge_client
+from scope_jax.grading.judge_client import JudgeClient
 from scope_jax.learner.types import Reply
-from scope_jax.play import judge_client
 from scope_jax.play.game import play_step, step_of
-from scope_jax.play.judge_client import JudgeClient
 from scope_jax.run.activity import Activity
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World

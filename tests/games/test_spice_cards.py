@@ -14,7 +14,7 @@ from scope_jax.games import GAMES, load_card
 from scope_jax.games.spice import messages
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Segment
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.prompting import Prompt
 from scope_jax.text.messages import Messages
 from scope_jax.text.templates import PromptError

@@ -23,8 +23,8 @@ from scope_jax.games.spice.state import (
     ReasonerTask,
     Segment,
 )
+from scope_jax.grading.mathematics.worker import compare
 from scope_jax.play.game import step_of
-from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.rollouts import Rollout
 from scope_jax.text.messages import Messages
 from tests.games.spice_world import card, world

@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope import rules
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner

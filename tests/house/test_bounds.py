@@ -12,7 +12,7 @@ from scope_jax.config import CardError, Config
 from scope_jax.games import GAMES, _Unread, load_card
 from scope_jax.games.scope import rules
 from scope_jax.games.ssp import rules as ssp_rules
-from scope_jax.play import grading, searching
+from scope_jax.play import judging, searching
 from scope_jax.play.rubrics import settled_score
 from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.text import dialects
@@ -169,7 +169,7 @@ def test_functions_refuse_a_choice_that_they_do_not_know() -> None:
     with pytest.raises(ValueError, match="unit is 'typo'"):
         ssp_rules.render(["x"], "typo")
     with pytest.raises(ValueError, match="grader is 'typo'"):
-        grading.grade("typo", "none", lambda messages: [], [])
+        judging.grade("typo", "none", lambda messages: [], [])
     ((said,),) = harness.world().play("eval", [Rollout("0", Messages("?"))], Agent("actor", single_turn(0.0, 9)))
     with pytest.raises(ValueError, match="rule is 'typo'"):
         searching.keeps_format(said, dialects.load("xml"), "answer", "typo")

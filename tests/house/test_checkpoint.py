@@ -23,8 +23,8 @@ from orbax.checkpoint._src.serialization import jax_array_handlers, replica_slic
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import parse_config
-from scope_jax.models import seal as model_seal
-from scope_jax.models.seal import SEAL
+from scope_jax.models.files import seal as model_seal
+from scope_jax.models.files.seal import SEAL
 from scope_jax.run import checkpoint_writer
 from scope_jax.run.checkpoint import CheckpointError, fault, load, locate, steps
 from scope_jax.run.checkpoint_writer import Checkpoints

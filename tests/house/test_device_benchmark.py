@@ -8,7 +8,7 @@ import jax
 
 from benchmarks import device
 from benchmarks.device import CHECKS, ROOT, STAGES, command, table
-from scope_jax.models import kernels
+from scope_jax.models.decoder import backends as kernels
 from scope_jax.selftest import programs
 
 

@@ -17,7 +17,7 @@ from scope_jax.config.reference import all_keys, page
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.suites import Figures, SuiteCard
 from scope_jax.games import GAMES
-from scope_jax.models.described import table
+from scope_jax.models.files.described import table
 from scope_jax.play import game
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_the_page_of_keys_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_families_is_that_of_the_code() -> None:
-    """After a change: the table in docs/models.md is what `models/described.py` writes, as its docstring says."""
+    """After a change: the table in docs/models.md is what `models/files/described.py` writes, as its docstring says."""
     assert f"\n\n{table()}\n\n" in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LINKED = ("models", "rollouts", "retrieval", "sharding")  # folders that are parts of scope_jax by a link
 KEPT = {
-    "train.py": "import scope_jax.models.transformer, scope_jax.rollouts.engine, scope_jax.retrieval.search\n",
+    "train.py": "import scope_jax.models.decoder.transformer, scope_jax.rollouts.engine, scope_jax.retrieval.search\n",
     "games/__init__.py": "from scope_jax.games import ssp, spice\n",
     "games/ssp/__init__.py": "from scope_jax.games.ssp import rules\n",
     "games/ssp/rules.py": "import scope_jax.play.tools\n",
@@ -26,19 +26,19 @@ KEPT = {
     **{f"{part}.py": "" for part in ("cli", "selftest", "serving", "report", "plan", "evaluation", "run")},
     **{f"{part}.py": "" for part in ("data", "config", "text", "errors")},
     "games/spice.py": "",
-    "rollouts/engine.py": "import scope_jax.models.transformer, scope_jax.sharding.mesh, jax\n",
+    "rollouts/engine.py": "import scope_jax.models.decoder.transformer, scope_jax.sharding.mesh, jax\n",
     "rollouts/jetstream.py": "from jetstream.engine import engine_api\nimport scope_jax.rollouts.engine\n",
     "retrieval/search.py": "import scope_jax.sharding.mesh, scope_jax.retrieval.scann\n",
     "retrieval/scann.py": "import scann\n",
-    "models/transformer.py": "import scope_jax.sharding.mesh\n",
+    "models/decoder/transformer.py": "import scope_jax.sharding.mesh\n",
     "sharding/mesh.py": "import jax\n",
 }
 BROKEN = {
     "Layers": ("rollouts/engine.py", "import scope_jax.retrieval.search"),
-    "retrieval does not know models": ("retrieval/search.py", "import scope_jax.models.transformer"),
+    "retrieval does not know models": ("retrieval/search.py", "import scope_jax.models.decoder.transformer"),
     "sharding knows jax only": ("sharding/mesh.py", "import flax.struct"),
     "The games never import each other": ("games/ssp/rules.py", "import scope_jax.games.spice"),
-    "No torch and no TensorFlow in any room": ("models/transformer.py", "import torch.nn"),
+    "No torch and no TensorFlow in any room": ("models/decoder/transformer.py", "import torch.nn"),
     "JetStream only in rollouts.jetstream": ("train.py", "import jetstream"),
     "ScaNN only in retrieval.scann": ("retrieval/search.py", "from scann import scann_ops_pybind"),
     "No import cycles": ("retrieval/scann.py", "import scope_jax.retrieval.search"),
@@ -80,7 +80,7 @@ def test_violating_every_rule_once_breaks_every_contract(tmp_path: Path) -> None
     assert lint(tmp_path, changes) == dict.fromkeys(contracts(), "BROKEN")
 
 
-@pytest.mark.parametrize("file", ["cli.py", "run.py", "models/transformer.py"])
+@pytest.mark.parametrize("file", ["cli.py", "run.py", "models/decoder/transformer.py"])
 def test_no_part_of_the_product_imports_the_tools(tmp_path: Path, file: str) -> None:
     broken = [name for name, verdict in lint(tmp_path, {file: "import tools\n"}).items() if verdict == "BROKEN"]
     assert [name.partition(":")[0] for name in broken] == ["Layers"]
@@ -110,7 +110,7 @@ def test_there_are_no_import_cycles(package: Path) -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=package, env=os.environ | {"PYTHONPATH": str(package)}, capture_output=True)
     modules, cycles = json.loads(done.stdout)
-    assert len(modules) > 100 and "scope_jax.models.transformer" in modules and cycles == [], done.stderr
+    assert len(modules) > 100 and "scope_jax.models.decoder.transformer" in modules and cycles == [], done.stderr
 
 
 def test_dynamic_imports_are_in_the_guards_only(package: Path) -> None:

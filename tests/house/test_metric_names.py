@@ -28,10 +28,10 @@ from scope_jax.games import (
     ssp,
 )
 from scope_jax.games.r_zero.game import BINS
+from scope_jax.grading.measures import BY_TEXT
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.play import collapse, given
 from scope_jax.play.game import play_step as game_step
-from scope_jax.play.measures import BY_TEXT
 from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.performance import NAMES, PHASES

@@ -13,8 +13,8 @@ MODULES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 CALLS = ("eval", "exec", "compile", "__import__", "read_pickle", "load_searcher", "load_module", "SourceFileLoader")
 TRUSTED = {
     "scope_jax/games/__init__.py": ("spec_from_file_location", "exec_module"),  # the game that a card names
-    "scope_jax/play/isolation/cells.py": ("compile", "exec"),  # code of a policy, in a worker of the sandbox
-    "scope_jax/play/isolation/functions.py": ("compile", "exec"),  # the same
+    "scope_jax/environments/isolation/cells.py": ("compile", "exec"),  # code of a policy, in a worker of the sandbox
+    "scope_jax/environments/isolation/functions.py": ("compile", "exec"),  # the same
 }
 IMPORTS = ("import_module", "spec_from_file_location", "module_from_spec", "exec_module")
 LOADERS = ("from_pretrained", "load_dataset", "load_dataset_builder")

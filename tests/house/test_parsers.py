@@ -25,7 +25,7 @@ from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.spice.options import options
 from scope_jax.games.spice.state import ReasonerTask
-from scope_jax.play import grading, searching
+from scope_jax.play import judging, searching
 from scope_jax.play.game import step_of
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.samples import sample_of
@@ -131,7 +131,7 @@ def check_verdicts(text: str) -> None:
     said = outside(text)
     if score_of(text) is not None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
-    if grading.verdict(text) is not None:
+    if judging.verdict(text) is not None:
         assert re.search(r"correct|wrong", said, re.IGNORECASE)
     if rules.rubric_of(text, {"bonus": 1.0}, 1, 9) is not None:
         assert re.search(r"<rubrics>.*<rubric[\s>].*</rubric>.*</rubrics>", said, re.DOTALL)

@@ -14,10 +14,10 @@ NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_field_defaults", "_make"}  # 
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "object"}  # `mock.patch.object`
 # What other libraries give under no other name: where it is read.
 OF_LIBRARIES = {
-    "os._exit": "run/processes.py run/stopping.py run/performance.py sharding/coordinator.py peers/worker.py "
+    "os._exit": "run/processes.py run/stopping.py run/performance.py multihost/coordinator.py peers/worker.py "
     "isolation/zygote.py isolation/cells.py",
-    "jax._src": "sharding/runtime.py",
-    "ClusterEnv._cluster_types": "sharding/runtime.py",
+    "jax._src": "multihost/runtime.py",
+    "ClusterEnv._cluster_types": "multihost/runtime.py",
     "orbax.checkpoint._src": "run/checkpoint_writer.py",
     "typer._click": "cli/program.py",
     "._fingerprint": "retrieval/corpus.py retrieval/clusters/folder.py",

@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.config.learner import AdvantageCard
 from scope_jax.learner import advantages
-from scope_jax.models.config import Attention
+from scope_jax.models.decoder.config import Attention
 from scope_jax.text import parsing
 
 

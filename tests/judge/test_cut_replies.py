@@ -24,10 +24,10 @@ from scope_jax.games.spell import roles as spell_roles
 from scope_jax.games.spice import roles as spice_roles
 from scope_jax.games.ssp import roles
 from scope_jax.games.ssp.options import SSPSection
+from scope_jax.grading.judge_client import JudgeClient, JudgeError
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.play import asking, grading, pairwise, rating, rubrics
+from scope_jax.play import asking, judging, pairwise, rating, rubrics
 from scope_jax.play.game import step_of
-from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.roles import judge_role
 from scope_jax.play.tools import Rollout
 from scope_jax.rollouts.types import Completion, Row, Turn
@@ -104,7 +104,7 @@ def test_the_first_closed_tag_stands_whatever_was_cut_after_it(read: Callable[[s
     assert read_of(f"hm</think>{text}", URL) == read_of(f"<think>hm</think>{text}", URL) == verdict
 
 
-@pytest.mark.parametrize(("read", "text", "verdict"), [(grading.verdict, "Correct", True), *CLOSED])
+@pytest.mark.parametrize(("read", "text", "verdict"), [(judging.verdict, "Correct", True), *CLOSED])
 def test_a_cut_reply_has_no_verdict_and_is_asked_again(read: Callable[[str], Any], text: str, verdict: Any):
     def replies(*given: Reply) -> asking.Replies[Any]:
         left = iter(given)
@@ -122,11 +122,11 @@ def test_a_judge_whose_replies_are_all_cut_is_said_to_be():
         return [Reply("Correct", cut="length")] * len(questions)
 
     with pytest.raises(JudgeError, match=r"the last was 'Correct', cut \(length\); .* or raise judge\.max_tokens"):
-        asking.ask(send, [f"q{i}" for i in range(9)], grading.verdict, external=("the judge", "judge"))
+        asking.ask(send, [f"q{i}" for i in range(9)], judging.verdict, external=("the judge", "judge"))
 
 
 def test_an_answer_judged_by_a_cut_reply_is_not_right():
-    cases = [grading.Case("Who?", "Ada", ("Ada Lovelace",)), grading.Case("Who?", "Bob", ("Ada Lovelace",))]
+    cases = [judging.Case("Who?", "Ada", ("Ada Lovelace",)), judging.Case("Who?", "Bob", ("Ada Lovelace",))]
     finish = {"Ada": "stop", "Bob": "length"}
 
     def answers(number: int, body: dict[str, Any]) -> Answer:
@@ -134,7 +134,7 @@ def test_an_answer_judged_by_a_cut_reply_is_not_right():
         return chat("Correct", next(finish[name] for name in finish if f"{name}\n" in asked.replace(".", "\n") + "\n"))
 
     with endpoint(answers) as (url, seen):
-        grades = grading.grade("judge", PROMPTS, client(url), cases)
+        grades = judging.grade("judge", PROMPTS, client(url), cases)
     assert grades.correct == [True, False] and len(seen) == 3 and (grades.retried, grades.malformed) == (1, 1)
     assert [reply.cut for reply in grades.judgements[1][0].replies] == ["length", "length"]
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.cli.program import any_character
 from scope_jax.config import JudgeSection
+from scope_jax.grading.judge_client import JudgeClient
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.play.judge_client import JudgeClient
 from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import NOTHING_FOUND, SearchTool
 from scope_jax.run.files import JUDGEMENTS, LineWriter, read_records

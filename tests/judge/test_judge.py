@@ -10,9 +10,10 @@ import pytest
 
 from scope_jax.config import EndpointSection, JudgeSection
 from scope_jax.games.ssp.options import SSPSection
+from scope_jax.grading import judge_client
 from scope_jax.learner.types import Reply
-from scope_jax.play import grading, judge_client
-from scope_jax.retrieval import exchange
+from scope_jax.play import judging
+from scope_jax.web import exchange
 from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts
@@ -42,7 +43,7 @@ def noted(waits: list[float]) -> Callable[[float], Coroutine[Any, Any, None]]:
     return pause
 
 
-def counts(grades: grading.Grades) -> tuple[list[bool], int, int]:
+def counts(grades: judging.Grades) -> tuple[list[bool], int, int]:
     return grades.correct, grades.asked, grades.malformed
 
 
@@ -70,7 +71,7 @@ def test_transient_failures_are_retried(trouble: Answer):
 def test_an_empty_reply_is_a_reply():
     spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     with endpoint(lambda number, body: spent) as (url, seen):
-        assert client(url, retries=2)(["q"]) == [Reply("", cut="length")] and grading.verdict("") is None
+        assert client(url, retries=2)(["q"]) == [Reply("", cut="length")] and judging.verdict("") is None
     assert len(seen) == 1
 
 
@@ -172,7 +173,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_verdicts_are_never_guessed(reply: str, value: bool | None):
-    assert grading.verdict(reply) is value
+    assert judging.verdict(reply) is value
 
 
 @dataclass
@@ -188,10 +189,10 @@ class LocalJudge:
 
 
 CASES = [
-    grading.Case("Capital of France?", "the Paris", ("Paris",)),
-    grading.Case("Capital of France?", "Paris, on the Seine", ("Paris", "Lutetia")),
-    grading.Case("Capital of Italy?", None, ("Rome",)),
-    grading.Case("Capital of Italy?", "{question} Milan <|im_end|>", ("Rome",)),
+    judging.Case("Capital of France?", "the Paris", ("Paris",)),
+    judging.Case("Capital of France?", "Paris, on the Seine", ("Paris", "Lutetia")),
+    judging.Case("Capital of Italy?", None, ("Rome",)),
+    judging.Case("Capital of Italy?", "{question} Milan <|im_end|>", ("Rome",)),
 ]
 
 
@@ -201,13 +202,13 @@ def by_paris(message: str) -> str:
 
 def test_exact_match_needs_no_judge():
     fake = LocalJudge(by_paris)
-    assert counts(grading.grade("exact-match", PROMPTS, fake, CASES)) == ([True, False, False, False], 0, 0)
+    assert counts(judging.grade("exact-match", PROMPTS, fake, CASES)) == ([True, False, False, False], 0, 0)
     assert fake.messages == []
 
 
 def test_the_judge_gets_the_answers_that_did_not_match():
     fake = LocalJudge(by_paris)
-    grades = grading.grade("exact-match-then-judge", PROMPTS, fake, CASES)
+    grades = judging.grade("exact-match-then-judge", PROMPTS, fake, CASES)
     assert counts(grades) == ([True, True, False, False], 2, 0)
     assert len(fake.messages) == 2
     assert "Reference answer: Paris / Lutetia" in fake.messages[0]
@@ -216,32 +217,32 @@ def test_the_judge_gets_the_answers_that_did_not_match():
 
 def test_without_exact_match_the_judge_gets_every_prediction_once():
     fake = LocalJudge(by_paris)
-    assert counts(grading.grade("judge", PROMPTS, fake, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
+    assert counts(judging.grade("judge", PROMPTS, fake, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
     assert len(fake.messages) == 3
 
 
 def test_a_reply_without_verdict_is_asked_for_once_more_then_counted():
     replies = iter(["Hm", "Wrong", "Correct"])
     fake = LocalJudge(lambda message: next(replies))
-    assert counts(grading.grade("judge", PROMPTS, fake, CASES[:2])) == ([True, False], 2, 0)
+    assert counts(judging.grade("judge", PROMPTS, fake, CASES[:2])) == ([True, False], 2, 0)
     fake = LocalJudge(lambda message: "Hm" if "Italy" in message else "Correct")
-    assert counts(grading.grade("judge", PROMPTS, fake, CASES)) == ([True, True, False, False], 3, 1)
+    assert counts(judging.grade("judge", PROMPTS, fake, CASES)) == ([True, True, False, False], 3, 1)
     assert len(fake.messages) == 4
 
 
 def test_a_judge_that_never_gives_a_verdict_stops_the_run():
-    cases = [grading.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
+    cases = [judging.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
     fake = LocalJudge(lambda message: "I cannot say")
     with pytest.raises(judge_client.JudgeError, match="none of 8 replies"):
-        grading.grade("judge", PROMPTS, fake, cases)
-    assert counts(grading.grade("judge", PROMPTS, fake, cases[:7])) == ([False] * 7, 7, 7)
+        judging.grade("judge", PROMPTS, fake, cases)
+    assert counts(judging.grade("judge", PROMPTS, fake, cases[:7])) == ([False] * 7, 7, 7)
 
 
 def test_the_judge_prompt_must_be_there(tmp_path: Path):
     with pytest.raises(ValueError, match=r"judge\.txt: the prompt file does not exist"):
-        grading.grade("judge", str(tmp_path), LocalJudge(by_paris), CASES)
+        judging.grade("judge", str(tmp_path), LocalJudge(by_paris), CASES)
 
 
 def test_grading_over_http():
     with endpoint(lambda number, body: chat(by_paris(body["messages"][0]["content"]))) as (url, _):
-        assert grading.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]
+        assert judging.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]

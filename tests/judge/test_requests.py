@@ -11,8 +11,9 @@ import pytest
 from scope_jax.config import CardError, Config, JudgeSection
 from scope_jax.games import load_card, scope
 from scope_jax.games.ssp.options import SSPSection
+from scope_jax.grading import judge_client
 from scope_jax.learner.types import Reply
-from scope_jax.play import asking, grading, judge_client
+from scope_jax.play import asking, judging
 from scope_jax.run.config_file import to_toml
 from tests.games.harness import card as ssp_card
 from tests.games.scope_world import card as scope_card
@@ -83,9 +84,9 @@ def test_a_rejected_request_is_a_reply_without_a_verdict(status: int):
         assert len(seen) == 4  # nothing twice
         ask(["LONG"])
     assert len(told) == 1 and refused in told[0] and "counts as a reply without a verdict" in told[0]
-    cases = [grading.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
+    cases = [judging.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
     with endpoint(answers) as (url, seen):
-        grades = grading.grade("judge", ssp_card().options(SSPSection).prompts, client(url), cases)
+        grades = judging.grade("judge", ssp_card().options(SSPSection).prompts, client(url), cases)
         assert (grades.correct, grades.asked, grades.malformed, grades.refused) == ([True, False, False], 2, 1, 1)
         assert len(seen) == 2
 
@@ -119,7 +120,7 @@ def test_no_message_contains_the_password_of_a_url():
 
 
 def test_a_silent_server_is_reported_while_the_run_waits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scope_jax.retrieval.exchange.TELL_EVERY", 0.1)
+    monkeypatch.setattr("scope_jax.web.exchange.TELL_EVERY", 0.1)
     told: list[str] = []
     with endpoint(lambda number, body: (503, "busy") if number < 8 else chat("Correct")) as (url, _):
         assert client(url, told.append, retry_delay=0.2, concurrency=4)(["q"] * 4) == [Reply("Correct")] * 4

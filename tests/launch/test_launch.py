@@ -24,8 +24,8 @@ from launch.command import Job
 from scope_jax.config import CardError
 from scope_jax.config.slices import SLICES
 from scope_jax.games import load_card
+from scope_jax.multihost.signing import KEY
 from scope_jax.plan.hardware import ABSENT, TPU, hardware
-from scope_jax.sharding.signing import KEY
 from tests.launch import programs
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.spec import init_params
 from tests.shapes import uniform
 

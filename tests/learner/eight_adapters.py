@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
-from scope_jax.models.adapter import Adapter, combined, declare_factors
+from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig

@@ -9,7 +9,7 @@ from tests.learner.eight_devices import SEQUENCE_CARD, TINY, max_difference, run
 
 import jax.numpy as jnp
 
-from scope_jax.models.config import Delta
+from scope_jax.models.decoder.config import Delta
 from tests.learner.conftest import weights_of
 from tests.shapes import like
 from tests.sharding.eight_devices import EXPERTS, POST_NORM

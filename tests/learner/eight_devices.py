@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
-from scope_jax.models import stacks
+from scope_jax.models.decoder import stacks
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of

@@ -22,7 +22,7 @@ if sys.argv[1] == "float64":  # the models compute norms, scores and sums in flo
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, prefixes
 from scope_jax.learner.learner import Learner
-from scope_jax.models.adapter import Adapter
+from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.learner.groups import grouped, several_turns, with_picks

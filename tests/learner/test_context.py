@@ -11,7 +11,7 @@ import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.learner import batching
-from scope_jax.models.context import token_order
+from scope_jax.models.decoder.context import token_order
 
 ROOT = Path(__file__).resolve().parents[2]
 

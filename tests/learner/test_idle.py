@@ -12,7 +12,7 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.programs import LearnerPrograms
-from scope_jax.models.adapter import Adapter
+from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, random_episodes
 

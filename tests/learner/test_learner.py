@@ -16,7 +16,7 @@ from scope_jax.learner import batching, splitting
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.logprobs import token_logprobs
 from scope_jax.learner.state import DivergedError
-from scope_jax.models import transformer
+from scope_jax.models.decoder import transformer
 from scope_jax.run.programs import programs
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh

@@ -17,7 +17,7 @@ from benchmarks.curves import gradients
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.models.files.weights import load_hf, save_hf
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 RECORDED = json.loads((Path(__file__).parent / "peers.json").read_text(encoding="utf-8"))

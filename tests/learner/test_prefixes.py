@@ -18,8 +18,8 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, prefixes
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.prefixes import RowWork
-from scope_jax.models import flops
-from scope_jax.models.adapter import Adapter
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, weights_of
 from tests.learner.groups import grouped, several_turns

@@ -8,9 +8,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.rope import Rope
-from scope_jax.models.transformer import declare
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.spec import init_params
 from tests.shapes import uniform
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from scope_jax.models import context
-from scope_jax.models.attention import make_attend
+from scope_jax.models.decoder import context
+from scope_jax.models.kernels.attention import make_attend
 from tests.rows import laid_out
 
 LENGTH = 64

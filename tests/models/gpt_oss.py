@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from scope_jax.models.config import Attention, Experts, Layer, ModelConfig
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Attention, Experts, Layer, ModelConfig
+from scope_jax.models.kernels.rope import Rope
 from tests.rollouts.world import make_params
 
 YARN = Rope(1.5e5, "yarn", 4.0, 64, truncate=False, attention_factor=1.14)

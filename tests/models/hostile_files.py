@@ -23,8 +23,8 @@ __all__ = ["BASE", "CASES", "hostile_models", "hostile_tokenizers"]
 
 
 def opened(door: str, folder: Path) -> None:
-    from scope_jax.models import peft, weights
-    from scope_jax.models.tokenizer import Tokenizer
+    from scope_jax.models.files import peft, weights
+    from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
     if door == "model":
         weights.load_hf(folder)
@@ -36,7 +36,7 @@ def opened(door: str, folder: Path) -> None:
     else:
         import jax.numpy as jnp
 
-        from scope_jax.models.texts import TextEncoder
+        from scope_jax.models.encoders.texts import TextEncoder
 
         TextEncoder.load(folder, max_tokens=16, rows=1, compute_dtype=jnp.float32)
 
@@ -52,7 +52,7 @@ def processor_time() -> float:
 
 def main(root: Path, names: list[str]) -> None:
     from scope_jax.errors import is_users, sentence
-    from scope_jax.models import rendering
+    from scope_jax.models.tokenizers import rendering
 
     rendering.start()
     opened("tokenizer", BASE)  # imports are paid for

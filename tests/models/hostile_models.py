@@ -170,8 +170,8 @@ def encoder(config: dict[str, Any] | None = None, *changes: Change) -> Change:
         import jax
         from safetensors.numpy import save_file
 
-        from scope_jax.models import bert
-        from scope_jax.models.hf import tree_shapes
+        from scope_jax.models.decoder.hf import tree_shapes
+        from scope_jax.models.encoders import bert
 
         shutil.rmtree(folder)
         folder.mkdir()

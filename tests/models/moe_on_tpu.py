@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from scope_jax.models.config import Experts
-from scope_jax.models.families import from_hf
-from scope_jax.models.moe import moe_layer
+from scope_jax.models.decoder.config import Experts
+from scope_jax.models.decoder.moe import moe_layer
+from scope_jax.models.files.families import from_hf
 from scope_jax.sharding.collectives import LOCAL
 
 TOKENS, D, F, X, K = 2048, 2048, 768, 128, 8  # the experts of Qwen3-30B-A3B

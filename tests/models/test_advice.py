@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import peft, weights
-from scope_jax.models.tensorfile import Checkpoint
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import peft, weights
+from scope_jax.models.files.tensorfile import Checkpoint
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 BASE = Path("assets/atlas/ssp/base")
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import splash
-from scope_jax.models.attention import (
+from scope_jax.models.kernels import splash
+from scope_jax.models.kernels.attention import (
     Attend,
     attend_both_ways,
     attention,
     make_attend,
     resolve,
 )
-from scope_jax.models.masks import live_blocks, visible_mask
+from scope_jax.models.kernels.masks import live_blocks, visible_mask
 from tests.rows import laid_out
 
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.models.config import Attention
-from scope_jax.models.families import from_hf, to_hf
-from scope_jax.models.rope import Rope, frequencies
-from scope_jax.models.transformer import layer_stages
+from scope_jax.models.decoder.config import Attention
+from scope_jax.models.decoder.transformer import layer_stages
+from scope_jax.models.files.families import from_hf, to_hf
+from scope_jax.models.kernels.rope import Rope, frequencies
 from tests.shapes import like, rope_of, uniform
 
 LLAMA: dict[str, Any] = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import context
+from scope_jax.models.decoder import context
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK, SLOW = ["ulysses_window"], ["ulysses", "ring", "ring_window", "ring_in_blocks"]  # an update tests the ring, too

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import transformers
 
-from scope_jax.models import bert, encoder
-from scope_jax.models.config import Attention, Delta, ModelConfig
-from scope_jax.models.defaults import DEFAULTS
-from scope_jax.models.families import FAMILIES, from_hf, to_hf
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Attention, Delta, ModelConfig
+from scope_jax.models.encoders import bert, encoder
+from scope_jax.models.files.defaults import DEFAULTS
+from scope_jax.models.files.families import FAMILIES, from_hf, to_hf
+from scope_jax.models.kernels.rope import Rope
 from tests.shapes import figures, rope_of
 
 CLASSES = {

@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scope_jax.errors import UserError
-from scope_jax.models import weights
-from scope_jax.models.delta import (
+from scope_jax.models.decoder.delta import (
     CHUNK,
     KeptState,
     RowBounds,
@@ -28,14 +27,15 @@ from scope_jax.models.delta import (
     over_rows,
     since_of,
 )
-from scope_jax.models.families import from_hf
-from scope_jax.models.transformer import declare
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files import weights
+from scope_jax.models.files.families import from_hf
 
 HEADS, KEY, VALUE = 2, 4, 6
 
 
 def recurrence(q, k, v, decay, beta, since, state):
-    """Token by token in float64: the equations at the head of models/delta.py."""
+    """Token by token in float64: the equations at the head of models/decoder/delta.py."""
 
     def unit(x):
         return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.models import bert, encoder, families, seal, weights
+from scope_jax.models.encoders import bert, encoder
 from scope_jax.models.fields import WeightsError
-from scope_jax.models.tensorfile import INDEX, Checkpoint
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import families, seal, weights
+from scope_jax.models.files.tensorfile import INDEX, Checkpoint
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 BASE = Path("assets/atlas/ssp/base")
 QWEN3 = json.loads((BASE / "config.json").read_text(encoding="utf-8"))

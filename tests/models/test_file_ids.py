@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import GPT2Tokenizer, Qwen2Tokenizer
 
-from scope_jax.models.texts import TextTokenizer
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.encoders.texts import TextTokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 END, START = "<|endoftext|>", "<|im_start|>"
 TEXTS = (

@@ -11,12 +11,12 @@ import pytest
 from scope_jax.config import OptimizerSection
 from scope_jax.errors import UserError
 from scope_jax.learner.state import advance, fresh
-from scope_jax.models.config import Attention, Dense, Experts, Parallel
-from scope_jax.models.families import from_hf, to_hf
-from scope_jax.models.flops import weights_per_token
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.kinds import MIXERS, cached
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Attention, Dense, Experts, Parallel
+from scope_jax.models.decoder.flops import weights_per_token
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.decoder.kinds import MIXERS, cached
+from scope_jax.models.files.families import from_hf, to_hf
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import SHAPES
 
 GEMMA4 = {

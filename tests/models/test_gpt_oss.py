@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models import moe, peft
-from scope_jax.models.adapter import EXPERTS, Adapter, declare_factors
-from scope_jax.models.lowrank import LowRank, merged
+from scope_jax.models.decoder import moe
+from scope_jax.models.decoder.adapter import EXPERTS, Adapter, declare_factors
+from scope_jax.models.decoder.lowrank import LowRank, merged
+from scope_jax.models.files import peft
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import init_params
 from tests.models.gpt_oss import CFG, weights

@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import heads_tpu, pages
-from scope_jax.models.config import Attention
-from scope_jax.models.kinds import plain_heads
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder import pages
+from scope_jax.models.decoder.config import Attention
+from scope_jax.models.decoder.kinds import plain_heads
+from scope_jax.models.kernels import heads_tpu
+from scope_jax.models.kernels.rope import Rope
 
 YARN = Rope(1e4, "yarn", factor=4.0, original_positions=1024, attention_factor=1.2)
 

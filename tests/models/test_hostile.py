@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.models import ends, fields, rendering, specials, template_worker, tokenizer_file
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models import fields
+from scope_jax.models.tokenizers import ends, rendering, specials, template_worker, tokenizer_file
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from tests.models.hostile_cases import edit
 from tests.models.hostile_files import BASE, CASES
 from tests.models.hostile_tokenizers import added

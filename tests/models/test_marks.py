@@ -10,7 +10,7 @@ import pytest
 
 from scope_jax.config import EndpointSection
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.run.teacher_client import TeacherClient
 from tests.play.byte_tokenizer import FAMILIES, tokenizer_in
 from tests.train.test_scoring import Endpoint

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import moe, moe_tpu
-from scope_jax.models.config import Experts, ModelConfig
-from scope_jax.models.moe_gpu import triton_matmul, triton_outer
+from scope_jax.models.decoder import moe
+from scope_jax.models.decoder.config import Experts, ModelConfig
+from scope_jax.models.kernels import moe_tpu
+from scope_jax.models.kernels.moe_gpu import triton_matmul, triton_outer
 from scope_jax.sharding.collectives import LOCAL
 from tests.shapes import like
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from scope_jax.models import streaming
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.transformer import declare
-from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files import streaming
+from scope_jax.models.files.weights import load_hf, save_hf
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import init_params

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from scope_jax.models import peft
-from scope_jax.models.adapter import merge
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder.adapter import merge
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.fields import WeightsError
+from scope_jax.models.files import peft
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True, "loftq_config": {}, "use_dora": False}
 

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import encoder, streaming
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import to_hf
-from scope_jax.models.rope import Rope, frequencies
-from scope_jax.models.transformer import declare
-from scope_jax.models.weights import WeightsError, load_hf, recast_hf, save_hf, stored_dtypes
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.encoders import encoder
+from scope_jax.models.files import streaming
+from scope_jax.models.files.families import to_hf
+from scope_jax.models.files.weights import WeightsError, load_hf, recast_hf, save_hf, stored_dtypes
+from scope_jax.models.kernels.rope import Rope, frequencies
 from scope_jax.sharding.spec import init_params
 from tests.retrieval import tiny_encoders
 from tests.shapes import uniform

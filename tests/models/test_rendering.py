@@ -14,9 +14,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from scope_jax.models import rendering
-from scope_jax.models.rendering import TemplateLimit, render
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers import rendering
+from scope_jax.models.tokenizers.rendering import TemplateLimit, render
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 ASK: list[dict[str, Any]] = [
     {"role": "user", "content": "Wie lang ist die Aare? 288 km \U0001f30a\ud800", "name": None}

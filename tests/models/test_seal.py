@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.models import seal
+from scope_jax.models.files import seal
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import stacks, transformer
-from scope_jax.models.adapter import Adapter, combined, declare_factors
-from scope_jax.models.config import Dense, ModelConfig
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.lowrank import is_low_rank
+from scope_jax.models.decoder import stacks, transformer
+from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
+from scope_jax.models.decoder.config import Dense, ModelConfig
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.decoder.lowrank import is_low_rank
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import init_params
 

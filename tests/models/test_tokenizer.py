@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scope_jax.models import tokenizer as tokenizer_module
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers import tokenizer as tokenizer_module
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 ATLAS = Path(__file__).parents[2] / "assets" / "atlas" / "ssp" / "base"
 

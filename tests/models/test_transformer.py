@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import transformer
-from scope_jax.models.attention import attention
-from scope_jax.models.masks import visible_mask
-from scope_jax.models.rope import Rope, frequencies, rotate
-from scope_jax.models.sums import with_bias
-from scope_jax.models.transformer import Remat, declare
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.sums import with_bias
+from scope_jax.models.decoder.transformer import Remat, declare
+from scope_jax.models.kernels.attention import attention
+from scope_jax.models.kernels.masks import visible_mask
+from scope_jax.models.kernels.rope import Rope, frequencies, rotate
 from scope_jax.plan.hlo import Program
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.spec import abstract_params, init_params, path_name

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 GOLDEN = {
     "qwen": "qwen2",

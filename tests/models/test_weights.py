@@ -12,12 +12,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import streaming, tensorfile
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.tensorfile import Checkpoint
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.transformer import declare
-from scope_jax.models.weights import WeightsError, load_config, load_hf, save_hf, save_orbax
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files import streaming, tensorfile
+from scope_jax.models.files.tensorfile import Checkpoint
+from scope_jax.models.files.weights import WeightsError, load_config, load_hf, save_hf, save_orbax
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import init_params

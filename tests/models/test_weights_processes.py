@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.sharding import signing
+from scope_jax.multihost import signing
 from tests.flags import fake_devices
 
 pytestmark = pytest.mark.slow  # two processes of four devices, 20 s

@@ -18,15 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
-from scope_jax.models.attention import make_attend
-from scope_jax.models.config import Experts
-from scope_jax.models.families import from_hf
-from scope_jax.models.heads_tpu import norm_and_rotate
-from scope_jax.models.kinds import layer_weights
-from scope_jax.models.moe import FEW, FEW_BYTES, moe_layer
-from scope_jax.models.moe_tpu import few_tokens, route_few
-from scope_jax.models.pages import Ragged, Where, tables_in_smem
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Experts
+from scope_jax.models.decoder.kinds import layer_weights
+from scope_jax.models.decoder.moe import FEW, FEW_BYTES, moe_layer
+from scope_jax.models.decoder.pages import Ragged, Where, tables_in_smem
+from scope_jax.models.files.families import from_hf
+from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.heads_tpu import norm_and_rotate
+from scope_jax.models.kernels.moe_tpu import few_tokens, route_few
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.hardware import tpu_devices
 from scope_jax.sharding.chips import LANES

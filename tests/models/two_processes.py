@@ -15,11 +15,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from safetensors.numpy import load_file, save_file
 
-from scope_jax.models import streaming, tensorfile, weights, wrappers
-from scope_jax.models.families import from_hf
-from scope_jax.models.hf import hf_shapes, hf_tensor
-from scope_jax.models.transformer import declare
-from scope_jax.sharding import distributed
+from scope_jax.models.decoder.hf import hf_shapes, hf_tensor
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files import streaming, tensorfile, weights, wrappers
+from scope_jax.models.files.families import from_hf
+from scope_jax.multihost import distributed
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import path_name

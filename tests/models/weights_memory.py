@@ -27,11 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
-from scope_jax.models import tensorfile
-from scope_jax.models.families import from_hf
-from scope_jax.models.hf import hf_tensor
-from scope_jax.models.transformer import declare
-from scope_jax.models.weights import load_hf, recast_hf, save_hf
+from scope_jax.models.decoder.hf import hf_tensor
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files import tensorfile
+from scope_jax.models.files.families import from_hf
+from scope_jax.models.files.weights import load_hf, recast_hf, save_hf
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import path_name

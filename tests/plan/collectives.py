@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
-from scope_jax.models.families import from_hf
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan import theory
 from scope_jax.plan.hardware import hardware
 from scope_jax.plan.hlo import Program

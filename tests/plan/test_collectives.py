@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.models.families import from_hf
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan.hardware import ABSENT, cuda_compiler
 from scope_jax.plan.theory import step_collectives
 from tests.plan.collectives import FAMILIES, MODEL

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.calibration.largest import largest
 from scope_jax.games import load_card
-from scope_jax.models.families import from_hf
-from scope_jax.models.hf import hf_shapes
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.engines import meshes

@@ -7,11 +7,11 @@ import pytest
 
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
-from scope_jax.models import flops
-from scope_jax.models.adapter import Adapter
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.families import from_hf
-from scope_jax.models.kinds import head_dim, kv_heads
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.adapter import Adapter
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import head_dim, kv_heads
+from scope_jax.models.files.families import from_hf
 from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import DeviceWork, decode_work, pace, roofline, seconds, update_work

@@ -14,10 +14,10 @@ from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import flops
-from scope_jax.models.families import from_hf
-from scope_jax.models.hf import hf_shapes
-from scope_jax.models.weights import load_config
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.hf import hf_shapes
+from scope_jax.models.files.families import from_hf
+from scope_jax.models.files.weights import load_config
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import tool
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 DATA = Path(os.environ.get("SCOPE_JAX_DATA", Path(__file__).parents[3] / "shared" / "data")) / "chat_templates"
 # The tokens of templates: <|x|>, <｜x｜>, <|x>, <x|>, [X], and a few names.

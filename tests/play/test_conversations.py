@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import trained_rows
 
 DATA = Path(os.environ.get("SCOPE_JAX_DATA", "no data"))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from scope_jax.environments.environment import Gymnasium, OpenEnv, SkyRlGym, as_messages, environment
 from scope_jax.errors import UserError
-from scope_jax.play.environments import Gymnasium, OpenEnv, SkyRlGym, as_messages, environment
 from scope_jax.play.rollouts import Ask, Failed, Rollout
 from scope_jax.play.tool_calls import ToolError
 from scope_jax.text.messages import Messages

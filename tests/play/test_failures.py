@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from scope_jax.config import SamplingSection
+from scope_jax.environments import environment as environments
+from scope_jax.environments.environment import Gymnasium, SkyRlGym, environment
 from scope_jax.errors import UserError
-from scope_jax.play import environments, failures
-from scope_jax.play.environments import Gymnasium, SkyRlGym, environment
+from scope_jax.play import failures
 from scope_jax.play.rollouts import Agent, Ask, Context, Failed, Interaction, Rollout
 from scope_jax.play.tool_calls import ToolError, tool
 from scope_jax.play.tool_execution import ToolCall

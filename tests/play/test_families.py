@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn

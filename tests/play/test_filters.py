@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from scope_jax.play.isolation import filters
+from scope_jax.environments.isolation import filters
 
 
 def verdict(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from scope_jax.config import SandboxSection
+from scope_jax.environments import functions
+from scope_jax.environments.functions import banned, outputs, same_values
+from scope_jax.environments.sandbox import Sandbox
 from scope_jax.errors import UserError
-from scope_jax.play import functions
-from scope_jax.play.functions import banned, outputs, same_values
-from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import ToolError
 from tests.games.harness import ScriptedTools
 

@@ -27,9 +27,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from scope_jax.config import CardError, SandboxSection, parse_section
+from scope_jax.environments.fusion import Fusion
+from scope_jax.environments.python_tool import python_tool
 from scope_jax.errors import UserError
-from scope_jax.play.fusion import Fusion
-from scope_jax.play.python_tool import python_tool
 from scope_jax.play.tool_calls import Service, ToolError
 
 RNG = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.searching import queries_of, written_search
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner

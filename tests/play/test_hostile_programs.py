@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import SandboxSection
+from scope_jax.environments.sandbox import Sandbox
 from scope_jax.errors import UserError
-from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import ToolError
 
 PROGRAMS = Path(__file__).with_name("hostile_programs.txt").read_text(encoding="utf-8")

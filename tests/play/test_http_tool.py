@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from scope_jax.environments.http_tool import http_tool
+from scope_jax.environments.mcp import Mcp
 from scope_jax.errors import UserError
-from scope_jax.play.http_tool import http_tool
-from scope_jax.play.mcp import Mcp
 from scope_jax.play.tool_calls import Tool, ToolError
-from scope_jax.retrieval.exchange import BadAddress, Exchange
+from scope_jax.web.exchange import BadAddress, Exchange
 
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
 SECRET = "Bearer abc123secret"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import SandboxSection
+from scope_jax.environments.sandbox import Sandbox
 from scope_jax.errors import UserError
-from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import ToolError
 from tests.play.test_hostile_programs import descendants
 from tests.play.test_python_tool import waited
@@ -162,8 +162,8 @@ WITHOUT = """
 import sys
 from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
-from scope_jax.play.isolation import view
-from scope_jax.play.sandbox import Sandbox
+from scope_jax.environments.isolation import view
+from scope_jax.environments.sandbox import Sandbox
 try:
     Sandbox(SandboxSection()).start()
     print("isolated")

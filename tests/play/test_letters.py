@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from scope_jax.play.letters import letter
-from scope_jax.play.measures import choice
+from scope_jax.grading.letters import letter
+from scope_jax.grading.measures import choice
 from tests.play.letter_cases import CHOSEN, NONE
 
 STYLES = [

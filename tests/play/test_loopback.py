@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scope_jax.play.loopback import ChatRefused, ChatReply, ChatRequest, Endpoint, Loopback
+from scope_jax.environments.loopback import ChatRefused, ChatReply, ChatRequest, Endpoint, Loopback
 from scope_jax.text.dialects import Call
 
 openai = pytest.importorskip("openai")

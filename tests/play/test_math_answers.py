@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.play import math_answers
-from scope_jax.play.math_answers import LONGEST, Comparison, MathAnswers
+from scope_jax.grading import math_answers
+from scope_jax.grading.math_answers import LONGEST, Comparison, MathAnswers
 
 TOWER = Comparison("10^{10^{10^{10}}}", ("3",))
 

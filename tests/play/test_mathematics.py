@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import math_pairs
-from scope_jax.play.mathematics.reading import read
-from scope_jax.play.mathematics.worker import compare
+from scope_jax.grading.mathematics.reading import read
+from scope_jax.grading.mathematics.worker import compare
 
 # kind: [(said, gold, verdict)]; E equal, D different, U not readable
 CASES: dict[str, list[tuple[str, str, str]]] = {

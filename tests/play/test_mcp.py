@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.environments.mcp import Mcp
 from scope_jax.errors import UserError
-from scope_jax.play.mcp import Mcp
 from scope_jax.play.tool_calls import Service, Tool, ToolError, ToolUnavailable
 
 pytest.importorskip("mcp")
@@ -200,7 +200,7 @@ def test_a_server_that_dies_is_started_again_for_the_run(connect):
 
 
 def test_a_server_that_answers_nothing_any_more_is_started_again(connect, monkeypatch):
-    monkeypatch.setattr("scope_jax.play.mcp_session.LOOK", 0.5)
+    monkeypatch.setattr("scope_jax.environments.mcp_session.LOOK", 0.5)
     server = connect(command=STDIO, seconds=1)
     tools = named(server)
     first = tools["pid"].run()

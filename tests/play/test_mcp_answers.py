@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from scope_jax.environments.mcp import Mcp
 from scope_jax.errors import UserError
-from scope_jax.play.mcp import Mcp
 from scope_jax.play.tool_calls import ToolError
 
 pytest.importorskip("mcp")

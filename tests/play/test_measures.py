@@ -2,7 +2,7 @@
 
 import pytest
 
-from scope_jax.play.measures import (
+from scope_jax.grading.measures import (
     cover_exact_match,
     f1,
     facts_stated,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from scope_jax.grading.judge_client import JudgeError
 from scope_jax.learner.types import Reply
 from scope_jax.play import pairwise
-from scope_jax.play.judge_client import JudgeError
 from scope_jax.play.pairwise import AnswerPair, value, vote_of
 from tests.games.harness import card
 

@@ -15,9 +15,9 @@ import openai
 import pytest
 
 from scope_jax.config import SamplingSection
+from scope_jax.environments.programs import program, prompt, reply
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
-from scope_jax.play.programs import program, prompt, reply
 from scope_jax.play.rollouts import Agent, Context, Response
 from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects

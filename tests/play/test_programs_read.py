@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from scope_jax.environments import functions
+from scope_jax.environments.functions import banned
 from scope_jax.games.absolute_zero import rules
-from scope_jax.play import functions
-from scope_jax.play.functions import banned
 
 
 def steps_of(program: str) -> int:

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from scope_jax.config import SandboxSection
+from scope_jax.environments import sandbox as module
+from scope_jax.environments.python_tool import python_tool
+from scope_jax.environments.python_worker import readable
+from scope_jax.environments.sandbox import Sandbox
 from scope_jax.errors import UserError
-from scope_jax.play import sandbox as module
-from scope_jax.play.python_tool import python_tool
-from scope_jax.play.python_worker import readable
-from scope_jax.play.sandbox import Sandbox
 from scope_jax.play.tool_calls import Service, Tool, ToolError
 from tests.play.test_hostile_programs import descendants
 
@@ -220,7 +220,7 @@ def test_a_killed_zygote_is_replaced(sandbox: Sandbox) -> None:
 KILLED_RUN = """
 import sys, threading, time
 from scope_jax.config import SandboxSection
-from scope_jax.play.sandbox import Sandbox
+from scope_jax.environments.sandbox import Sandbox
 sandbox = Sandbox(SandboxSection(isolation=sys.argv[1], seconds=600.0))
 sandbox.start()
 code = "import os, signal\\nos.fork()\\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: pass"
@@ -246,8 +246,8 @@ def test_a_killed_run_leaves_nothing(sandbox: Sandbox, isolation: str) -> None:
 FORBIDDEN = """
 from scope_jax.config import SandboxSection
 from scope_jax.errors import UserError
-from scope_jax.play.isolation import filters, kernel
-from scope_jax.play.sandbox import Sandbox
+from scope_jax.environments.isolation import filters, kernel
+from scope_jax.environments.sandbox import Sandbox
 kernel.prctl(kernel.NO_NEW_PRIVS, 1)
 filters.install()  # as a container's filter does, it refuses namespaces and mounts
 try:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scope_jax.play import repetition
+from scope_jax.grading import repetition
 
 
 def test_bleu_by_hand() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.errors import UserError
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import trained_rows
 from tests.play.random_conversations import FORMS, TOOLS, conversation, sharegpt
 from tests.play.templates import paths, tokenizer_of

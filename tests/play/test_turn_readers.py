@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.config import SamplingSection
+from scope_jax.environments.programs import reply
 from scope_jax.errors import UserError
 from scope_jax.evaluation.calling import Talk, Unrecorded, execution
-from scope_jax.play.judge_client import CallingReply
-from scope_jax.play.programs import reply
+from scope_jax.grading.judge_client import CallingReply
 from scope_jax.play.rollouts import Agent, Response
 from scope_jax.play.tool_calls import Tool, clients_tools
 from scope_jax.play.tool_execution import MalformedCall, RolloutCalls, ToolCall

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.environments.verifiers_tasks import VerifiersTasks
 from scope_jax.errors import UserError
-from scope_jax.play.verifiers_tasks import VerifiersTasks
 from scope_jax.text.messages import Messages
 
 SET = '''

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games.ssp.rules import reveals
-from scope_jax.play.measures import cover_exact_match
-from scope_jax.play.words import contains, numbers, plain, spans
+from scope_jax.grading.measures import cover_exact_match
+from scope_jax.grading.words import contains, numbers, plain, spans
 from tests.play.word_cases import CASES
 
 ANY_PLACE = ("{}", "It is {}, I think.", "“{}”", "‘{}’", "«{}»", "({})", "so: {}…", "{}—there", "**{}**", "[{}][1]")

@@ -13,7 +13,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 
-from scope_jax.models.texts import TextEncoder
+from scope_jax.models.encoders.texts import TextEncoder
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.search import Retriever
 from scope_jax.retrieval.server import make_app
+from scope_jax.web.connections import config
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.index import BLOCKS, COUNTS
 from scope_jax.retrieval.search import Hit
-from scope_jax.retrieval.web import Refusal
+from scope_jax.web.guard import Refusal
 from tests.retrieval.serving import serving
 
 

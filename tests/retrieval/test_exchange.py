@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scope_jax.retrieval import exchange
 from scope_jax.retrieval.client import RemoteRetriever, SearchServerError
-from scope_jax.retrieval.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown, whole
+from scope_jax.web import exchange
+from scope_jax.web.exchange import BadAddress, Exchange, HttpResponse, Trouble, Unanswered, shown, whole
 from tests.retrieval.raw import HEAD, dripping, sending, serving
 
 LIMIT = 0.3  # seconds of one try

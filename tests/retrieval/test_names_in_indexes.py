@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.models import seal, vocabularies
+from scope_jax.models.files import seal
+from scope_jax.models.tokenizers import vocabularies
 from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.rows import DataError
 from scope_jax.retrieval.scann import ASSETS, ScannConfig, ScannIndex

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.config import EncoderSection
-from scope_jax.models import encoder
-from scope_jax.models.texts import TextEncoder
-from scope_jax.models.weights import WeightsError
+from scope_jax.models.encoders import encoder
+from scope_jax.models.encoders.texts import TextEncoder
+from scope_jax.models.files.weights import WeightsError
 from scope_jax.run import clustering, indexing
 from tests.retrieval.tiny_encoders import MODULES, write_bert, write_dense, write_modules
 

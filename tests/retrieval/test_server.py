@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from scope_jax.retrieval import exchange
 from scope_jax.retrieval.client import RemoteRetriever, SearchServerError
 from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.search import Hit, Retriever, SearchTool, format_documents
+from scope_jax.web import exchange
 from tests.retrieval.serving import serving
 
 

@@ -17,13 +17,14 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from scope_jax.play.loopback import Loopback
+from scope_jax.environments.loopback import Loopback
 from scope_jax.report import live
-from scope_jax.retrieval import connections, web
 from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.lanes import Lanes
 from scope_jax.retrieval.search import Hit
-from scope_jax.retrieval.web import Refusal, host_name, parsed_json
+from scope_jax.web import connections
+from scope_jax.web import guard as web
+from scope_jax.web.guard import Refusal, host_name, parsed_json
 from tests.retrieval.serving import serving
 
 BODY = b'{"queries": ["q"]}'

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from scope_jax.models import bert
+from scope_jax.models.encoders import bert
 from scope_jax.sharding.spec import path_name
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

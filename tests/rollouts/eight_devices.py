@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scope_jax.models.transformer import declare
+from scope_jax.models.decoder.transformer import declare
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.types import Request

@@ -8,8 +8,8 @@ import re
 
 import jax.numpy as jnp
 
-from scope_jax.models.paged_gpu import Triton
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.paged_gpu import Triton
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.hardware import hardware
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine

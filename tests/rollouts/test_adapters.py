@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from scope_jax.models.adapter import Adapter, combined, declare_factors
+from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.types import RolloutError
 from scope_jax.sharding.spec import init_params

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import cache as kv
-from scope_jax.models import transformer
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder import cache as kv
+from scope_jax.models.decoder import transformer
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
 from tests.shapes import like

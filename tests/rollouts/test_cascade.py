@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models.cascade import Tiles, tile_count, tiles_of
-from scope_jax.models.paged_gpu import Triton
-from scope_jax.models.pages import PAGE, Loop, Ragged, Where
+from scope_jax.models.decoder.paged_gpu import Triton
+from scope_jax.models.decoder.pages import PAGE, Loop, Ragged, Where
+from scope_jax.models.kernels.cascade import Tiles, tile_count, tiles_of
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.types import Request, Restart
 from tests.rollouts.test_cache import MIXED

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models.cache import LayerCache, init_cache
-from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
-from scope_jax.models.pages import PAGE, arrays, layer_groups, page_shapes, pages_for
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.cache import LayerCache, init_cache
+from scope_jax.models.decoder.config import Attention, Dense, Layer, ModelConfig
+from scope_jax.models.decoder.pages import PAGE, arrays, layer_groups, page_shapes, pages_for
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.paged import PagedEngine, page_bytes, pages_within
 from scope_jax.rollouts.pages import OutOfPages, Pool

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import transformer
-from scope_jax.models.paged_gpu import Triton
-from scope_jax.models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.paged_gpu import Triton
+from scope_jax.models.decoder.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.paged import CHUNK, PagedEngine
 from scope_jax.rollouts.pages import CachedPrompt, OutOfPages, Pool, parts_of

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models import transformer
-from scope_jax.models.attention import make_attend
-from scope_jax.models.moe import keeping, picked_dtype
-from scope_jax.models.pages import PAGE
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.moe import keeping, picked_dtype
+from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.kernels.attention import make_attend
 from scope_jax.rollouts.paged import page_bytes
 from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation, Restart

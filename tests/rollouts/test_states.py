@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from scope_jax.models.adapter import Adapter, combined, declare_factors
-from scope_jax.models.config import Attention, Delta, Dense, Layer
-from scope_jax.models.pages import PAGE
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
+from scope_jax.models.decoder.config import Attention, Delta, Dense, Layer
+from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.pages import Snapshots
 from scope_jax.rollouts.slots import Placement

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.models.pages import PAGE, layer_groups, pages_for, pages_touched
+from scope_jax.models.decoder.pages import PAGE, layer_groups, pages_for, pages_touched
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.rollouts.types import Continuation
 from tests.rollouts.world import CFG, ENGINE, bits, make_engine, make_paged, make_params, make_rollouts, request

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models.writes import put
+from scope_jax.models.kernels.writes import put
 from scope_jax.plan.hardware import ABSENT, cuda_compiler
 from tests.rollouts import world
 from tests.rollouts.test_pages import conversations

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.masks import ends_of
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.kernels.masks import ends_of
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.models import heads_tpu, kernels, moe_tpu
-from scope_jax.models.check import ROUNDING, Check, apart, outcome
-from scope_jax.models.paged_gpu import Triton
-from scope_jax.models.pages import Loop, Ragged
+from scope_jax.models.decoder import backends as kernels
+from scope_jax.models.decoder.check import ROUNDING, Check, apart, outcome
+from scope_jax.models.decoder.paged_gpu import Triton
+from scope_jax.models.decoder.pages import Loop, Ragged
+from scope_jax.models.kernels import heads_tpu, moe_tpu
 from scope_jax.selftest import programs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.rollouts import types
 from scope_jax.rollouts.online import Done, Listener, OnlineRollouts, Sampled
 from scope_jax.rollouts.types import Completion, Request

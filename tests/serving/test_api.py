@@ -14,7 +14,7 @@ import httpx2
 import openai
 import pytest
 
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.search import Hit, SearchTool
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served

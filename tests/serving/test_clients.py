@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from scope_jax.config.model import RENDERING
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.rollouts.jetstream import proto, proto_grpc
 from scope_jax.serving import neutral
 from scope_jax.serving.assemble import Served

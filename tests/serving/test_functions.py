@@ -18,8 +18,8 @@ import openai
 import pydantic
 import pytest
 
-from scope_jax.models.chat import DATE_STRING
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.chat import DATE_STRING
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.functions import ReplyReader, functions_of
 from scope_jax.serving.generating import chat_job

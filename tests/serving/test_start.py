@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.rollouts.online import Done
 from scope_jax.serving import assemble
 from scope_jax.serving.assemble import Served, served

@@ -163,7 +163,7 @@ def test_pages_of_browsers_are_refused(told: dict[str, Any], model: Served) -> N
 
 
 def test_a_client_that_sends_half_a_body_holds_no_place(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from scope_jax.retrieval import web
+    from scope_jax.web import guard as web
 
     monkeypatch.setattr(web, "BODY_SECONDS", 0.3)
     port = int(told["http"].removesuffix("/v1").rpartition(":")[2])

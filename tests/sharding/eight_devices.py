@@ -23,10 +23,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from scope_jax.models import streaming, transformer
-from scope_jax.models.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
-from scope_jax.models.rope import Rope
-from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig, Parallel
+from scope_jax.models.files import streaming
+from scope_jax.models.files.weights import load_hf, save_hf
+from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding import collectives
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, FSDP, ROWS, MeshConfig, make_mesh

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
+from scope_jax.multihost import distributed
 from scope_jax.run.processes import joined, together
-from scope_jax.sharding import distributed
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from scope_jax.sharding import distributed
-from scope_jax.sharding.distributed import Place, detect
+from scope_jax.multihost import distributed
+from scope_jax.multihost.distributed import Place, detect
 
 SLURM = {
     "SLURM_JOB_ID": "4096",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax import files
 from scope_jax.errors import UserError
-from scope_jax.sharding import files
-from scope_jax.sharding.files import FileNameError, all_inside, alone, inside, partial_of, replaced
+from scope_jax.files import FileNameError, all_inside, alone, inside, partial_of, replaced
 
 BAD = [
     "../x",

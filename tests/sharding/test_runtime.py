@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scope_jax.sharding import runtime
-from scope_jax.sharding.distributed import CLUSTERS
+from scope_jax.multihost import runtime
+from scope_jax.multihost.distributed import CLUSTERS
 from tests.train.several import free_port
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from scope_jax.sharding import distributed, signing
-from scope_jax.sharding.distributed import Place
-from scope_jax.sharding.watch import BEAT
+from scope_jax.multihost import distributed, signing
+from scope_jax.multihost.distributed import Place
+from scope_jax.multihost.watch import BEAT
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef0123456789abcdef"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scope_jax.sharding import watch
+from scope_jax.multihost import watch
 
 
 class Store:

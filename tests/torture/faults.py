@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from scope_jax.models.seal import SEAL
+from scope_jax.models.files.seal import SEAL
 from tests.torture import lives
 from tests.torture.table import Tried
 from tests.train import runs

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scope_jax.sharding.files import is_partial
+from scope_jax.files import is_partial
 from tests.torture import games, lives
 from tests.torture.faults import GAME, disk
 from tests.torture.table import Tried

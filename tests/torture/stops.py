@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from scope_jax.sharding.watch import BEAT, LOST
+from scope_jax.multihost.watch import BEAT, LOST
 from tests.torture import lives
 from tests.torture.faults import GAME
 from tests.torture.table import Tried

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax import cli, train
-from scope_jax.play.judge_client import JudgeClient
-from scope_jax.play.math_answers import MathAnswers
+from scope_jax.grading.judge_client import JudgeClient
+from scope_jax.grading.math_answers import MathAnswers
+from scope_jax.multihost import distributed, signing
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.files import CALLS
 from scope_jax.run.processes import together, writes
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools
-from scope_jax.sharding import distributed, signing
 from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too

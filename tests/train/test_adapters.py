@@ -16,7 +16,7 @@ from scope_jax.cli.program import app
 from scope_jax.config import CardError
 from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
-from scope_jax.models import peft, weights
+from scope_jax.models.files import peft, weights
 from scope_jax.play.tools import BASE
 from scope_jax.run.sampler import Sampler
 from tests.train import runs

@@ -7,8 +7,8 @@ import pytest
 from scope_jax.config.base import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.models.kernels import attention_over_pages
-from scope_jax.models.pages import Loop
+from scope_jax.models.decoder.backends import attention_over_pages
+from scope_jax.models.decoder.pages import Loop
 from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.models.weights import load_hf
+from scope_jax.models.files.weights import load_hf
 from tests.equivalence.test_families import our_logits, published, tolerance_of, torch_logits, torch_model
 from tests.play.byte_tokenizer import tokenizer_in
 from tests.serving.test_commands import process

@@ -15,7 +15,7 @@ from scope_jax.cli import app
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.errors import UserError
 from scope_jax.games import GAMES, load_card
-from scope_jax.models import weights
+from scope_jax.models.files import weights
 from scope_jax.play.game import play_step
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn

@@ -19,7 +19,7 @@ from scope_jax.cli import app
 from scope_jax.config import EncoderSection
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.models.weights import WeightsError, load_config
+from scope_jax.models.files.weights import WeightsError, load_config
 from scope_jax.plan.architectures import model_of
 from scope_jax.run import fetching, indexing
 from scope_jax.run.fetching import fetched

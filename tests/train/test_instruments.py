@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models import flops
-from scope_jax.models.config import ModelConfig
+from scope_jax.models.decoder import flops
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.run import performance
 from scope_jax.run.performance import Phases, Traced, trained_flops
 from scope_jax.run.programs import programs

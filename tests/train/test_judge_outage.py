@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scope_jax.models.seal import fault
+from scope_jax.models.files.seal import fault
 from tests.judge.endpoint import Answer, chat, endpoint, refused
 from tests.train import runs
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from scope_jax.games import load_card
-from scope_jax.models import kernels, moe
-from scope_jax.models.check import Check
-from scope_jax.models.kernels import DENSE, EXPERTS, Heads
+from scope_jax.models.decoder import backends as kernels
+from scope_jax.models.decoder import moe
+from scope_jax.models.decoder.backends import DENSE, EXPERTS, Heads
+from scope_jax.models.decoder.check import Check
 from scope_jax.run import kernels as run_kernels
 from scope_jax.run.assemble import assemble
 from scope_jax.run.kernels import for_learning, for_sampling

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from scope_jax import cli
 from scope_jax.games import load_card, parse_config
 from scope_jax.learner.state import TrainState
-from scope_jax.models.seal import SEAL, fault
+from scope_jax.models.files.seal import SEAL, fault
 from scope_jax.run.checkpoint import steps
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import Store, fetch, fetched

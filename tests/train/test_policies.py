@@ -14,7 +14,7 @@ import pytest
 from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models import weights
+from scope_jax.models.files import weights
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.assemble import Trainer, assemble

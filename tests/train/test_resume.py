@@ -15,8 +15,8 @@ from rich.console import Console
 
 from scope_jax import train
 from scope_jax.games import GAMES, load_card
-from scope_jax.models.seal import fault, seal
-from scope_jax.play import judge_client
+from scope_jax.grading import judge_client
+from scope_jax.models.files.seal import fault, seal
 from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint_writer, start, stopping

@@ -16,7 +16,7 @@ from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from scope_jax.config.tables import SamplingSection
 from scope_jax.games import load_card
+from scope_jax.multihost import distributed
 from scope_jax.play import searching
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout
@@ -25,7 +26,6 @@ from scope_jax.run.activity import Activity
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.world import StepTools, World
-from scope_jax.sharding import distributed
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
 from tests.games.harness import Characters, sampled_turn

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scope_jax.games import load_card
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble

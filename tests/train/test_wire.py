@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scope_jax.grading.math_answers import Comparison
 from scope_jax.learner.types import Reply
-from scope_jax.play.math_answers import Comparison
 from scope_jax.rollouts.types import Completion, Row, SamplingParams, Turn
 from scope_jax.run import processes
 

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import Field
 
 from scope_jax.config import Config, LossCard, Section
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Episode
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game
-from scope_jax.play.rewards import mean
 from scope_jax.play.roles import Role, one_update_per_policy
 from scope_jax.play.rollouts import Agent, Ask, Context, Response, Rollout
 from scope_jax.play.step import Played, Step

@@ -22,9 +22,9 @@ from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
 from scope_jax.games import find, game_of, load_card, load_data
 from scope_jax.learner.types import Episode
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.transformer import declare
-from scope_jax.models.weights import save_hf
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.files.weights import save_hf
 from scope_jax.play.collapse import LENGTHS
 from scope_jax.play.game import check_played, play_step
 from scope_jax.play.step import Played

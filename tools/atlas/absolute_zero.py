@@ -23,8 +23,8 @@ import numpy as np
 from scope_jax.games import load_card
 from scope_jax.games.absolute_zero.messages import for_proposer, for_solver
 from scope_jax.games.absolute_zero.options import Kind, options
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.weights import save_hf
+from scope_jax.models.files.weights import save_hf
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from tools.atlas.build import write_rows
 from tools.atlas.circuit import initial_weights
 from tools.atlas.vocabulary import save_tokenizer, train_tokenizer

@@ -16,14 +16,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from scope_jax.files import replaced
 from scope_jax.games import load_card
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.weights import save_hf
+from scope_jax.models.files.weights import save_hf
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.corpus import Corpus, load_corpus
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import LocalRetriever, SearchTool
-from scope_jax.sharding.files import replaced
 from scope_jax.text.parsing import neutralise
 from tools.atlas import corpus, vocabulary, warmup
 from tools.atlas.facts import ASSETS, World, load_world

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.models.config import Attention, Dense, ModelConfig
-from scope_jax.models.rope import Rope
+from scope_jax.models.decoder.config import Attention, Dense, ModelConfig
+from scope_jax.models.kernels.rope import Rope
 
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
 EMBED_STD = 0.1
@@ -64,7 +64,7 @@ def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
-    """Float32 weights of the tree `models.transformer.declare(cfg)` with the circuit in layers 1 and 2.
+    """Float32 weights of the tree `models.decoder.transformer.declare(cfg)` with the circuit in layers 1 and 2.
 
     Raises ValueError for a shape that cannot hold it: fewer than two layers, grouped heads, no qk-norm, untied tables,
     biases, windows, scaled positions.

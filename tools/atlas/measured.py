@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.learner.types import Datum
-from scope_jax.models import transformer
-from scope_jax.models.config import ModelConfig
-from scope_jax.models.masks import ends_of
+from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.kernels.masks import ends_of
 from scope_jax.sharding.collectives import LOCAL
 
 LENGTH, ROWS = 512, 8  # one compiled shape for all

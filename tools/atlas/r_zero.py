@@ -29,8 +29,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from scope_jax.models import weights
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.files import weights
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.text import parsing
 from tools.atlas.circuit import initial_weights
 from tools.atlas.vocabulary import save_tokenizer, train_tokenizer

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from tools.atlas.facts import World
 
 Split = Literal["all", "train", "held_out"]  # names that demonstrations are about

@@ -25,8 +25,8 @@ from scope_jax.games.spiral.options import options
 from scope_jax.games.spiral.rules import GAMES
 from scope_jax.games.spiral.tictactoe import CELLS
 from scope_jax.learner.learner import Learner
-from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.models.weights import save_hf
+from scope_jax.models.files.weights import save_hf
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tools.atlas import circuit
 from tools.atlas.build import write_rows

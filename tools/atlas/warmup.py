@@ -18,9 +18,9 @@ import numpy as np
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum
-from scope_jax.models.config import Attention, Dense, Layer, ModelConfig
-from scope_jax.models.rope import Rope
-from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.decoder.config import Attention, Dense, Layer, ModelConfig
+from scope_jax.models.kernels.rope import Rope
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tools.atlas import circuit, measured
 from tools.atlas.facts import World

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config
+from scope_jax.environments import functions
 from scope_jax.games.absolute_zero import messages, roles, rules, seeding, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, check, options
 from scope_jax.games.absolute_zero.roles import ESTIMATE, PROPOSER, SOLVER, card_roles
 from scope_jax.games.absolute_zero.state import AbsoluteZeroOutcome, AnswerCase, Attempts, SolverProblem, TaskProposal
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play import functions
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.game import Game, Starter, Updates
 from scope_jax.play.roles import one_update_per_policy

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scope_jax.config import Config
 from scope_jax.data.keys import drawn
+from scope_jax.environments import functions
 from scope_jax.games.absolute_zero import messages, rules, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind, options
 from scope_jax.games.absolute_zero.state import (
@@ -18,7 +19,6 @@ from scope_jax.games.absolute_zero.state import (
     Task,
     TaskProposal,
 )
-from scope_jax.play import functions
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from scope_jax.environments import functions
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind
 from scope_jax.games.absolute_zero.state import Draft, SolverProblem, Task
-from scope_jax.play import functions
 
 SOUGHT = {"deduction": "output", "abduction": "input"}  # what the solver's answer is named
 NEXT_TURN = "Assistant:"  # with which a base model goes on, as if it were asked again

@@ -10,7 +10,7 @@ import numpy as np
 
 from scope_jax.data.keys import drawn
 from scope_jax.games.absolute_zero.options import Kind
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.play.samples import Sample
 
 

@@ -12,10 +12,10 @@ from scope_jax.games.dr_zero import messages, roles, rules
 from scope_jax.games.dr_zero.options import DrZeroSection, options
 from scope_jax.games.dr_zero.roles import PROPOSER, SOLVER, card_roles
 from scope_jax.games.dr_zero.state import PairProposal, PhasePosition, QuestionPair, SolverAttempt
+from scope_jax.grading.rewards import means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Panel
-from scope_jax.play.rewards import means
 from scope_jax.play.step import Memory, Played, Step
 
 ATTEMPTS, DATA = "attempts", "data"  # before the names of metrics of the first two phases

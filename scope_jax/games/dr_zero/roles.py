@@ -11,8 +11,8 @@ from scope_jax.config import Config
 from scope_jax.games.dr_zero import messages, rules
 from scope_jax.games.dr_zero.options import DrZeroSection, options
 from scope_jax.games.dr_zero.state import PairProposal, Passage, QuestionPair, SolverAttempt
+from scope_jax.grading.rewards import exact_match
 from scope_jax.play import documents, searching
-from scope_jax.play.rewards import exact_match
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.samples import Sample

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scope_jax.grading.rewards import normalise
 from scope_jax.play import searching
-from scope_jax.play.rewards import normalise
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.dialects import Dialect

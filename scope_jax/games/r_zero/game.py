@@ -11,10 +11,10 @@ from scope_jax.games.r_zero import messages, roles, rules, state
 from scope_jax.games.r_zero.options import RZeroSection, check, options
 from scope_jax.games.r_zero.roles import card_roles, policy
 from scope_jax.games.r_zero.state import CHALLENGER, POOL, ChallengerReply, Item, SolverAnswer
+from scope_jax.grading.rewards import means, shares
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Panel
-from scope_jax.play.rewards import means, shares
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.play.votes import equal
 

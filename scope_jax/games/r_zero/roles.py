@@ -11,9 +11,9 @@ from scope_jax.data.keys import drawn
 from scope_jax.games.r_zero import messages
 from scope_jax.games.r_zero.options import RZeroSection, options
 from scope_jax.games.r_zero.state import CHALLENGER, SOLVER, ChallengerReply, Item, SolverAnswer
+from scope_jax.grading.repetition import cluster_shares
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
-from scope_jax.play.repetition import cluster_shares
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.samples import Sample

@@ -3,7 +3,7 @@
 import re
 
 from scope_jax.games.r_zero.options import RZeroSection
-from scope_jax.play.rewards import r_zero
+from scope_jax.grading.rewards import r_zero
 
 has_value = re.compile(r"[\d\s+*()-]*\d[\d\s+*()-]*").fullmatch  # of sums, differences and products of numbers
 _FORMAT = re.compile(r"<think>(?>.*?</think>)(?>.*?\\boxed\{).*?\}", re.DOTALL)

@@ -11,10 +11,10 @@ from scope_jax.games.scope import messages, roles, rules, state
 from scope_jax.games.scope.options import ScopeSection, check, options
 from scope_jax.games.scope.roles import CHALLENGER, SOLVER, card_roles
 from scope_jax.games.scope.state import AttemptedTask, ScopeOutcome, TaskDraft
+from scope_jax.grading.rewards import mean, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, Panel, Starter
-from scope_jax.play.rewards import mean, means
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.retrieval.rows import Row
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from scope_jax.config import Config, one_of
 from scope_jax.games.scope.options import ChallengerRewardSection, MissingAnswer, SolverRewardSection
+from scope_jax.grading.rewards import mean
 from scope_jax.play import searching, tool_turns
-from scope_jax.play.rewards import mean
 from scope_jax.play.rubrics import Criterion
 from scope_jax.retrieval.rows import is_text
 from scope_jax.rollouts.types import Completion, Turn

@@ -11,12 +11,12 @@ from scope_jax.games.score.meta_harness import Harness, Refresh
 from scope_jax.games.score.options import ScoreSection, check, options
 from scope_jax.games.score.roles import EVALUATOR, HARNESS, SCORING, SOLVER, card_roles
 from scope_jax.games.score.state import Report, Review, RubricDraft, RubricUse, ScoreOutcome, Statistics
+from scope_jax.grading.rewards import means
 from scope_jax.learner.types import Episode, Judgement, Metrics, transcript
 from scope_jax.play import searching
 from scope_jax.play.collapse import identical_pairs
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Panel, Starter
-from scope_jax.play.rewards import means
 from scope_jax.play.settings import SettingChange, SettingRecord
 from scope_jax.play.step import Memory, Played, Step
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scope_jax.config import CardError, Config
 from scope_jax.games.score.options import ScoreHarnessSection, options
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Reply
-from scope_jax.play.rewards import mean
 from scope_jax.play.step import Memory
 from scope_jax.retrieval.rows import STRICT_JSON, is_text
 from scope_jax.text import objects, parsing

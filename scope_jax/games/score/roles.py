@@ -19,10 +19,10 @@ from scope_jax.games.score.state import (
     RubricDraft,
     Statistics,
 )
+from scope_jax.grading.judge_client import JudgeError
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
-from scope_jax.play.judge_client import JudgeError
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.samples import Sample

@@ -15,7 +15,7 @@ import numpy as np
 
 from scope_jax.games.score.meta_harness import Harness, Refresh
 from scope_jax.games.score.options import ScoreSchedulerSection, ScoreSection
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.samples import Sample
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from scope_jax.games.spell import places
-from scope_jax.play import measures, words
+from scope_jax.grading import measures, words
 
 _HERE = "\0"  # stands for the answer
 _YES = ("yes", "true")

@@ -12,11 +12,11 @@ from scope_jax.games.spell import messages, roles, rules, state
 from scope_jax.games.spell.options import SpellSection, check, options
 from scope_jax.games.spell.roles import QUESTIONER, RESPONDER, VERIFIER, card_roles
 from scope_jax.games.spell.state import AnswerGroup, History, QuestionDraft, Round, Selection, SpellOutcome
+from scope_jax.grading.rewards import mean, means, shares
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Panel
-from scope_jax.play.rewards import mean, means, shares
 from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 

@@ -26,7 +26,7 @@ from scope_jax.games.spell.state import (
     UncheckedAnswer,
     Verification,
 )
-from scope_jax.play import grading
+from scope_jax.play import judging
 from scope_jax.play.game import ACTOR
 from scope_jax.play.prompting import Prompt
 from scope_jax.play.roles import Role
@@ -55,7 +55,7 @@ def card_roles(cfg: Config) -> tuple[Role, ...]:
     order = dict.fromkeys((*card.train, *played))
     judge = ()
     if cfg.judge is not None and card.rule == "judge":
-        judge = (Role(JUDGE, cfg.judge, prompts=(grading.JUDGE,), table="judge"),)
+        judge = (Role(JUDGE, cfg.judge, prompts=(judging.JUDGE,), table="judge"),)
     return (*(played[name] for name in order), *judge)
 
 
@@ -306,7 +306,7 @@ def check(step: Step[SpellSection], attempts: Sequence[UncheckedAnswer]) -> list
             for attempt, conclusion in zip(attempts, conclusions, strict=True)
         ]
     cases = [
-        grading.Case(
+        judging.Case(
             attempt.reading.question.whole,
             conclusion or attempt.sample.content.strip() or None,
             attempt.reading.question.answers,

@@ -13,8 +13,8 @@ from scope_jax.data.keys import drawn
 from scope_jax.games.spell import candidates
 from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellSection, SpellTask, Vote
 from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, ResponderAnswer, Selection
-from scope_jax.play import measures
-from scope_jax.play.rewards import absolute_zero, r_zero
+from scope_jax.grading import measures
+from scope_jax.grading.rewards import absolute_zero, r_zero
 from scope_jax.play.step import Step
 from scope_jax.text.objects import has_control, last_object
 from scope_jax.text.parsing import with_options_below

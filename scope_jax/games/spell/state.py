@@ -12,8 +12,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from scope_jax.games.spell.options import SpellSection
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Judgement, Reply
-from scope_jax.play.rewards import mean
 from scope_jax.play.samples import Sample
 
 History = dict[str, list[dict[str, Any]]]  # plain `Entry`s by "cluster/task", the latest last

@@ -11,10 +11,10 @@ from scope_jax.games.spice import messages, roles, rules
 from scope_jax.games.spice.options import SpiceSection, check, options
 from scope_jax.games.spice.roles import CHALLENGER, REASONER, card_roles
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, ChallengerAttempt, StageReply
+from scope_jax.grading.rewards import means, shares
 from scope_jax.learner.types import Datum, Episode, Metrics, transcript
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, Game, Panel
-from scope_jax.play.rewards import means, shares
 from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.text.parsing import shorten

@@ -19,9 +19,9 @@ from scope_jax.games.spice.state import (
     Stage,
     StageReply,
 )
+from scope_jax.grading.math_answers import Comparison
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
-from scope_jax.play.math_answers import Comparison
 from scope_jax.play.prompting import shown
 from scope_jax.play.roles import Role, judge_role
 from scope_jax.play.rollouts import Agent, Rollout

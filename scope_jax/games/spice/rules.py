@@ -17,9 +17,9 @@ from scope_jax.config import one_of
 from scope_jax.data.keys import drawn
 from scope_jax.games.spice.options import ChallengerReward, SpiceSection
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, ChallengerAttempt, ReasonerTask
-from scope_jax.play import measures
-from scope_jax.play.math_answers import LONGEST, Verdict
-from scope_jax.play.rewards import absolute_zero, r_zero
+from scope_jax.grading import measures
+from scope_jax.grading.math_answers import LONGEST, Verdict
+from scope_jax.grading.rewards import absolute_zero, r_zero
 from scope_jax.text.objects import has_control, last_object, whole_object
 
 REASONS = (

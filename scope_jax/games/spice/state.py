@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from scope_jax.play.rewards import mean
+from scope_jax.grading.rewards import mean
 from scope_jax.play.samples import Sample
 from scope_jax.text.messages import Messages
 

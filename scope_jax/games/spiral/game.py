@@ -13,10 +13,10 @@ from scope_jax.games.spiral.match import RANDOM, SEATS, match
 from scope_jax.games.spiral.options import SpiralSection, options
 from scope_jax.games.spiral.roles import card_roles
 from scope_jax.games.spiral.state import MatchTurn, SeatResult
+from scope_jax.grading.rewards import by_turn, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.game import GRADIENT, REWARD, Game, Panel
-from scope_jax.play.rewards import by_turn, means
 from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.step import Memory, Played, Step

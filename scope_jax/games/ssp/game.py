@@ -9,10 +9,10 @@ from scope_jax.games.ssp import messages, roles, state
 from scope_jax.games.ssp.options import SSPSection, check, options
 from scope_jax.games.ssp.roles import PROPOSER, SOLVER, card_roles
 from scope_jax.games.ssp.state import Entry, Proposal, Solved
+from scope_jax.grading.rewards import mean, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Game, Panel, Starter
-from scope_jax.play.rewards import mean, means
 from scope_jax.play.step import Memory, Played, Step
 
 

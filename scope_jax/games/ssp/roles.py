@@ -11,7 +11,7 @@ from scope_jax.games.ssp import messages, rules, state
 from scope_jax.games.ssp.options import SSPSection, options
 from scope_jax.games.ssp.state import Problem, Proposal, Slot, Solved
 from scope_jax.learner.types import Judgement, Reply
-from scope_jax.play import grading, searching
+from scope_jax.play import judging, searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
@@ -33,7 +33,7 @@ def card_roles(cfg: Config) -> tuple[Role, ...]:
         agent = Agent(ACTOR, single_turn(card.verify_temperature, card.verify_max_tokens))
         others.append(Role(VERIFIER, agent, prompts=(messages.VERIFICATION,)))
     if cfg.judge is not None and (card.grader != "exact-match" or card.verify == "judge"):
-        grades = (grading.JUDGE,) if card.grader != "exact-match" else ()
+        grades = (judging.JUDGE,) if card.grader != "exact-match" else ()
         verifies = (messages.VERIFICATION,) if card.verify == "judge" else ()
         others.append(Role(JUDGE, cfg.judge, prompts=(*grades, *verifies), table="judge"))
     return (*(players[name] for name in card.update_order), *others)
@@ -132,7 +132,7 @@ def verify(step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[
     replies = _replies(step, prompts, fresh)
     answers = {i: _answer(reply, step.card.verify == "judge") for i, reply in replies.items()}
     cases = [
-        grading.Case(fresh[i].question or "", prediction, fresh[i].slot.golds) for i, prediction in answers.items()
+        judging.Case(fresh[i].question or "", prediction, fresh[i].slot.golds) for i, prediction in answers.items()
     ]
     grades = step.grade(step.card.grader, cases)
     graded = dict(zip(answers, zip(grades.correct, grades.judgements, strict=True), strict=True))
@@ -251,7 +251,7 @@ def prediction_of(completion: Completion) -> str | None:
 def grade_solver(step: Step[SSPSection], solved: Sequence[Solved]) -> list[Solved]:
     """r(A(ρʲ), a*) for every attempt; dummies, and attempts that violate the format, are not graded."""
     cases = {
-        (group.problem.slot, j): grading.Case(
+        (group.problem.slot, j): judging.Case(
             group.problem.question, prediction if formed else None, group.problem.golds
         )
         for group in solved

@@ -11,8 +11,9 @@ import numpy as np
 
 from scope_jax.config import Config, one_of
 from scope_jax.games.ssp.options import NoiseUnit, options
-from scope_jax.play import rewards, searching
-from scope_jax.play.words import contains
+from scope_jax.grading import rewards
+from scope_jax.grading.words import contains
+from scope_jax.play import searching
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.games.ssp.options import SSPSection
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Judgement
-from scope_jax.play.rewards import mean
 from scope_jax.play.samples import Sample
 
 

@@ -1,0 +1,1 @@
+"""The decoder: its description, its layers, its caches."""

@@ -1,0 +1,143 @@
+"""Attention over pages on a GPU: one Pallas (Triton) kernel for decoding and prefill, with or without a window.
+
+Each program of the grid has a row, a kv head and a block of its queries, and goes through the row's pages once with a
+running maximum (FlashAttention; Dao et al. 2022). It reads the pages where they are, so nothing is gathered, and only
+those that hold tokens of the row. Scores and sums are in float32; products of float32 arrays are, too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from scope_jax.models.decoder.pages import PAGE, Before, Loop, LoopPages, Where
+from scope_jax.models.kernels.cascade import MASKED, Carry
+
+QUERIES = 64  # most rows of a block: queries times query heads of a kv head
+FEWEST = 16  # rows of a Triton product
+WIDEST = 256  # dimensions of a head: of wider ones the pages do not fit the memory of a multiprocessor
+
+
+def _takes(head_dim: int) -> bool:
+    return FEWEST <= head_dim <= WIDEST and head_dim.bit_count() == 1
+
+
+class Triton(Loop):
+    """The layout of `Loop`, which computes heads that the kernel does not take. interpret: Pallas's interpreter runs
+    the kernel, on any platform."""
+
+    def __init__(self, *, interpret: bool = False) -> None:
+        self._interpret = interpret
+
+    def _attention(
+        self, layer: LoopPages, q_RKmh: jax.Array, where: Where, queries: int, window: int | None, before: Before
+    ) -> jax.Array:
+        if not _takes(q_RKmh.shape[-1]):
+            return super()._attention(layer, q_RKmh, where, queries, window, before)
+        return self._pages(layer, q_RKmh, where, queries, window, before)[0]
+
+    def _sums(self, layer: LoopPages, q_BKMh: jax.Array, where: Where) -> Carry:
+        if not _takes(q_BKMh.shape[-1]):
+            return super()._sums(layer, q_BKMh, where)
+        return Carry(*self._pages(layer, q_BKMh, where, 1, None, None, ends=False))
+
+    def _pages(
+        self,
+        layer: LoopPages,
+        q_RKmh: jax.Array,
+        where: Where,
+        queries: int,
+        window: int | None,
+        before: Before,
+        ends: bool = True,
+    ) -> tuple[jax.Array, ...]:
+        """Attention of the rows' queries over their pages: with `ends` its result, otherwise the parts of a `Carry`."""
+        rows, num_kv, together, head_dim = q_RKmh.shape
+        size = min(QUERIES, max(FEWEST, 1 << (together - 1).bit_length()))
+        blocks = -(-together // size)
+
+        def padded(x_RKm: jax.Array) -> jax.Array:
+            return jnp.pad(x_RKm, ((0, 0), (0, 0), (0, blocks * size - together), *((0, 0),) * (x_RKm.ndim - 3)))
+
+        ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
+        vectors = pl.BlockSpec((None, None, size, head_dim), lambda r, k, m: (r, k, m, 0))
+        numbers = pl.BlockSpec((None, None, size), lambda r, k, m: (r, k, m))
+        row = pl.BlockSpec((None,), lambda r, k, m: (r,))
+        carry, specs = (), ()
+        if before is not None:
+            carry, specs = (before[1], *map(padded, before[0])), (row, numbers, numbers, vectors)
+        shape = (rows, num_kv, blocks * size)
+        sums = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, shape, (*shape, head_dim))]
+        found = pl.pallas_call(
+            partial(_kernel, queries=queries, size=size, window=window, begun=before is not None),
+            grid=(rows, num_kv, blocks),
+            in_specs=[
+                vectors,
+                pl.BlockSpec((None, where.table.shape[1]), lambda r, k, m: (r, 0)),
+                *[row] * 2,
+                *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+                *specs,
+            ],
+            out_specs=[vectors] if ends else [numbers, numbers, vectors],
+            out_shape=[jax.ShapeDtypeStruct((*shape, head_dim), q_RKmh.dtype)] if ends else sums,
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+            interpret=self._interpret,
+            name="paged_attention" if ends else "shared_pages_attention",
+        )(padded(q_RKmh), where.table, where.starts_R, ends_R, layer.k_PKht, layer.v_PKth, *carry)
+        return tuple(x[:, :, :together] for x in found)
+
+
+def _kernel(
+    q_ref: Any,
+    table_ref: Any,
+    start_ref: Any,
+    end_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    *others: Any,
+    queries: int,
+    size: int,
+    window: int | None,
+    begun: bool,
+) -> None:
+    """others: with `begun` the first page and the three parts of a carry; then the outputs, one or three."""
+    head, q_Mh = pl.program_id(1), q_ref[...]
+    start, end = start_ref[...], end_ref[...]
+    # Rows of a block are ordered by query head, then by query; those beyond the last one are padding.
+    position_M = start + (pl.program_id(2) * size + jnp.arange(size)) % queries
+    scale = 1 / math.sqrt(q_Mh.shape[1])
+    product = partial(triton.dot, precision=lax.Precision.HIGHEST if q_Mh.dtype == jnp.float32 else None)
+
+    def add(b: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        top_M, mass_M, total_Mh = carry
+        page = table_ref[b]
+        behind_Mt = position_M[:, None] - (b * PAGE + jnp.arange(PAGE))[None]
+        seen_Mt = behind_Mt >= 0 if window is None else (behind_Mt >= 0) & (behind_Mt < window)
+        scores_Mt = jnp.where(seen_Mt, product(q_Mh, k_ref[page, head]).astype(jnp.float32) * scale, MASKED)
+        new_top_M = jnp.maximum(top_M, jnp.max(scores_Mt, axis=1))
+        shrink_M = jnp.exp(top_M - new_top_M)
+        weights_Mt = jnp.exp(scores_Mt - new_top_M[:, None])
+        part_Mh = product(weights_Mt.astype(v_ref.dtype), v_ref[page, head]).astype(jnp.float32)
+        mass_M = mass_M * shrink_M + jnp.sum(weights_Mt, axis=1)
+        return new_top_M, mass_M, total_Mh * shrink_M[:, None] + part_Mh
+
+    if begun:
+        first_ref, *before, o_ref = others
+        first, (top_M, mass_M, total_Mh) = first_ref[...], (ref[...] for ref in before)
+    else:
+        first, top_M, mass_M = 0, jnp.full(size, MASKED, jnp.float32), jnp.zeros(size, jnp.float32)
+        total_Mh, o_ref = jnp.zeros(q_Mh.shape, jnp.float32), others[-1]
+    carry = lax.fori_loop(first, (end + PAGE - 1) // PAGE, add, (top_M, mass_M, total_Mh))
+    if not begun and len(others) > 1:
+        for ref, part in zip(others, carry, strict=True):
+            ref[...] = part
+        return
+    # A row that adds nothing has seen nothing; its output is meaningless but must not be NaN.
+    o_ref[...] = (carry[2] / jnp.maximum(carry[1], 1e-30)[:, None]).astype(o_ref.dtype)

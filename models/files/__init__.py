@@ -1,0 +1,1 @@
+"""Files of weights and configurations, in the formats of others and ours."""

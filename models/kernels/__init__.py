@@ -1,0 +1,1 @@
+"""Kernels and what they share: functions of arrays that know no model."""

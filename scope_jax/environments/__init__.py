@@ -1,0 +1,1 @@
+"""What rollouts act on: environments, programs, tools of others, and the sandbox."""

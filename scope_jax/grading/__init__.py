@@ -1,0 +1,1 @@
+"""Graders: functions of answers, and the client of a judge."""

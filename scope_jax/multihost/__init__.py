@@ -1,0 +1,1 @@
+"""Several processes that are one run: how they find, know and watch each other."""
