@@ -26,9 +26,9 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scope_jax.data.corpus import load_corpus
 from scope_jax.models.encoders import bert
 from scope_jax.models.encoders.texts import TextEncoder
-from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.sharding.spec import init_params, path_name
 
 MAX_TOKENS = 256

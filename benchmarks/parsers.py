@@ -30,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scope_jax.data.corpus import Corpus, Document, split_contents
 from scope_jax.games import parse_config
 from scope_jax.games.absolute_zero import rules as azero_rules
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection
@@ -49,7 +50,6 @@ from scope_jax.play import documents, judging, pairwise, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.tool_turns import read_turn
-from scope_jax.retrieval.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.search import format_documents
 from scope_jax.rollouts.types import Completion, Row, Turn

@@ -23,8 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scope_jax.data.corpus import Corpus, load_corpus
 from scope_jax.retrieval.build import build_index, open_index
-from scope_jax.retrieval.corpus import Corpus, load_corpus
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.index import Index
 from scope_jax.retrieval.scann import ScannConfig

@@ -28,9 +28,9 @@ import tensorstore as ts
 from jax.sharding import Mesh
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from scope_jax.data.corpus import Corpus
 from scope_jax.errors import UserError
 from scope_jax.files import is_partial
-from scope_jax.retrieval.corpus import Corpus
 from scope_jax.retrieval.embed import Embedder, HashedLexical, Progress
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.index import Index

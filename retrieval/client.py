@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scope_jax.retrieval.corpus import Document, split_contents
+from scope_jax.data.corpus import Document, split_contents
 from scope_jax.retrieval.search import Hit
 from scope_jax.web.exchange import BadAddress, Exchange, HttpResponse, Unanswered, shown, whole
 

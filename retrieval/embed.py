@@ -19,9 +19,9 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float
 
+from scope_jax.data.corpus import READ_ROWS, Document
 from scope_jax.errors import UserError
 from scope_jax.files import replaced
-from scope_jax.retrieval.corpus import READ_ROWS, Document
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 Progress = Callable[[int, int], None]  # (passages done, passages in all)

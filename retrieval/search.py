@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scope_jax.data.corpus import Corpus, Document
 from scope_jax.errors import UserError
-from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.index import BLOCKS, COUNTS, Index
 
 if TYPE_CHECKING:  # games need the texts of this module; scipy is for those who search

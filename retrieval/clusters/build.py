@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.data.rows import DataError
 from scope_jax.errors import UserError
 from scope_jax.files import replaced
 from scope_jax.retrieval.clusters.folder import (
@@ -40,7 +41,6 @@ from scope_jax.retrieval.clusters.kmeans import clusters
 from scope_jax.retrieval.clusters.select import REASONS, select
 from scope_jax.retrieval.clusters.settings import ClusterCorpus, Neural, Preparation
 from scope_jax.retrieval.embed import Encoder, HashedLexical
-from scope_jax.retrieval.rows import DataError
 
 NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
 TOO_LONG = "cluster_too_long"  # of documents that clusters of at most `sizes.tokens` have no room for

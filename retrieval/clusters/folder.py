@@ -31,10 +31,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
+from scope_jax.data.corpus import Document
+from scope_jax.data.rows import DataError, hub_table, is_file
 from scope_jax.errors import UserError
 from scope_jax.files import is_partial, replaced
-from scope_jax.retrieval.corpus import Document
-from scope_jax.retrieval.rows import DataError, hub_table, is_file
 
 VERSION = 1
 CLUSTERS, REPORT, MANIFEST, WORK, LOCK = "clusters.jsonl", "report.json", "manifest.json", "work", ".lock"

@@ -22,12 +22,13 @@ from itertools import chain, islice
 
 import numpy as np
 
+from scope_jax.data.corpus import DOCUMENT, passage
+from scope_jax.data.rows import DataError, Row, check_columns, optional, read, required
 from scope_jax.retrieval.clusters.duplicates import NearDuplicates
 from scope_jax.retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, KeptDocuments, State, Tell
 from scope_jax.retrieval.clusters.settings import CorpusSource, Filters, Preparation
 from scope_jax.retrieval.clusters.words import HeldOutPhrases, is_prose
-from scope_jax.retrieval.corpus import DOCUMENT, passage
-from scope_jax.retrieval.rows import DataError, Row, check_columns, kind_of, optional, read, required
+from scope_jax.text.strict_json import kind_of
 
 QUALITY = "quality"  # the column of a document's score
 FIELDS = (*DOCUMENT, QUALITY)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scope_jax.data.rows import Row
 from scope_jax.retrieval.clusters.kmeans import Sizes
 from scope_jax.retrieval.embed import Encoder
-from scope_jax.retrieval.rows import Row
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required, text_of
+from scope_jax.data.rows import DataError, Row, optional, required, text_of
 from scope_jax.text import conversations as canonical
 from scope_jax.text.calls import ConversationError, Message
 from scope_jax.text.dialects.values import Malformed, from_json
+from scope_jax.text.strict_json import kind_of
 
 Columns = Mapping[str, str]
 Tools = list[dict[str, Any]] | None

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scope_jax.data.corpus import passage
 from scope_jax.data.published import RECIPES, Make, Recipe, joined
+from scope_jax.data.rows import DataError, Row, attempts, is_file, short
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.errors import writing
 from scope_jax.files import alone, partial_of, remove_stale, replaced
-from scope_jax.retrieval.corpus import passage
-from scope_jax.retrieval.rows import DataError, Row, attempts, is_file, is_text, short
+from scope_jax.text.strict_json import is_text
 
 BLOCK = 1 << 20  # bytes hashed at a time
 

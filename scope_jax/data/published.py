@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scope_jax.data.corpus import DOCUMENT, passage
+from scope_jax.data.rows import DataError, Row, optional, required
 from scope_jax.data.schemas import Kind
-from scope_jax.retrieval.corpus import DOCUMENT, passage
-from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required
+from scope_jax.text.strict_json import kind_of
 
 Make = Callable[[Row, str], Row]
 

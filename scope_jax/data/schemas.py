@@ -25,8 +25,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from scope_jax.data.conversations import conversations, preferences
-from scope_jax.retrieval.corpus import DOCUMENT, passage
-from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, repeated, required, text_of
+from scope_jax.data.corpus import DOCUMENT, passage
+from scope_jax.data.rows import DataError, Row, optional, required, text_of
+from scope_jax.text.strict_json import kind_of, repeated
 
 Kind = Literal[
     "answers",

@@ -12,10 +12,10 @@ from typing import TypeVar, overload
 import numpy as np
 
 from scope_jax.config import RowsSection
+from scope_jax.data.corpus import Corpus, load_corpus
 from scope_jax.data.keys import rng
+from scope_jax.data.rows import DataError, Row, check_columns, listed, read
 from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
-from scope_jax.retrieval.corpus import Corpus, load_corpus
-from scope_jax.retrieval.rows import DataError, Row, check_columns, listed, read
 
 Item = TypeVar("Item")
 BLOCK = 4096  # random numbers drawn at a time

@@ -13,6 +13,7 @@ import numpy as np
 from scope_jax.config import JudgeSection
 from scope_jax.config.suites import SuiteCard
 from scope_jax.data.keys import rng
+from scope_jax.data.rows import Row
 from scope_jax.errors import UserError
 from scope_jax.evaluation import calling
 from scope_jax.evaluation.calling import BYTES_PER_TOKEN, completion_of
@@ -27,7 +28,6 @@ from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import RolloutCalls
 from scope_jax.play.tools import BASE
-from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.world import Tell
 from scope_jax.text.messages import Messages

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.config import Config, LossCard
+from scope_jax.data.rows import Row
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play.game import ACTOR
 from scope_jax.play.step import Memory
 from scope_jax.play.tools import Tools
-from scope_jax.retrieval.rows import Row
 
 
 @dataclass(frozen=True)

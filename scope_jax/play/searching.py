@@ -15,11 +15,11 @@ from scope_jax.config import Config, FormatRule, SamplingSection, one_of
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tool_turns import UNFINISHED, read_calls
-from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
+from scope_jax.text.strict_json import is_text
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
 # Rules of reading: of several queries in one search all count, or it is one.

@@ -10,6 +10,7 @@ import numpy as np
 
 from scope_jax.config import Config, SamplingSection
 from scope_jax.data.keys import rng
+from scope_jax.data.rows import Row
 from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import asking, judging
@@ -20,7 +21,6 @@ from scope_jax.play.rollouts import Interaction, Rollout
 from scope_jax.play.samples import Sample, sample_of
 from scope_jax.play.settings import SettingRecord
 from scope_jax.play.tools import Tools
-from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 

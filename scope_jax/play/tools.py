@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from scope_jax.config import SamplingSection
+from scope_jax.data.rows import Row
 from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Datum, Reply
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
-from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 

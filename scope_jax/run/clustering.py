@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import Config, EncoderSection
 from scope_jax.config.suites import load_suite
+from scope_jax.data.rows import Row, optional, required
 from scope_jax.data.schemas import ALIASES, ANSWERS, CONTEXT, TASK
 from scope_jax.errors import UserError, writing
 from scope_jax.models.encoders import encoder
@@ -32,7 +33,6 @@ from scope_jax.retrieval.clusters.settings import (
     Questions,
     TokenCounter,
 )
-from scope_jax.retrieval.rows import Row, optional, required
 from scope_jax.run.indexing import EMBED_CHUNK, Part, announce, neural, reading
 
 _PASSAGE = re.compile(r"^Passage \d+:$", re.MULTILINE)

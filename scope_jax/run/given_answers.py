@@ -8,12 +8,12 @@ import numpy as np
 
 from scope_jax.config import Config
 from scope_jax.data import sources
+from scope_jax.data.rows import Row
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import given_rows
 from scope_jax.play.turns import Joiner
-from scope_jax.retrieval.rows import Row
 
 KINDS = ("conversations", "preferences")
 ROWS = 512  # are encoded

@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, EncoderSection, RetrievalSection, ServedModel
+from scope_jax.data.corpus import Corpus, load_corpus
 from scope_jax.errors import UserError, writing
 from scope_jax.models.encoders import encoder
 from scope_jax.models.encoders.encoder import EncoderConfig
@@ -24,7 +25,6 @@ from scope_jax.models.encoders.texts import TextEncoder
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.retrieval.build import build_index, open_index, saved_lexical
 from scope_jax.retrieval.client import RemoteRetriever
-from scope_jax.retrieval.corpus import Corpus, load_corpus
 from scope_jax.retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
 from scope_jax.retrieval.scann import ScannConfig
 from scope_jax.retrieval.search import Hit, LocalRetriever, SearchTool

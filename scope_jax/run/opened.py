@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from scope_jax.config import Config, EvalSet, JudgeSection, ServedModel
 from scope_jax.data import sources
+from scope_jax.data.corpus import Corpus, load_corpus
+from scope_jax.data.rows import Row
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
@@ -18,8 +20,6 @@ from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, services_of
 from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME, Tool
 from scope_jax.play.turns import Joiner
-from scope_jax.retrieval.corpus import Corpus, load_corpus
-from scope_jax.retrieval.rows import Row
 from scope_jax.text import dialects
 
 T = TypeVar("T")

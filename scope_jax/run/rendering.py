@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from scope_jax.data import sources
 from scope_jax.data.keys import rng
+from scope_jax.data.rows import Row
 from scope_jax.errors import UserError
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.failures import check_failures
@@ -15,7 +16,6 @@ from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import check_answered
-from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion, RolloutError
 from scope_jax.run.opened import OpenedCard
 from scope_jax.run.world import ONLY

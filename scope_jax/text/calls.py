@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.retrieval.rows import is_text, kind_of
 from scope_jax.text.dialects import values
 from scope_jax.text.dialects.values import Malformed, from_json
+from scope_jax.text.strict_json import is_text, kind_of
 
 Message = dict[str, Any]
 

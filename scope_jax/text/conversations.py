@@ -22,7 +22,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scope_jax.retrieval.rows import kind_of
 from scope_jax.text.calls import (
     CALLS,
     EMPTY,
@@ -34,6 +33,7 @@ from scope_jax.text.calls import (
     parsed,
     with_results,
 )
+from scope_jax.text.strict_json import kind_of
 
 ROLES: Mapping[str, str] = {
     **{role: role for role in ("system", "user", "assistant", "tool")},

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from scope_jax.retrieval.rows import STRICT_JSON, is_text
+from scope_jax.text.strict_json import STRICT_JSON, is_text
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the line break
 _MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # an unescaped quote or brace: an even number of backslashes before it

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import re2
 
-from scope_jax.retrieval.rows import is_text
+from scope_jax.text.strict_json import is_text
 
 MEMORY = 1 << 20  # bytes of one compiled pattern
 LONGEST = 4096  # characters of a pattern

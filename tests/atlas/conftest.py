@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scope_jax.data.corpus import load_corpus
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
-from scope_jax.retrieval.corpus import load_corpus
 from tools.atlas import build
 from tools.atlas.facts import ASSETS, World, load_world
 from tools.atlas.games import GAMES

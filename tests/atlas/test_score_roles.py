@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from scope_jax.data.rows import Row
 from scope_jax.data.sources import load
 from scope_jax.games import load_card, score
 from scope_jax.games.score import meta_harness, rules
@@ -18,7 +19,6 @@ from scope_jax.grading import measures
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.game import play_step
 from scope_jax.play.rubrics import score_of
-from scope_jax.retrieval.rows import Row
 from scope_jax.text import parsing
 from tests.games.harness import ScriptedTools, TurnContext
 from tools.atlas import score_scripts

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.data import sources
-from scope_jax.retrieval.corpus import load_corpus
+from scope_jax.data.corpus import load_corpus
 from scope_jax.text import templates
 from tests.data.files import source
 

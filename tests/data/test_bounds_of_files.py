@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.data import rows
+from scope_jax.data.corpus import load_corpus
+from scope_jax.data.rows import DataError, attempts, read
 from scope_jax.data.schemas import SCHEMAS
-from scope_jax.retrieval import rows
 from scope_jax.retrieval.clusters.folder import input_of
-from scope_jax.retrieval.corpus import load_corpus
-from scope_jax.retrieval.rows import STRICT_JSON, DataError, attempts, read, repeated
 from scope_jax.text.objects import has_control, last_object
+from scope_jax.text.strict_json import STRICT_JSON, repeated
 
 LIMITED = """
 import resource, sys
-from scope_jax.retrieval.rows import attempts, read
+from scope_jax.data.rows import attempts, read
 from scope_jax.retrieval.clusters.folder import input_of
 try:
     if sys.argv[1] == "input":

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from scope_jax.config import RowsSection
+from scope_jax.data.rows import DataError
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.data.sources import Source, load
-from scope_jax.retrieval.rows import DataError
 
 ASK, SAY = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "one."}
 

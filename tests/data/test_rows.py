@@ -12,10 +12,10 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.data import sources
+from scope_jax.data.corpus import load_corpus
+from scope_jax.data.rows import DataError
 from scope_jax.data.schemas import Kind
 from scope_jax.games import load_card
-from scope_jax.retrieval.corpus import load_corpus
-from scope_jax.retrieval.rows import DataError
 from scope_jax.run.config_file import to_toml
 from tests.data.files import every_format, hub, jsonl, source
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from scope_jax.data import sources
+from scope_jax.data.rows import DataError
 from scope_jax.data.schemas import answers, clusters, queries, questions, readings, tasks
 from scope_jax.games import ssp
 from scope_jax.games.ssp import roles
 from scope_jax.play.game import step_of
-from scope_jax.retrieval.rows import DataError
 from tests.data.files import jsonl, source
 from tests.games.harness import ScriptedTools, card
 

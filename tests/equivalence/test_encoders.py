@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.data.corpus import Corpus, Document
 from scope_jax.models.encoders.texts import END_OF_TEXT, TextEncoder, TextTokenizer
 from scope_jax.retrieval.build import build_index, open_index
-from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import PrefixedEncoder
 from scope_jax.retrieval.scann import ScannConfig
 from tests.retrieval import tiny_encoders

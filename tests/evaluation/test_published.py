@@ -18,10 +18,10 @@ from scope_jax.cli import app
 from scope_jax.config import RowsSection
 from scope_jax.config.suites import load_suite, suite_names
 from scope_jax.data.published import RECIPES
+from scope_jax.data.rows import attempts
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.data.sources import Source, load
 from scope_jax.evaluation.suites import KINDS
-from scope_jax.retrieval.rows import attempts
 
 TALK = [{"role": "user", "content": "hi"}]
 # name: (published row, our row)

@@ -11,6 +11,7 @@ import numpy as np
 
 from scope_jax.config import Config, EvalSet, SamplingSection
 from scope_jax.data.keys import rng
+from scope_jax.data.rows import Row
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import parse_config
 from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
@@ -27,7 +28,6 @@ from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, 
 from scope_jax.play.tool_responder import stops_of, tool_responder
 from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Joiner, Mode
-from scope_jax.retrieval.rows import Row
 from scope_jax.retrieval.search import NOTHING_FOUND
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.rollouts.types import Completion, Request, SamplingParams, Turn

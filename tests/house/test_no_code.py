@@ -23,11 +23,11 @@ from transformers import dynamic_module_utils
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
+from scope_jax.data.rows import DataError, hub_table
 from scope_jax.games import load_card
 from scope_jax.models.decoder import adapter
 from scope_jax.models.files import peft, weights
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
-from scope_jax.retrieval.rows import DataError, hub_table
 from scope_jax.run import checkpoint, indexing
 from scope_jax.run.checkpoint_writer import Checkpoints
 from tests.house import test_checkpoint as saved

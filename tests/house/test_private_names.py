@@ -20,7 +20,7 @@ OF_LIBRARIES = {
     "ClusterEnv._cluster_types": "multihost/runtime.py",
     "orbax.checkpoint._src": "run/checkpoint_writer.py",
     "typer._click": "cli/program.py",
-    "._fingerprint": "retrieval/corpus.py retrieval/clusters/folder.py",
+    "._fingerprint": "data/corpus.py retrieval/clusters/folder.py",
     "config._compile_all_devices": "benchmarks/peers/plain_torch.py",
     "trainer._": "benchmarks/peers/trl_grpo.py benchmarks/curves/gradients.py",
     "params._get_key_and_transform_mapping": "benchmarks/curves/gradients.py",

@@ -19,11 +19,11 @@ from scope_jax.cli.program import any_character
 from scope_jax.config import JudgeSection
 from scope_jax.grading.judge_client import JudgeClient
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import NOTHING_FOUND, SearchTool
 from scope_jax.run.files import JUDGEMENTS, LineWriter, read_records
 from scope_jax.run.records import judgement_records
 from scope_jax.text import dialects
+from scope_jax.text.strict_json import is_text
 from tests.games.harness import sampled_turn, search_responder
 from tests.judge.endpoint import endpoint
 

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from scope_jax.config import RowsSection
+from scope_jax.data.rows import DataError
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.data.sources import Source, load
 from scope_jax.errors import UserError
 from scope_jax.play.conversations import given_rows, trained_rows
 from scope_jax.play.turns import Joiner
-from scope_jax.retrieval.rows import DataError
 from scope_jax.text import dialects
 from tests.play.templates import paths, tokenizer_of
 

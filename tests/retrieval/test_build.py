@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.data.corpus import Corpus, Document
 from scope_jax.retrieval.build import IndexFolderError, build_index, open_index
-from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.scann import ScannConfig, ScannIndex
@@ -127,7 +127,7 @@ def test_a_killed_process_leaves_nothing_that_opens(corpus: Corpus, embedder: Ha
 import os, signal, sys
 from pathlib import Path
 from scope_jax.retrieval.build import build_index
-from scope_jax.retrieval.corpus import Corpus
+from scope_jax.data.corpus import Corpus
 from scope_jax.retrieval.embed import HashedLexical
 corpus = Corpus.load(Path(sys.argv[1]))
 kill = lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done >= 64 else None

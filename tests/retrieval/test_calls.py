@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
+from scope_jax.data.corpus import Document
 from scope_jax.retrieval.calls import LARGE, WAITING, Calls
-from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.index import BLOCKS, COUNTS
 from scope_jax.retrieval.search import Hit

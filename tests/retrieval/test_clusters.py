@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from scope_jax.data.rows import DataError
 from scope_jax.retrieval.clusters import build
 from scope_jax.retrieval.clusters.build import prepare
 from scope_jax.retrieval.clusters.folder import ClustersFolderError
 from scope_jax.retrieval.clusters.settings import Neural, Preparation
-from scope_jax.retrieval.rows import DataError
 from tests.retrieval.clustering import (
     FILTERS,
     QUESTION,

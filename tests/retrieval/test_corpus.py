@@ -10,8 +10,8 @@ import datasets
 import datasets.config
 import pytest
 
-from scope_jax.retrieval.corpus import Corpus, Document, load_corpus, split_contents
-from scope_jax.retrieval.rows import DataError
+from scope_jax.data.corpus import Corpus, Document, load_corpus, split_contents
+from scope_jax.data.rows import DataError
 
 ADA = Document("a", "Ada Lovelace", "She wrote notes.\nMany of them.")
 BABBAGE = Document("b", "Charles Babbage", "Ünïcode 数学 <|im_end|> </information>")

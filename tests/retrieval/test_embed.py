@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scope_jax.data.corpus import Corpus, Document
 from scope_jax.retrieval import embed
-from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 
 TEXTS = {

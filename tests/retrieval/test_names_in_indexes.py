@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scope_jax.data.corpus import Corpus, Document
+from scope_jax.data.rows import DataError
 from scope_jax.models.files import seal
 from scope_jax.models.tokenizers import vocabularies
-from scope_jax.retrieval.corpus import Corpus, Document
-from scope_jax.retrieval.rows import DataError
 from scope_jax.retrieval.scann import ASSETS, ScannConfig, ScannIndex
 
 OUTSIDE = ["../data.arrow", "/etc/passwd", "a/../../data.arrow", "", 7, None, "link/data.arrow"]

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.config import Config, RetrievalSection
+from scope_jax.data.corpus import Corpus, Document
 from scope_jax.games import load_card
 from scope_jax.models.encoders import encoder
 from scope_jax.models.encoders.texts import TextEncoder, program_length
 from scope_jax.models.files.weights import WeightsError
 from scope_jax.retrieval.build import IndexFolderError, build_index, open_index
-from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.run import indexing
 from tests.retrieval.tiny_encoders import WORDS, write_bert, write_modules

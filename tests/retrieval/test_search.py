@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.retrieval.corpus import Corpus, Document, split_contents
+from scope_jax.data.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND, Hit, LocalRetriever, SearchTool, format_documents

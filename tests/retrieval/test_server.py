@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from scope_jax.data.corpus import Document
 from scope_jax.retrieval.client import RemoteRetriever, SearchServerError
-from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.search import Hit, Retriever, SearchTool, format_documents
 from scope_jax.web import exchange
 from tests.retrieval.serving import serving

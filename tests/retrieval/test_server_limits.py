@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import httpx
 import pytest
 
+from scope_jax.data.corpus import Document
 from scope_jax.retrieval import server
-from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.search import LONGEST_QUERY, Hit, SearchTool
 from tests.retrieval.serving import serving
 

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from scope_jax.data.corpus import Document
 from scope_jax.environments.loopback import Loopback
 from scope_jax.report import live
-from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.lanes import Lanes
 from scope_jax.retrieval.search import Hit
 from scope_jax.web import connections

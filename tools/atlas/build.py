@@ -16,11 +16,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from scope_jax.data.corpus import Corpus, load_corpus
 from scope_jax.files import replaced
 from scope_jax.games import load_card
 from scope_jax.models.files.weights import save_hf
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
-from scope_jax.retrieval.corpus import Corpus, load_corpus
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import LocalRetriever, SearchTool

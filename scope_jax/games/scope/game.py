@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config
+from scope_jax.data.rows import Row
 from scope_jax.data.sources import Source
 from scope_jax.games.scope import messages, roles, rules, state
 from scope_jax.games.scope.options import ScopeSection, check, options
@@ -16,7 +17,6 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, Panel, Starter
 from scope_jax.play.step import Memory, Played, Step
-from scope_jax.retrieval.rows import Row
 
 ESTIMATE = "estimate"  # label of the solver's attempts that measure a draft's task
 CREATION = "creation"  # labels of task generation begin with it

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from scope_jax.config import Config, RoleSection, SamplingSection
+from scope_jax.data.rows import Row
 from scope_jax.games.scope import messages, rules
 from scope_jax.games.scope.options import ScopeSection, options
 from scope_jax.games.scope.state import AttemptedTask, RubricTask, TaskAttempt, TaskDraft, TaskOrder
@@ -19,7 +20,6 @@ from scope_jax.play.rubrics import UNGRADED, Criterion, Grader, RubricCase
 from scope_jax.play.step import Step
 from scope_jax.play.tool_calls import SEARCH_NAME
 from scope_jax.play.tools import Tools
-from scope_jax.retrieval.rows import Row
 from scope_jax.text import dialects
 
 CHALLENGER, SOLVER = "challenger", "solver"  # the policies, too

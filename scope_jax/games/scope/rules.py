@@ -18,9 +18,9 @@ from scope_jax.games.scope.options import ChallengerRewardSection, MissingAnswer
 from scope_jax.grading.rewards import mean
 from scope_jax.play import searching, tool_turns
 from scope_jax.play.rubrics import Criterion
-from scope_jax.retrieval.rows import is_text
 from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
+from scope_jax.text.strict_json import is_text
 
 GATES = ("entity", "relevance")
 REASONS = ("no_task", *GATES, "no_rubrics")  # for rejecting a draft

@@ -20,8 +20,8 @@ from scope_jax.games.score.options import ScoreHarnessSection, options
 from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Reply
 from scope_jax.play.step import Memory
-from scope_jax.retrieval.rows import STRICT_JSON, is_text
 from scope_jax.text import objects, parsing
+from scope_jax.text.strict_json import STRICT_JSON, is_text
 
 LARGEST = 1 << 16  # characters of a reply with a harness
 Limit = Annotated[float, Field(ge=0, le=10)]

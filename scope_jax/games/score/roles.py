@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config, SamplingSection
+from scope_jax.data.rows import Row
 from scope_jax.games.score import messages, meta_harness, rules, state
 from scope_jax.games.score.meta_harness import Harness, HarnessError, Refresh
 from scope_jax.games.score.options import ScoreRole, ScoreSection, options
@@ -28,7 +29,6 @@ from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Step
 from scope_jax.play.tools import BASE
-from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.config import Config
+from scope_jax.data import rows
 from scope_jax.data.keys import drawn
 from scope_jax.games.spell import messages, rules
 from scope_jax.games.spell.options import SpellRoleSection, SpellSection, options
@@ -34,7 +35,6 @@ from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.samples import Sample, sample_of
 from scope_jax.play.searching import cut_off
 from scope_jax.play.step import Step
-from scope_jax.retrieval import rows
 from scope_jax.rollouts.types import Completion, Row
 from scope_jax.text.parsing import finished_lines
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from scope_jax.retrieval.rows import STRICT_JSON, is_text
+from scope_jax.text.strict_json import STRICT_JSON, is_text
 
 DEPTH = 32  # lists and objects around a part of an argument
 

@@ -15,20 +15,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from scope_jax.files import inside
-from scope_jax.retrieval.rows import (
+from scope_jax.data.rows import (
     DataError,
     Row,
     check_columns,
     hub_table,
     is_file,
-    kind_of,
     optional,
     read,
     required,
     short,
     text_of,
 )
+from scope_jax.files import inside
+from scope_jax.text.strict_json import kind_of
 
 if TYPE_CHECKING:
     import datasets  # for a second, which only reading a corpus needs
