@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -273,8 +274,8 @@ def numbered(text: str) -> str:
 
 def answered(text: str, first_only: bool) -> Any:
     """The searches of a turn that are answered if its first one is run, or all of them."""
-    tools, calls = (searching.reader(DIALECTS["xml"]),), "first" if first_only else "stop"
-    return read_turn(turn("sampled", text), tools, DIALECTS["xml"], calls=calls, finals=("answer",), malformed="end")
+    agent = replace(searching.FIRST if first_only else searching.ALL, finals=("answer",))
+    return read_turn(turn("sampled", text), (searching.reader(DIALECTS["xml"]),), DIALECTS["xml"], agent)
 
 
 HARNESS_NOW = meta_harness.default(SCORE)

@@ -7,7 +7,6 @@ so that a program needs the address alone. Requests to an endpoint are answered 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
 import threading
@@ -26,6 +25,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from scope_jax.text import openai
+from scope_jax.text.dialects import Call
 from scope_jax.text.openai import FunctionTool, Message, StreamOptions, without_nulls
 from scope_jax.web.connections import config
 from scope_jax.web.guard import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
@@ -85,14 +86,18 @@ class ChatReply:
 
     content: str
     """The text, without calls."""
-    calls: Sequence[tuple[str, str]] = ()
-    """Of each call, the function's name and its arguments as JSON."""
+    calls: Sequence[Call] = ()
+    """Calls of the program's functions."""
     cut: bool = False
     """Whether a limit of tokens ended it."""
     prompt_tokens: int = 0
     """Tokens of the prompt."""
     completion_tokens: int = 0
     """Sampled tokens."""
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return openai.usage(self.prompt_tokens, self.completion_tokens)
 
 
 class ChatRefused(Exception):
@@ -213,7 +218,7 @@ class Loopback:
             return StreamingResponse(
                 _events(head, reply, read.stream_options.include_usage), media_type="text/event-stream"
             )
-        return JSONResponse({**head, "object": "chat.completion", "choices": [_choice(reply)], "usage": _usage(reply)})
+        return JSONResponse({**head, "object": "chat.completion", "choices": [_choice(reply)], "usage": reply.usage})
 
 
 async def _in_turn(endpoint: Endpoint, asked: ChatRequest) -> ChatReply:
@@ -284,10 +289,7 @@ def _message(message: Message) -> Mapping[str, Any]:
 
 def _spoken(reply: ChatReply) -> dict[str, Any]:
     """The assistant's message."""
-    calls = [
-        {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in reply.calls
-    ]
+    calls = openai.tool_calls(reply.calls)
     message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if calls else "")}
     return message | ({"tool_calls": calls} if calls else {})
 
@@ -300,11 +302,6 @@ def _choice(reply: ChatReply) -> dict[str, Any]:
     return {"index": 0, "message": _spoken(reply), "logprobs": None, "finish_reason": _finish(reply)}
 
 
-def _usage(reply: ChatReply) -> dict[str, int]:
-    prompt, sampled = reply.prompt_tokens, reply.completion_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
 def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[bytes]:
     """The reply as server-sent events: the message, its end, and its usage if it was asked for."""
     message = _spoken(reply)
@@ -312,14 +309,10 @@ def _events(head: Mapping[str, Any], reply: ChatReply, usage: bool) -> Iterator[
     deltas = [({name: value for name, value in message.items() if value}, None), ({}, _finish(reply))]
     for delta, finish in deltas:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        yield _event({**head, "object": "chat.completion.chunk", "choices": [choice]})
+        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [choice]})
     if usage:
-        yield _event({**head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(reply)})
+        yield openai.event({**head, "object": "chat.completion.chunk", "choices": [], "usage": reply.usage})
     yield b"data: [DONE]\n\n"
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 def _refusal(status: int, sentence: str) -> Response:

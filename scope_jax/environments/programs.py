@@ -13,21 +13,21 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import cache, partial
+from itertools import groupby
 from typing import Any
 
 from scope_jax.environments.loopback import ChatRefused, ChatReply, ChatRequest, Loopback
 from scope_jax.errors import UserError, sentence
 from scope_jax.play.failures import failed
 from scope_jax.play.rollouts import Ask, Context, Failed, Response, Rollout
-from scope_jax.play.tool_calls import Tool
-from scope_jax.text import conversations
-from scope_jax.text.dialects import Call, Dialect, harmony
-from scope_jax.text.dialects.values import json_of
+from scope_jax.play.tool_calls import clients_tools
+from scope_jax.play.tool_turns import UNFINISHED
+from scope_jax.text import conversations, turns
+from scope_jax.text.dialects import Dialect
 from scope_jax.text.messages import Messages
 from scope_jax.text.plain_data import NotPlain, plain
 
 Run = Callable[[Context, Mapping[str, str]], Any]
-CUT = ("length", "overflow")
 
 
 def program(name: str, agents: Sequence[str], run: Run, dialect: Dialect, *, seconds: float = 600.0) -> Rollout:
@@ -73,34 +73,28 @@ def prompt(conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
 
     Raises UserError for one that cannot be a prompt.
     """
-    if dialect.structured and (tools or any(message["role"] == "tool" for message in conversation)):
+    if dialect.structured and (tools or any(map(_is_result, conversation))):
         raise UserError(
             f'functions of a program are not supported with model.dialect = "{dialect.format}"; give the agent tools '
             "of the game."
         )
-    _check(tools)
+    clients_tools(tools)
     if any("arguments" not in call["function"] for each in conversation for call in each.get("tool_calls") or ()):
         raise UserError("a call in the conversation cannot be written (it has no arguments).")
-    plain: list[dict[str, str]] = []
-    results: list[str] = []
-
-    def shown() -> None:
+    shown: list[Mapping[str, str]] = []
+    for results, alike in groupby(conversations.messages([*conversation], "messages"), _is_result):
+        group = list(alike)
         if results:
-            plain.extend(dict(message) for message in dialect.messages(dialect.observations(results)))
-            results.clear()
-
-    for message in conversations.messages([*conversation], "messages"):
-        if message["role"] == "tool":
-            results.append(message["content"])
+            shown += dialect.messages(dialect.observations([message["content"] for message in group]))
             continue
-        shown()
-        functions = [call["function"] for call in message.get("tool_calls", ())]
-        calls = [dialect.write(Call(one["name"], one["arguments"]), tools) for one in functions]
-        thought = {key: message[key] for key in ("reasoning_content",) if key in message}
-        content = "\n".join(filter(None, [message["content"], *calls]))
-        plain.append({"role": message["role"], "content": content, **thought})
-    shown()
-    return _as_prompt(plain, tools, dialect.results.role)
+        for message in group:
+            thought = {key: message[key] for key in ("reasoning_content",) if key in message}
+            shown.append({"role": message["role"], "content": dialect.in_text(message, tools), **thought})
+    return _as_prompt(shown, tools, dialect.results.role)
+
+
+def _is_result(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "tool"
 
 
 def _as_prompt(said: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]], results: str) -> Messages:
@@ -114,27 +108,14 @@ def _as_prompt(said: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, A
     return Messages(said[-1]["content"], system, tuple(tools), before, role=said[-1]["role"])
 
 
-def _check(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError for functions that no policy could call."""
-    names = [Tool(tool["function"]["name"], _program_runs, tool).name for tool in tools]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"there are two functions of the name {twice[0]}; give each its own.")
-
-
-def _program_runs(**_: Any) -> str:
-    raise AssertionError("functions of a program are not run here")
-
-
 def reply(response: Response, tools: Sequence[Mapping[str, Any]], dialect: Dialect) -> ChatReply:
-    """What the program reads of a turn: its calls if all can be read, else its text."""
-    size = len(response.turns[-1].ids)
-    calls = dialect.read(response.content, tools) if tools else []
-    cut = response.finish in CUT
-    if calls and all(call.valid for call in calls) and not cut:
-        text = response.content[: min(call.start for call in calls)].strip()
-        return ChatReply(text, [(call.name, json_of(call.arguments)) for call in calls], completion_tokens=size)
-    said = harmony.shown(response.content) if dialect.format == "harmony" else response.content
-    return ChatReply(said.strip(), cut=cut, completion_tokens=size)
+    """What the program reads of a turn: what a client of `serve` would, but neither thinking, nor calls of a turn that
+    was cut, as the calls of rollouts count for nothing there."""
+    cut = response.finish in UNFINISHED
+    schemas = [tool.schema for tool in clients_tools(tools)]
+    found = [] if cut else turns.read(response.content, dialect, schemas, turns.checks_of(schemas))
+    content, calls = turns.delivered(response.content, found)
+    return ChatReply(dialect.shown(content).strip(), calls, cut=cut, completion_tokens=len(response.turns[-1].ids))
 
 
 # --------------------------------------------------------------------------------------------------------- programs

@@ -13,12 +13,14 @@ from scope_jax.grading.judge_client import CallingReply
 from scope_jax.learner.types import Reply
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.rollouts import Agent
-from scope_jax.play.tool_calls import Tool, refusal
-from scope_jax.play.tool_execution import Execution, MalformedCall, RolloutCalls, ToolCall
+from scope_jax.play.tool_calls import Tool
+from scope_jax.play.tool_execution import Execution, RolloutCalls
+from scope_jax.play.tool_responder import to_run
+from scope_jax.play.tool_turns import answered, as_taken, checks_of
 from scope_jax.rollouts import types
 from scope_jax.rollouts.types import Completion, ToolResult, Turn
-from scope_jax.text import parsing
-from scope_jax.text.dialects import values
+from scope_jax.text import parsing, turns
+from scope_jax.text.dialects import JOINT, Call
 
 BYTES_PER_TOKEN = 4  # the estimate without a tokenizer
 TOGETHER = 16  # episodes whose calls run at a time
@@ -92,44 +94,39 @@ class Talk:
     finish: str | None = None
 
     def take(self, reply: Reply) -> None:
-        """Takes a turn; its calls are run and answered, unless a final tag is closed or it was cut off."""
+        """Takes a turn; its calls are run and answered by the rules of rollouts (`tool_turns.answered`)."""
         if reply.refused:
             self.finish = "overflow"
             return
         turn = turn_of(reply)
         self.turns.append(turn)
-        called = reply.calls if isinstance(reply, CallingReply) else ()
-        called = called if self.agent.calls == "all" else called[:1]
-        final = any(parsing.spans(turn.content, tag) for tag in self.agent.finals)
-        wanted = [(call["id"], self._understood(call["function"])) for call in called]
-        if self.agent.malformed == "end":
-            wanted = [(id, one) for id, one in wanted if isinstance(one, ToolCall)]
-        if reply.cut or final or not wanted:
-            self.finish = turn.finish
-            return
+        given = reply.calls if isinstance(reply, CallingReply) else ()
+        wanted = self._wanted(turn, given)
         number = sum(turn.kind == "sampled" for turn in self.turns)
-        if number == self.agent.max_turns:
-            self.finish = "turns"
+        if not wanted or number == self.agent.max_turns:
+            self.finish = "turns" if wanted else turn.finish
             return
-        results = self.calls.run("policy", number - 1, [one for _, one in wanted])
-        ids = {id for id, _ in wanted}
-        shown = [call for call in called if call["id"] in ids]
-        self.messages.append({"role": "assistant", "content": reply.text or None, "tool_calls": shown})
-        for (id, _), result in zip(wanted, results, strict=True):
-            self.messages.append({"role": "tool", "tool_call_id": id, "content": result.text})
+        results = self.calls.run("policy", number - 1, to_run(wanted, self.tools))
         self.turns.append(Turn("observation", NO_IDS, NO_LOGPROBS, "\n".join(one.text for one in results), None))
+        if self.agent.malformed == "remind" and not wanted[0].valid:
+            self.messages.append({"role": "assistant", "content": reply.text})
+            self.messages.append({"role": "user", "content": self.agent.reminder})
+            return
+        texts: dict[int, list[str]] = {}  # by the place of a call among those given: one may stand for several
+        for call, result in zip(wanted, results, strict=True):
+            texts.setdefault(call.start - len(turn.content), []).append(result.text)
+        shown = [given[place] for place in texts]
+        self.messages.append({"role": "assistant", "content": reply.text or None, "tool_calls": shown})
+        for call, parts in zip(shown, texts.values(), strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": JOINT.join(parts)})
 
-    def _understood(self, function: Mapping[str, str]) -> ToolCall | MalformedCall:
-        name = function["name"]
-        try:
-            arguments = values.from_json(function["arguments"]) if function["arguments"].strip() else {}
-        except values.Malformed as error:
-            return MalformedCall(name, f"error: the call of {name} cannot be read: {error}")
-        if not isinstance(arguments, dict):
-            return MalformedCall(name, f"error: the call of {name} cannot be read: the arguments must be a JSON object")
-        if problem := refusal(name, arguments, self.tools):
-            return MalformedCall(name, problem)
-        return ToolCall(next(tool for tool in self.tools if tool.name == name), arguments)
+    def _wanted(self, turn: Turn, given: Sequence[Mapping[str, Any]]) -> list[Call]:
+        """The calls of a turn that are answered. given: as the endpoint has read them; they follow its text."""
+        agent, tools = self.agent, self.tools
+        functions = [call["function"] for call in (given[:1] if agent.calls == "stop" else given)]
+        schemas = [tool.schema for tool in tools]
+        found = turns.native(functions, schemas, checks_of(tools), start=len(turn.content))
+        return answered(turn, as_taken(found, tools, agent), agent)
 
     def completion(self) -> Completion:
         """The episode, without token ids."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from scope_jax.config import Config, FormatRule, one_of
+from scope_jax.config import Config, FormatRule, SamplingSection, one_of
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import SEARCH, SEARCH_ARGUMENT, SEARCH_NAME, Tool
 from scope_jax.play.tool_turns import UNFINISHED, read_calls
@@ -19,33 +19,23 @@ from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, Dialect
-from scope_jax.text.dialects.formats import Format
 from scope_jax.text.strict_json import is_text
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
-
-
-class Searched(NamedTuple):
-    """A search at text[start:end] and its query; the query is None if the search is malformed. closed: where the tags
-    around it end."""
-
-    query: str | None
-    start: int
-    end: int
-    closed: int
+# Rules of reading: of several queries in one search all count, or it is one.
+ALL = Agent("", SamplingSection(), malformed="end")
+FIRST = replace(ALL, calls="first")
 
 
 def search_tool(search: Search, dialect: Dialect) -> Tool:
-    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code), and arguments
-    besides the query are left out, but not in the format function."""
-    return _tool(search, dialect.format)
+    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code)."""
+    return _tool(search, dialect.exact)
 
 
-def _tool(search: Search, form: Format) -> Tool:
+def _tool(search: Search, strict: bool) -> Tool:
     def batch(calls: Sequence[Mapping[str, Any]]) -> list[str]:
         return search([arguments[SEARCH_ARGUMENT] for arguments in calls])
 
-    strict = form == "function"
     return Tool(
         SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True, strict=strict, parts=_queries, batch=batch
     )
@@ -64,27 +54,23 @@ def declared(dialect: Dialect) -> tuple[Mapping[str, Any], ...]:
     return (SEARCH,) if dialect.declares else ()
 
 
-def searches(text: str, dialect: Dialect) -> list[Searched]:
+def searches(text: str, dialect: Dialect) -> list[Call]:
     """Every search of `text`, valid or malformed, in order.
 
     Malformed are calls that cannot be read or are of another function, and blank queries. What follows such a call
     inside the same tags is part of it.
     """
-    found = read_calls(text, (reader(dialect),), dialect, calls="first", malformed="end")
-    return [
-        Searched(call.arguments[SEARCH_ARGUMENT] if call.valid else None, call.start, call.end, call.closed)
-        for call in found
-    ]
+    return read_calls(text, (reader(dialect),), dialect, FIRST)
 
 
 def reader(dialect: Dialect) -> Tool:
     """The search tool, to read turns with: it finds nothing."""
-    return _reader(dialect.format)
+    return _reader(dialect.exact)
 
 
 @cache
-def _reader(form: Format) -> Tool:
-    return _tool(lambda queries: [""] * len(queries), form)
+def _reader(strict: bool) -> Tool:
+    return _tool(lambda queries: [""] * len(queries), strict)
 
 
 def written_search(query: str, dialect: Dialect) -> str:
@@ -94,7 +80,7 @@ def written_search(query: str, dialect: Dialect) -> str:
 
 def queries_of(text: str, dialect: Dialect) -> list[str]:
     """The queries of all valid searches of a turn; a JSON list in a search counts as several (SSP's released code)."""
-    found = read_calls(text, (reader(dialect),), dialect, malformed="end")
+    found = read_calls(text, (reader(dialect),), dialect, ALL)
     return [call.arguments[SEARCH_ARGUMENT] for call in found if call.valid]
 
 

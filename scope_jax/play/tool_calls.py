@@ -24,9 +24,9 @@ import numpy as np
 from typing_extensions import is_typeddict
 
 from scope_jax.errors import UserError
-from scope_jax.text import parsing, schemas
-from scope_jax.text.dialects.formats import LONGEST
-from scope_jax.text.dialects.values import json_of
+from scope_jax.text import schemas
+from scope_jax.text.schemas import Schema
+from scope_jax.text.validation import STEPS, budget
 
 # The search of the games: its schema is what templates declare to roles that search, where the dialect has that.
 SEARCH_NAME, SEARCH_ARGUMENT = "search", "query"
@@ -104,6 +104,25 @@ class Tool:
         if function.get("name") != self.name:
             raise UserError(f"The schema of the tool {self.name} is of {function.get('name')!r}; give both one name.")
         schemas.check(function.get("parameters", {}), f"The tool {self.name}")
+
+
+@budget(4 * STEPS)  # to try all schemas
+def clients_tools(given: Sequence[Schema]) -> tuple[Tool, ...]:
+    """The functions of a client, who runs them: their schemas without patterns, which the client checks itself, as one
+    that cannot be read here is no reason to refuse a request. Raises UserError for a name or a schema that no policy
+    could call, and for a name that is there twice."""
+    tools: list[Tool] = []
+    for schema in given:
+        function = schemas.function_of(schema)
+        if any(function["name"] == tool.name for tool in tools):
+            raise UserError(f"There are two functions of the name {function['name']}; give each its own.")
+        readable = {**function, "parameters": schemas.without_patterns(function.get("parameters") or {})}
+        tools.append(Tool(function["name"], _client_runs, {"type": "function", "function": readable}))
+    return tuple(tools)
+
+
+def _client_runs(**_: Any) -> str:
+    raise AssertionError("functions of a client are not run here")
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -197,49 +216,3 @@ def _untitled(schema: Any) -> Any:
             if key != "title" or not isinstance(value, str)
         }
     return [_untitled(one) for one in schema] if isinstance(schema, list) else schema
-
-
-def refusal(name: str, arguments: Mapping[str, Any], tools: Sequence[Tool]) -> str:
-    """Why a call cannot be run, as a sentence for the policy; "" if its tool takes these arguments as they are.
-
-    Nothing is converted: "5" is no number, 5.0 no integer. An argument that the schema does not name is refused, unless
-    it says that it takes others.
-    """
-    known = {one.name: one for one in tools}
-    if name not in known:
-        return _sentence(f"there is no tool {json_of(name[:80])}; there is {_listed([*known]) or 'none'}")
-    parameters = schemas.function_of(known[name].schema).get("parameters", {})
-    taken = schemas.arguments_of(parameters)
-    takes = f"it takes {_listed([*taken])}" if taken else "it takes none"
-    others = parameters.get("additionalProperties", False) is not False or "patternProperties" in parameters
-    if surplus := [one for one in arguments if one not in taken and not others]:
-        return _sentence(f"{name} has no argument {json_of(surplus[0][:80])}; {takes}")
-    if missing := [one for one in parameters.get("required", ()) if one not in arguments]:
-        return _sentence(f"{name} needs the argument {json_of(missing[0])}; {takes}")
-    wrong = schemas.fault(arguments, parameters)
-    if wrong is None:
-        return ""
-    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in wrong.absolute_path)[1:]
-    if wrong.validator == "type":
-        one_or_more: Any = wrong.validator_value
-        kinds = [one_or_more] if isinstance(one_or_more, str) else one_or_more
-        reason = f"must be {' or '.join(kinds)}, not {_kind(wrong.instance)}"
-    else:
-        reason = f"is wrong: {wrong.message}"
-    return _sentence(f"the argument {json_of(place[:80])} of {name} {reason}")
-
-
-def _sentence(text: str) -> str:
-    return parsing.shorten(f"error: {text}", LONGEST)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
-def _kind(value: Any) -> str:
-    """A value for a sentence, with the name of its JSON type."""
-    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array"}
-    name = next((name for kind, name in kinds.items() if isinstance(value, kind)), "object")
-    shown = "" if isinstance(value, (list, dict, NoneType)) else f" {parsing.shorten(json_of(value), 40)}"
-    return f"the {name}{shown}"

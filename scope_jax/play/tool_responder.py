@@ -36,20 +36,14 @@ def tool_responder(
 
     def respond(turns: tuple[Turn, ...]) -> str | Cut | None:
         turn, number = turns[-1], sum(turn.kind == "sampled" for turn in turns)
-        wanted = read_turn(
-            turn, tools, joiner.dialect, calls=agent.calls, finals=agent.finals, malformed=agent.malformed
-        )
+        wanted = read_turn(turn, tools, joiner.dialect, agent)
         ending = remark(number) if remark is not None and wanted else ""
         if not wanted or ending is None:
             return None
         first = agent.calls == "first" and wanted[0].valid
         if joiner.mode == "raw" and turn.finish == "eos" and not first:
             return None
-        called = [
-            ToolCall(by_name[call.name], call.arguments) if call.valid else MalformedCall(call.name, call.error)
-            for call in wanted
-        ]
-        results = zip(wanted, run(name, number - 1, called), strict=True)
+        results = zip(wanted, run(name, number - 1, to_run(wanted, tools)), strict=True)
         if agent.malformed == "remind" and not wanted[0].valid:
             text = agent.reminder
         else:
@@ -59,6 +53,15 @@ def tool_responder(
         return Cut(wanted[0].closed, text) if first else text
 
     return respond
+
+
+def to_run(calls: Sequence[Call], tools: Sequence[Tool]) -> list[ToolCall | MalformedCall]:
+    """The calls that are answered, for `RolloutCalls.run`."""
+    by_name = {tool.name: tool for tool in tools}
+    return [
+        ToolCall(by_name[call.name], call.arguments) if call.valid else MalformedCall(call.name, call.error)
+        for call in calls
+    ]
 
 
 def check_answered(name: str, agent: Agent, mode: Mode) -> None:
@@ -73,5 +76,7 @@ def check_answered(name: str, agent: Agent, mode: Mode) -> None:
 
 def stops_of(agent: Agent, tools: Sequence[Tool], joiner: Joiner) -> tuple[str, ...]:
     """The strings that end the agent's turns: its own and, if calls stop turns, the ends of calls and final tags."""
-    finals = tuple(f"</{final}>" for final in agent.finals) if tools and agent.calls == "stop" else ()
-    return tuple(dict.fromkeys((*agent.stop, *stops(tools, joiner.dialect, agent.calls), *finals)))
+    if not tools or agent.calls != "stop":
+        return tuple(dict.fromkeys(agent.stop))
+    finals = (f"</{final}>" for final in agent.finals)
+    return tuple(dict.fromkeys((*agent.stop, *stops(tools, joiner.dialect), *finals)))

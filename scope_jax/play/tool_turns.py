@@ -9,94 +9,77 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
-from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.tool_calls import Tool
 from scope_jax.rollouts.thoughts import blanked
 from scope_jax.rollouts.types import Turn
-from scope_jax.text import parsing
+from scope_jax.text import parsing, turns
 from scope_jax.text.dialects import Call, Dialect
-from scope_jax.text.schemas import arguments_of, function_of
-from scope_jax.text.validation import STEPS, budget
 
-Policy = Literal["all", "stop", "first"]
-OnMalformed = Literal["answer", "end", "remind"]
 UNFINISHED = ("length", "overflow")  # finish reasons of a turn that was cut off
 
 
-def stops(tools: Sequence[Tool], dialect: Dialect, calls: Policy) -> tuple[str, ...]:
-    """The strings that end a turn with its call, if calls are to stop turns."""
-    return tuple(dict.fromkeys(stop for tool in tools for stop in dialect.stops(tool.name))) if calls == "stop" else ()
+def stops(tools: Sequence[Tool], dialect: Dialect) -> tuple[str, ...]:
+    """The strings with which calls of the tools end."""
+    return tuple(dict.fromkeys(stop for tool in tools for stop in dialect.stops(tool.name)))
 
 
-def read_turn(
-    turn: Turn,
-    tools: Sequence[Tool],
-    dialect: Dialect,
-    *,
-    calls: Policy = "all",
-    finals: Sequence[str] = (),
-    malformed: OnMalformed = "answer",
-) -> list[Call]:
+def read_turn(turn: Turn, tools: Sequence[Tool], dialect: Dialect, agent: Agent) -> list[Call]:
     """The calls of a turn that are answered, in order: valid ones by their tool, the others by their `error`.
 
     Without one the episode's turns are over.
+    """
+    return answered(turn, read_calls(turn.content, tools, dialect, agent), agent)
 
-    finals: if a tag of these is closed outside of calls, nothing is answered. calls: "first": only the first valid
+
+def answered(turn: Turn, found: list[Call], agent: Agent) -> list[Call]:
+    """Those of the calls of a turn, as its tools take them, that are answered.
+
+    agent: its `finals`: if such a tag is closed outside of calls, nothing is. `calls`: "first": only the first valid
     call, if no final tag begins before it, however the turn ended; the caller drops the text from its `closed` on.
-    Otherwise nothing is answered after a turn that was cut off. malformed: "end" leaves out malformed calls, "remind"
+    Otherwise nothing is answered after a turn that was cut off. `malformed`: "end" leaves out malformed calls, "remind"
     does if a call is valid.
     """
-    found = read_calls(turn.content, tools, dialect, calls=calls, malformed=malformed)
-    return answered(turn, found, calls=calls, finals=finals, malformed=malformed)
-
-
-def answered(
-    turn: Turn,
-    found: list[Call],
-    *,
-    calls: Policy = "all",
-    finals: Sequence[str] = (),
-    malformed: OnMalformed = "answer",
-) -> list[Call]:
-    """Those of the calls of a turn, as `read_calls` finds them, that are answered; see `read_turn`."""
-    begins = _first_final(turn.content, found, finals)
+    begins = _first_final(turn.content, found, agent.finals)
     valid = [call for call in found if call.valid]
-    if calls == "first" and valid:
+    if agent.calls == "first" and valid:
         return valid[:1] if begins < 0 or valid[0].start < begins else []
     if turn.finish in UNFINISHED or begins >= 0:
         return []
-    return valid if malformed == "end" or (malformed == "remind" and valid) else found
+    return valid if agent.malformed == "end" or (agent.malformed == "remind" and valid) else found
 
 
-@budget(STEPS)  # for all arguments of a turn
-def read_calls(
-    text: str, tools: Sequence[Tool], dialect: Dialect, *, calls: Policy = "all", malformed: OnMalformed = "answer"
-) -> list[Call]:
-    """Every call of a text, valid or malformed, in order; each of the calls that one stands for, unless only the first
-    is run. malformed: unless each is answered, what follows a call that its tool refuses inside the same tags is part
-    of it."""
-    by_name = {tool.name: tool for tool in tools}
-    found: list[Call] = []
-    refused = -1  # where the tags end in which a call was refused
-    for call in dialect.read(text, [tool.schema for tool in tools]):
+def read_calls(text: str, tools: Sequence[Tool], dialect: Dialect, agent: Agent) -> list[Call]:
+    """Every call of a text, valid or malformed, in order, as the tools take them (`as_taken`)."""
+    return as_taken(turns.read(text, dialect, [tool.schema for tool in tools], checks_of(tools)), tools, agent)
+
+
+def checks_of(tools: Sequence[Tool]) -> dict[str, turns.Check]:
+    """How the arguments of tools are checked."""
+    return {tool.name: "all" if tool.strict else "named" for tool in tools}
+
+
+def as_taken(found: Sequence[Call], tools: Sequence[Tool], agent: Agent) -> list[Call]:
+    """Each of the calls that one stands for, unless only the first is run. Unless the agent's malformed calls are
+    answered, what follows one inside the same tags is part of it."""
+    parts = {tool.name: tool.parts for tool in tools}
+    taken: list[Call] = []
+    refused = -1  # where the tags end in which a call was malformed
+    for call in found:
         if call.closed == refused:
-            found[-1] = replace(found[-1], end=call.end)
+            taken[-1] = replace(taken[-1], end=call.end)
             continue
-        tool = by_name.get(call.name)
-        if tool is not None and not tool.strict:
-            known = arguments_of(function_of(tool.schema).get("parameters", {}))
-            call = replace(call, arguments={name: value for name, value in call.arguments.items() if name in known})
-        error = call.error or refusal(call.name, call.arguments, tools)
-        refused = call.closed if error and malformed != "answer" else -1
-        if not error and tool is not None and tool.parts is not None:
-            parts = tool.parts(call.arguments, calls != "first")
-            found += [replace(call, arguments=part) for part in parts]
-            if parts:
-                continue
-            error = f"error: the call of {call.name} is empty"
-        found.append(replace(call, error=error))
-    return found
+        refused = -1 if call.valid or agent.malformed == "answer" else call.closed
+        divide = parts.get(call.name)
+        if not call.valid or divide is None:
+            taken.append(call)
+            continue
+        each = divide(call.arguments, agent.calls != "first")
+        taken += [replace(call, arguments=one) for one in each]
+        if not each:
+            taken.append(replace(call, error=f"error: the call of {call.name} is empty"))
+    return taken
 
 
 def _first_final(text: str, found: Sequence[Call], finals: Sequence[str]) -> int:

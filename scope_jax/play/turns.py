@@ -33,8 +33,8 @@ from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.play.tool_probes import marked_tools, retyped_tools
 from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import dialects, parsing
-from scope_jax.text.calls import call_id
-from scope_jax.text.dialects import Call, Dialect, gemma, harmony
+from scope_jax.text.calls import call_id, message_of
+from scope_jax.text.dialects import Call, Dialect
 from scope_jax.text.messages import Messages
 from scope_jax.text.schemas import Schema, accepts, arguments_of, function_of, only_text, parameters_of
 
@@ -96,15 +96,6 @@ class Cut:
 
 
 Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
-
-
-def _called(calls: Sequence[tuple[str, Any]], content: str = "") -> Mapping[str, Any]:
-    """A message of the policy with calls, names and arguments, for chat templates."""
-    shown = [
-        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": arguments}}
-        for place, (name, arguments) in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": shown}
 
 
 def _sample(name: str, parameters: Schema) -> Any:
@@ -204,10 +195,10 @@ class Joiner:
                 "the conversation in every turn."
             ) from None
         text = self.tokenizer.decode(ids)
-        if self.dialect.format == "gemma" and f"{gemma.RESULT}response:" not in text:
+        if self.dialect.result_mark not in text:
             raise UserError(
-                "The chat template does not show results behind the call that they answer, as Gemma 4 reads them; set "
-                "model.chat_template to a newer one of the model."
+                f"The chat template does not show results behind the call that they answer, as the format "
+                f"{self.dialect.format} has them; set model.chat_template to a newer one of the model."
             )
         if "probe" not in text:
             raise UserError(
@@ -342,7 +333,7 @@ class Joiner:
         the calls that they answer."""
         names = [str(one["name"]) for one in later if "tool_call_id" in one]
         if names:
-            return _called([(name, {}) for name in names])
+            return message_of([(name, {}) for name in names])
         return THINKING_ANSWER if self._opened else ANSWER
 
     def _results(self, text: str, names: Sequence[str] = ()) -> list[Mapping[str, Any]]:
@@ -365,25 +356,12 @@ class Joiner:
 
     def _spoken(self, turn: Turn, later: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """A turn of the policy as a message for the chat template, without its thinking. later: what answers it."""
-        if not self.dialect.structured:
-            return {"role": "assistant", "content": parsing.without_thought(turn.text)}
-        harmonic = self.dialect.format == "harmony"
-        calls = self.dialect.read(turn.content, self.tools)
-        if not calls or not any("tool_call_id" in one for one in later):
-            return {"role": "assistant", "content": harmony.shown(turn.text) if harmonic else turn.content.strip()}
-        said = "" if harmonic else turn.content[: calls[0].start].strip()
-        last = calls[-1:] if harmonic else calls
-        return _called([(one.name or UNKNOWN, self._arguments(turn.text, one)) for one in last], said)
-
-    def _arguments(self, text: str, call: Call) -> Any:
-        """Those of a call in a turn's text; of a malformed one what the policy wrote in their place."""
-        if call.valid:
-            return dict(call.arguments)
-        written = text[call.start : call.end]
-        if self.dialect.format == "harmony":
-            return written
-        inside = written.partition("{")[2].rpartition("}")[0]
-        return inside if self.dialect.format == "gemma" else f"{{{inside}}}"
+        answered = any("tool_call_id" in one for one in later)
+        found = self.dialect.read(turn.content, self.tools) if answered else []
+        said, calls = self.dialect.spoken(turn.text, turn.content, found)
+        if not calls:
+            return {"role": "assistant", "content": said}
+        return message_of([(name or UNKNOWN, arguments) for name, arguments in calls], said)
 
     def glue(self, messages: Messages, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids from the end of the policy's message up to the start of its next one, with the messages in between.
@@ -400,8 +378,8 @@ class Joiner:
             trusted=("assistant", "system"),
             **self.options,
         )
-        # In the format gemma the first token behind a call's arguments is its own, and results stand right behind it.
-        return ids[1:] if self.dialect.format == "gemma" and "tool_call_id" in between[0] else ids
+        # Where results stand right behind a call, the first token behind its arguments is its own.
+        return ids[1:] if self.dialect.result_mark and "tool_call_id" in between[0] else ids
 
     def _after(self, messages: Messages, turn: Turn, between: Sequence[Mapping[str, Any]]) -> list[int]:
         """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
@@ -413,7 +391,7 @@ class Joiner:
         ids = self.glue(messages, between)
         # gpt-oss ends a reply with another token than its template ends earlier messages with.
         known = ids[0] in self.tokenizer.eos_ids or self.thought == parsing.ANALYSIS
-        known = known and self.dialect.format != "gemma"
+        known = known and not self.dialect.result_mark
         ended = turn.finish == "eos" and (known or ids[0] == int(turn.ids[-1]))
         return ids[1:] if ended else ids
 
@@ -439,6 +417,6 @@ class Joiner:
     @property
     def forbidden(self) -> list[str]:
         """Tags that must not be encoded as tokens in an observation's text."""
-        named = parameters_of(self.tools) if self.dialect.format == "xml" else ()
+        named = [name for name in parameters_of(self.tools) if self.dialect.tag(name) == name]
         names = sorted({*parsing.FOREIGN, *self.dialect.tags, *named} - {self.dialect.results.tag})
         return [tag for name in names for tag in (f"<{name}>", f"</{name}>")]

@@ -7,7 +7,6 @@ is called.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,16 +15,16 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
-from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play import tool_turns
+from scope_jax.play.tool_calls import Tool, clients_tools
 from scope_jax.play.turns import SHORT, Joiner
-from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
+from scope_jax.rollouts.thoughts import Marks
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, ChatBody, Message
-from scope_jax.text import conversations, dialects, parsing
-from scope_jax.text.calls import ConversationError, call_id
+from scope_jax.text import conversations, dialects, parsing, turns
+from scope_jax.text.calls import ConversationError, message_of
 from scope_jax.text.dialects import Call, Dialect, harmony
 from scope_jax.text.schemas import Schema
-from scope_jax.text.validation import STEPS, budget
 
 PROBE = {
     "type": "function",
@@ -48,56 +47,25 @@ class Functions:
     """The same without patterns, with which calls are read."""
     dialect: Dialect
     """How calls are written."""
-    strict: frozenset[str]
-    """Names of those whose calls count only if their arguments satisfy the schema."""
     single: bool
     """A reply has one call at most."""
 
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings with which calls end."""
-        return tuple(dict.fromkeys(stop for tool in self.tools for stop in self.dialect.stops(tool.name)))
+        return tool_turns.stops(self.tools, self.dialect)
 
 
-@budget(4 * STEPS)  # to try all schemas
 def functions_of(model: Served, body: ChatBody) -> Functions | None:
     """The functions of a request; None if it has none. Raises ApiError for one that has no usable name or schema."""
     if not body.tools:
         return None
-    tools = []
-    for number, tool in enumerate(body.tools):
-        function = tool.function
-        readable = {**tool.given, "function": {**tool.given["function"], "parameters": _readable(function.parameters)}}
-        try:
-            tools.append(Tool(function.name, _client_runs, readable))
-        except UserError as error:
-            raise ApiError(f"`tools.{number}`: {error!s}", param="tools") from None
-    names = [tool.name for tool in tools]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ApiError(f"`tools`: there are two functions of the name {twice}; give each its own.", param="tools")
-    strict = frozenset(tool.function.name for tool in body.tools if tool.function.strict)
-    dialect = dialects.load(model.cfg.model.dialect)
     schemas = tuple(tool.given for tool in body.tools)
-    return Functions(schemas, tuple(tools), dialect, strict, body.parallel_tool_calls is False)
-
-
-def _client_runs(**_: Any) -> str:
-    raise AssertionError("functions of a client are not run here")
-
-
-def _readable(schema: Any, top: bool = True) -> Any:
-    """A schema without regular expressions, which clients check themselves: those that RE2 cannot read are no reason to
-    refuse a request."""
-    if isinstance(schema, Mapping):
-        left_out = {"pattern": str, "patternProperties": Mapping}
-        return {
-            key: _readable(value, False)
-            for key, value in schema.items()
-            if not isinstance(value, left_out.get(key, ()))
-        }
-    if isinstance(schema, list):
-        return [_readable(value, False) for value in schema]
-    return {} if schema is None and top else schema
+    try:
+        tools = clients_tools(schemas)
+    except UserError as error:
+        raise ApiError(f"`tools`: {error!s}", param="tools") from None
+    return Functions(schemas, tools, dialects.load(model.cfg.model.dialect), body.parallel_tool_calls is False)
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts
@@ -123,14 +91,10 @@ def prompt(
     except UserError as error:
         raise ApiError(f"`tools`: {error!s}", param="tools") from None
     dialect = form.joiner.dialect
-    rendered = _rendered(messages, form, readable)
-    if schemas and not dialect.declares:
-        system = rendered.pop(0)["content"] if rendered[0]["role"] == "system" else ""
-        described = "\n\n".join(filter(None, [system, dialect.described(schemas)]))
-        rendered.insert(0, {"role": "system", "content": described})
+    rendered, declared = form.joiner.declared(_rendered(messages, form, readable), schemas or None)
     return model.tokenizer.encode_chat(
         rendered,
-        tools=list(schemas) if schemas and dialect.declares else None,
+        tools=declared,
         forbid=[tag for name in (*parsing.FOREIGN, *dialect.tags) for tag in (f"<{name}>", f"</{name}>")],
         trusted={"assistant", "system", "user"} - {dialect.results.role},
         **options,
@@ -143,23 +107,24 @@ class _Form:
 
     joiner: Joiner
     """Made, it shows that template and dialect have room for all of them."""
-    tokenizer: Tokenizer
 
     @cached_property
     def writes_calls(self) -> bool:
         """True if the template writes `tool_calls` of messages as the dialect has them."""
-        ask, call = SHORT.conversation(), Call("probe", {"text": "a b"})
-        said = {"role": "assistant", "content": "", "tool_calls": [_called(call_id(0), call)]}
+        tokenizer = self.joiner.tokenizer
+        ask = SHORT.conversation()
+        call = Call("probe", {"text": "a b"})
+        said = message_of([(call.name, dict(call.arguments))])
         given: dict[str, Any] = {"tools": [PROBE], **self.joiner.options}
         try:
-            before = self.tokenizer.encode_chat(ask, True, **given)
-            whole = self.tokenizer.encode_chat([*ask, said], False, **given)
+            before = tokenizer.encode_chat(ask, True, **given)
+            whole = tokenizer.encode_chat([*ask, said], False, **given)
         except ValueError:
             return False
         pairs = enumerate(zip(before, whole, strict=False))
         start = next((place for place, (one, other) in pairs if one != other), min(len(before), len(whole)))
-        end = next((place for place in range(start, len(whole)) if whole[place] in self.tokenizer.eos_ids), len(whole))
-        written = self.tokenizer.decode(whole[start:end])
+        end = next((place for place in range(start, len(whole)) if whole[place] in tokenizer.eos_ids), len(whole))
+        written = tokenizer.decode(whole[start:end])
         return self.joiner.dialect.declares and self.joiner.dialect.read(written, [PROBE]) == [call]
 
 
@@ -167,7 +132,7 @@ class _Form:
 def _form(tokenizer: Tokenizer, dialect: str, options: str, tools: str) -> _Form:
     """Agents ask again and again with the same functions. options, tools: as JSON."""
     known = tuple(json.loads(tools))
-    return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known), tokenizer)
+    return _Form(Joiner("chat-trimmed", tokenizer, dialects.load(dialect), json.loads(options), known))
 
 
 def conversation(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
@@ -218,15 +183,8 @@ def _said(message: Mapping[str, Any], form: _Form, schemas: Sequence[Schema]) ->
     """A message, its calls as such if the template writes them like the dialect, or as text."""
     if not message.get("tool_calls") or form.writes_calls:
         return message
-    functions = [call["function"] for call in message["tool_calls"]]
-    written = [form.joiner.dialect.write(Call(one["name"], one["arguments"]), schemas) for one in functions]
     bare = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**bare, "content": "\n".join(filter(None, [message["content"], *written]))}
-
-
-def _called(id: str, call: Call) -> Mapping[str, Any]:
-    """A call for chat templates, which take the arguments as an object."""
-    return {"id": id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+    return {**bare, "content": form.joiner.dialect.in_text(message, schemas)}
 
 
 def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, Any]]:
@@ -246,88 +204,49 @@ def _results(results: Sequence[str], joiner: Joiner) -> list[Mapping[str, Any]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- replies
-class CallReader:
-    """Parts the text of a reply into content and calls, as it arrives.
+class ReplyReader:
+    """Parts the text of a reply into content and calls (`turns.delivered`), as it arrives.
 
-    A call that is malformed, of a function that there is not, or against a strict schema is content. Calls inside
-    thinking are none, as in training.
+    The content has the model's thinking, unless the reply is in channels. Calls inside thinking are none, as in
+    training.
     """
 
-    def __init__(self, functions: Functions, opened: bool, thought: Marks | None) -> None:
-        """opened: the prompt has opened the thinking. thought: its marks, None if it counts as any text."""
+    def __init__(self, functions: Functions | None, thought: Marks | None, opened: bool, channels: bool) -> None:
+        """functions: None if it calls nothing. thought: the marks of thinking, None if it counts as any text. opened:
+        the prompt has opened it. channels: the reply has channels (`dialects.harmony`), of which the client gets what a
+        user reads."""
         self._functions = functions
-        self._schemas = [tool.schema for tool in functions.tools]
-        self._opened, self._thought = opened, thought
+        self._schemas = [tool.schema for tool in functions.tools] if functions else []
+        self._thought, self._opened, self._channels = thought, opened, channels
         self._text = ""
         self._shown = 0
 
     def feed(self, text: str) -> str:
         """The content that more text adds: what may belong to a call is kept back."""
         self._text += text
-        settled = self._functions.dialect.settled(self._visible(), self._schemas)
-        return self._show(self._text[:settled].rstrip())
+        settled = len(self._text)
+        if self._functions is not None:
+            settled = self._functions.dialect.settled(self._visible(), self._schemas)
+        return self._show(self._text[:settled].rstrip(), finished=False)
 
-    @budget(STEPS)
     def finish(self) -> tuple[str, list[Call]]:
         """(the rest of the content, the calls), when no more text comes. It may take a third of a second."""
-        found = self._functions.dialect.read(self._visible(), self._schemas)
-        pieces: list[str] = []
-        calls: list[Call] = []
-        last = 0
-        for (opened, closed), inside in groupby(found, lambda call: (call.opened, call.closed)):
-            if not all(map(self._counts, group := list(inside))):
-                continue
-            pieces.append(self._text[last:opened].strip() if calls else self._text[:opened].rstrip())
-            calls += group
-            last = closed
-            if self._functions.single:
-                return self._show("\n".join(filter(None, pieces))), calls[:1]
-        pieces.append(self._text[last:].strip() if calls else self._text)
-        return self._show("\n".join(filter(None, pieces))), calls
+        if self._functions is None:
+            return self._show(self._text, finished=True), []
+        dialect = self._functions.dialect
+        found = turns.read(self._visible(), dialect, self._schemas, turns.checks_of(self._schemas))
+        content, calls = turns.delivered(self._text, found, self._functions.single or dialect.single)
+        return self._show(content, finished=True), calls
 
-    def counted(self, calls: Sequence[Call]) -> list[Call]:
-        """Those that are calls of the client's functions."""
-        return [call for call in calls if self._counts(call)]
-
-    def _show(self, content: str) -> str:
+    def _show(self, content: str, finished: bool) -> str:
         """What `content`, which begins with all that was shown, adds."""
+        if self._channels:
+            content = harmony.shown(content, finished)
         new, self._shown = content[self._shown :], max(self._shown, len(content))
         return new
 
     def _visible(self) -> str:
-        if self._thought is None:
-            return self._text
-        return blanked(self._text, thoughts(self._text, self._thought, self._opened))
-
-    def _counts(self, call: Call) -> bool:
-        tools = self._functions.tools
-        if not call.valid or call.name not in {tool.name for tool in tools}:
-            return False
-        return call.name not in self._functions.strict or not refusal(call.name, call.arguments, tools)
-
-
-class ChannelReader:
-    """The same for a reply in channels (`dialects.harmony`), of which the client gets what a user reads.
-
-    functions: None if it calls nothing.
-    """
-
-    def __init__(self, functions: Functions | None) -> None:
-        self._calls = None if functions is None else CallReader(functions, False, None)
-        self._text = ""
-        self._shown = 0
-
-    def feed(self, text: str) -> str:
-        self._text += text
-        return self._show(harmony.shown(self._text, finished=False))
-
-    def finish(self) -> tuple[str, list[Call]]:
-        calls = [] if self._calls is None else self._calls.counted(harmony.calls(self._text))
-        return self._show(harmony.shown(self._text)), calls[:1]
-
-    def _show(self, content: str) -> str:
-        new, self._shown = content[self._shown :], max(self._shown, len(content))
-        return new
+        return turns.visible(self._text, self._thought, self._opened)
 
 
 def marks(model: Served, prompt: Sequence[int]) -> tuple[str, str]:
@@ -337,24 +256,10 @@ def marks(model: Served, prompt: Sequence[int]) -> tuple[str, str]:
 
 def reader(
     model: Served, functions: Functions | None, prompt: Sequence[int], channels: bool = False
-) -> CallReader | ChannelReader | None:
+) -> ReplyReader | None:
     """The reader of a reply to this prompt; None if it is the client's as it is."""
-    if channels and (functions is None or functions.dialect.format == "harmony"):
-        return ChannelReader(functions)
-    if functions is None:
+    if functions is None and not channels:
         return None
     thought = marks(model, prompt)
-    end = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip()
-    return CallReader(functions, end.endswith(thought[0]), None if model.cfg.model.tags_in_thinking else thought)
-
-
-def as_shown(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Calls in OpenAI's form, with ids of their own."""
-    return [
-        {
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-        }
-        for call in calls
-    ]
+    opened = model.tokenizer.decode(prompt[-LOOK_BACK:]).rstrip().endswith(thought[0])
+    return ReplyReader(functions, None if model.cfg.model.tags_in_thinking else thought, opened, channels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,9 +13,10 @@ from scope_jax.rollouts.online import Done, News, Sampled
 from scope_jax.rollouts.texts import TextStream
 from scope_jax.rollouts.types import Completion
 from scope_jax.serving.assemble import Served
-from scope_jax.serving.functions import as_shown, reader
+from scope_jax.serving.functions import reader
 from scope_jax.serving.generating import Job, Stream
 from scope_jax.serving.protocol import ApiError
+from scope_jax.text import openai
 
 FINISH = {"stop": "stop", "eos": "stop", "cut": "stop", "length": "length", "overflow": "length", "turns": "length"}
 
@@ -58,7 +58,7 @@ class Choice:
             if self._reader is not None:
                 text = self._reader.feed(text)
                 rest, calls = self._reader.finish()
-                text, self.calls = text + rest, as_shown(calls)
+                text, self.calls = text + rest, openai.tool_calls(calls)
                 self.finish = "tool_calls" if calls and self.finish == "stop" else self.finish
         else:  # results of a search
             text, self._stream = self._stream.finish() + news.text, self._turn()
@@ -101,8 +101,7 @@ class ServedReply:
 
     def usage(self) -> dict[str, int]:
         """Tokens of the prompts, sampled tokens, and their sum; results of searches are not counted."""
-        prompt, sampled = self.prompt_tokens, self.sampled_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+        return openai.usage(self.prompt_tokens, self.sampled_tokens)
 
     async def whole(self, stream: Stream) -> dict[str, Any]:
         """The reply once all samples are done."""
@@ -126,26 +125,28 @@ class ServedReply:
             if self._chat:
                 begin = {"delta": _message("" if self._job.functions is None else None)}
                 for number in range(len(self.choices)):
-                    yield _event(head | {"choices": [_chunk(number, begin, None, None)]})
+                    yield openai.event(head | {"choices": [_chunk(number, begin, None, None)]})
             async for number, news in stream.news():
                 choice = self.choices[number]
                 text, ids, logprobs = await self._take(choice, news)
                 if choice.calls and text:
-                    yield _event(head | {"choices": [_chunk(number, {"delta": {"content": text}}, None, None)]})
+                    yield openai.event(head | {"choices": [_chunk(number, {"delta": {"content": text}}, None, None)]})
                     text = ""
                 for index, call in enumerate(choice.calls):
                     delta = {"tool_calls": [{"index": index, **call}]}
-                    yield _event(head | {"choices": [_chunk(number, {"delta": delta}, None, None)]})
+                    yield openai.event(head | {"choices": [_chunk(number, {"delta": delta}, None, None)]})
                 if text or choice.finish or (ids and self._logprobs):
                     piece: dict[str, Any] = {"text": text}
                     if self._chat:
                         piece = {"delta": {"content": text} if text else {}}
-                    yield _event(head | {"choices": [_chunk(number, piece, self._probs(ids, logprobs), choice.finish)]})
+                    yield openai.event(
+                        head | {"choices": [_chunk(number, piece, self._probs(ids, logprobs), choice.finish)]}
+                    )
             if with_usage:
-                yield _event(head | {"choices": [], "usage": self.usage()})
+                yield openai.event(head | {"choices": [], "usage": self.usage()})
             yield b"data: [DONE]\n\n"
         except ApiError as error:
-            yield _event(error.body)
+            yield openai.event(error.body)
 
     async def _take(self, choice: Choice, news: News) -> tuple[str, list[int], list[float]]:
         """`take`; the end of a reply with functions in a thread, as its calls are compared with schemas of others."""
@@ -173,7 +174,3 @@ def _message(text: str | None) -> dict[str, Any]:
 
 def _chunk(number: int, piece: dict[str, Any], logprobs: Any, finish: str | None) -> dict[str, Any]:
     return {"index": number, **piece, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scope_jax.errors import UserError
+from scope_jax.text.dialects import values
 from scope_jax.text.dialects.values import Malformed, from_json
 from scope_jax.text.strict_json import is_text, kind_of
 
@@ -31,6 +32,15 @@ class ConversationError(UserError):
 def call_id(place: int) -> str:
     """The identifier of a message's call; Mistral's templates want nine letters and digits."""
     return f"call{place:05d}"
+
+
+def message_of(calls: Sequence[tuple[str, Any]], content: str = "") -> Message:
+    """A canonical message of the assistant with calls, given by names and arguments."""
+    shown = [
+        {"id": call_id(place), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": shown}
 
 
 def calls_of(given: Mapping[str, Any], content: str | None, role: str, name: str) -> list[dict[str, Any]]:
@@ -81,7 +91,7 @@ def _arguments(given: Mapping[str, Any], function: Mapping[str, Any], name: str)
     why = ""
     if isinstance(arguments, str):
         try:
-            arguments = from_json(arguments) if arguments.strip() else {}
+            arguments = values.arguments(arguments) if arguments.strip() else {}
         except Malformed as error:
             why = f" ({error})"
     if not isinstance(arguments, Mapping):

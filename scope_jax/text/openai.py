@@ -1,16 +1,19 @@
-"""Messages and functions in OpenAI's form, as `serve` and the endpoints of agent programs take them.
+"""Messages and functions in OpenAI's form, as `serve` and the endpoints of agent programs take and give them.
 
 Unknown fields are refused unless `model_validate` is told to ignore them (`extra`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, model_validator
 from typing_extensions import TypeAliasType
 
+from scope_jax.text.dialects import Call
 from scope_jax.web.guard import Refusal
 
 FIELDS = 1024  # of an object
@@ -106,3 +109,26 @@ def without_nulls(value: Any) -> Any:
         name: without_nulls(own) if isinstance(own, list | dict) and name != "parameters" else own
         for name, own in kept.items()
     }
+
+
+# -------------------------------------------------------------------------------------------------------------- replies
+def tool_calls(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """Calls with ids of their own."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+        }
+        for call in calls
+    ]
+
+
+def usage(prompt: int, sampled: int) -> dict[str, int]:
+    """Numbers of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

@@ -100,6 +100,18 @@ def _fault(value: Any, parameters: Schema, argument: str | None = None) -> Valid
         return ValidationError(f"its schema {ENDLESS}")
 
 
+def without_patterns(schema: Any) -> Any:
+    """A schema without regular expressions."""
+    if isinstance(schema, Mapping):
+        left_out = {"pattern": str, "patternProperties": Mapping}
+        return {
+            key: without_patterns(value)
+            for key, value in schema.items()
+            if not isinstance(value, left_out.get(key, ()))
+        }
+    return [without_patterns(value) for value in schema] if isinstance(schema, list) else schema
+
+
 def only_text(argument: Schema) -> bool:
     """True if a schema says by itself that its values are text."""
     return argument.get("type") in ("string", ["string"]) and not argument.get("nullable")

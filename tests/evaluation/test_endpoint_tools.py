@@ -99,6 +99,51 @@ def test_limits_final_tags_and_errors_of_tools() -> None:
     assert refused.finish_reason == "overflow" and not refused.turns
 
 
+def halves(arguments: Any, several: bool) -> list[dict[str, str]]:
+    return [{"word": part} for part in arguments["word"].split("|") if part] if several else [dict(arguments)]
+
+
+@tool(strict=False, parts=halves)
+def spell(word: str) -> str:
+    """Spells."""
+    return "-".join(word)
+
+
+def once(*arguments: str, name: str = "add", content: str | None = None) -> Any:
+    """Calls, until they have been answered."""
+    return lambda number, body: (
+        chat("end") if len(body["messages"]) > 1 else calls(*arguments, name=name, content=content)
+    )
+
+
+def test_rules_of_tools_and_agents_hold_as_in_rollouts() -> None:
+    """Arguments that are left out, calls that stand for several, the first valid call, reminders, deep arguments."""
+    group, seen = play(once('{"word": "ab|cd", "more": 1}', '{"word": "|"}', name="spell"), tools=(spell,))
+    assert [(one.text, one.status) for one in group[0].calls[:2]] == [("a-b", "ok"), ("c-d", "ok")]
+    assert group[0].calls[2].text == "error: the call of spell is empty"
+    assert [message["content"] for message in seen[1]["messages"][2:]] == ["a-b\n---\nc-d", group[0].calls[2].text]
+    group, seen = play(once('{"a": "x"}', '{"a": 2}', '{"a": 3}'), calls="first")
+    assert [one.text for one in group[0].calls] == ["sum 2"]
+    assert [call["id"] for call in seen[1]["messages"][1]["tool_calls"]] == ["call_1"]
+    reminded: dict[str, Any] = {"malformed": "remind", "reminder": "Call add."}
+    group, seen = play(once("{", content="Hm."), **reminded)
+    assert seen[1]["messages"][1:] == [
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": "Call add."},
+    ]
+    group, _ = play(once("{", '{"a": 5}'), **reminded)
+    assert [one.text for one in group[0].calls] == ["sum 5"]
+    for depth, status in ((32, "ok"), (33, "malformed")):
+        group, _ = play(once('{"value": ' + "[" * depth + "]" * depth + "}", name="take"), tools=(take,))
+        assert [one.status for one in group[0].calls] == [status]
+
+
+@tool
+def take(value: list[Any]) -> str:
+    """Takes."""
+    return "taken"
+
+
 def test_what_an_endpoint_cannot_play_is_refused() -> None:
     with pytest.raises(UserError, match="belongs to a game"):
         play(script, tools=("search",))

@@ -22,7 +22,7 @@ EVERY = pytest.mark.parametrize("dialect", [XML, HERMES, FUNCTION], ids=["xml", 
 
 
 def queries(text: str, dialect: dialects.Dialect) -> list[str | None]:
-    return [one.query for one in searching.searches(text, dialect)]
+    return [one.arguments["query"] if one.valid else None for one in searching.searches(text, dialect)]
 
 
 def hermes(value: object) -> str:
@@ -96,7 +96,10 @@ def test_valid_malformed_and_missing_searches(dialect, text, expected):
 
 def test_places():
     text = "so <search>a</search> <search>b"
-    assert searching.searches(text, XML) == [("a", 3, 21, 21), (None, 22, 31, 31)]
+    assert [(one.valid, one.start, one.end, one.closed) for one in searching.searches(text, XML)] == [
+        (True, 3, 21, 21),
+        (False, 22, 31, 31),
+    ]
     text = 'so <function_calls>search(query="a")\nsearch(query="b")</function_calls>'
     assert [text[c.start : c.end].strip() for c in searching.searches(text, FUNCTION)] == [
         'search(query="a")',
@@ -220,7 +223,7 @@ def test_replies_to_turns(dialect):
 def test_a_list_counts_as_several_queries_only_if_all_searches_are_run():
     text = '<search>["a", "b"]</search>'
     assert searching.queries_of(text, XML) == ["a", "b"]
-    assert searching.searches(text, XML) == [('["a", "b"]', 0, len(text), len(text))]
+    assert queries(text, XML) == ['["a", "b"]']
     respond = search_responder(list, XML)((sampled_turn(text),))
     assert respond == XML.observation(["a", "b"])
     assert search_responder(list, HERMES)((sampled_turn(searching.written_search('["a", "b"]', HERMES)),)) == (

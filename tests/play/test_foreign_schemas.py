@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.play.tool_calls import Tool, refusal
+from scope_jax.play.tool_calls import Tool
 from scope_jax.text import dialects, validation
 from scope_jax.text.dialects import Call
 from scope_jax.text.patterns import LINEAR, PatternError, compiled
 from scope_jax.text.schemas import accepts, fault
+from scope_jax.text.turns import refusal
 from scope_jax.text.validation import COMPILING, STEPS
 from tests.play.freezing_schemas import CASES, DRAFT_4, DRAFT_7, DRAFT_2019, FIRST, doubled, nested, of
 
@@ -27,7 +28,7 @@ def tool(parameters: Any) -> Tool:
 def answer(parameters: Any, arguments: Any) -> str:
     """What the user or the policy reads."""
     try:
-        return refusal("f", arguments, [tool(parameters)])
+        return refusal("f", arguments, [tool(parameters).schema])
     except UserError as error:
         return str(error)
 
@@ -263,7 +264,7 @@ def test_a_turn_has_one_budget_for_all_of_its_calls(steps: list[int]) -> None:
 def test_a_large_schema_is_read_and_a_larger_one_refused() -> None:
     """The check of a schema is counted too, in every dialect: else the larger one would be read."""
     properties = {f"p{number}": {"type": "string"} for number in range(1000)}
-    assert refusal("f", {"p7": "a"}, [tool({"properties": properties})]) == ""
+    assert refusal("f", {"p7": "a"}, [tool({"properties": properties}).schema]) == ""
     for dialect in (None, DRAFT_2019, DRAFT_7, DRAFT_4):
         more = {} if dialect is None else {"$schema": dialect}
         with pytest.raises(UserError, match="too large"):

@@ -10,7 +10,7 @@ from scope_jax.play.searching import queries_of, written_search
 from scope_jax.play.tool_calls import SEARCH
 from scope_jax.play.turns import Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
-from scope_jax.serving.functions import ChannelReader, Functions
+from scope_jax.serving.functions import Functions, ReplyReader
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call, harmony
 from scope_jax.text.messages import Messages
@@ -83,7 +83,7 @@ def test_what_a_user_reads():
     assert harmony.shown(THOUGHT + ANSWERED) == "It is long."
     assert harmony.shown("no marks") == "no marks" and harmony.shown(CALLED) == ""
     whole = THOUGHT + said + THOUGHT + ANSWERED + " a < b <|return|>"
-    reader, seen = ChannelReader(None), ""
+    reader, seen = ReplyReader(None, parsing.ANALYSIS, False, True), ""
     for char in whole:
         seen += reader.feed(char)
         assert harmony.shown(whole).startswith(seen)
@@ -91,11 +91,23 @@ def test_what_a_user_reads():
 
 
 def test_calls_of_a_clients_functions():
-    functions = Functions((python.schema,), (python,), DIALECT, frozenset(), False)
-    reader, called = ChannelReader(functions), CALLED.replace("search", "python").replace("query", "code")
+    functions = Functions((python.schema,), (python,), DIALECT, False)
+    reader, called = (
+        ReplyReader(functions, parsing.ANALYSIS, False, True),
+        CALLED.replace("search", "python").replace("query", "code"),
+    )
     assert reader.feed(THOUGHT + called) == "" and reader.finish() == ("", [Call("python", {"code": "Danube"})])
-    reader = ChannelReader(functions)
+    reader = ReplyReader(functions, parsing.ANALYSIS, False, True)
     assert reader.feed(THOUGHT + CALLED) == "" and reader.finish() == ("", []), "it has no such function"
+
+
+def test_a_call_in_a_thought_that_never_ends_is_none_for_clients_as_in_training():
+    functions = Functions((python.schema,), (python,), DIALECT, False)
+    text = "<|channel|>analysis<|message|>Perhaps<|start|>assistant" + CALLED.replace("search", "python")
+    reader = ReplyReader(functions, parsing.ANALYSIS, False, True)
+    assert (reader.feed(text), reader.finish()) == ("", ("", []))
+    (call,) = DIALECT.read(text, [python.schema])
+    assert call.valid, "without the thought it is one"
 
 
 def turn_of(tokenizer: Tokenizer, text: str, joiner: Joiner) -> Turn:

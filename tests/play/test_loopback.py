@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from scope_jax.environments.loopback import ChatRefused, ChatReply, ChatRequest, Endpoint, Loopback
+from scope_jax.text.dialects import Call
 
 openai = pytest.importorskip("openai")
 TOOLS: list[Any] = [
@@ -51,7 +52,7 @@ def client(endpoint: Endpoint) -> Any:
 
 def test_a_program_with_tools(loopback):
     script = Script(
-        ChatReply("I add.", calls=[("add", '{"a": 1}'), ("add", "{}")], prompt_tokens=7, completion_tokens=3),
+        ChatReply("I add.", calls=[Call("add", {"a": 1}), Call("add", {})], prompt_tokens=7, completion_tokens=3),
         ChatReply("It is 2."),
     )
     with loopback.open(script) as endpoint, client(endpoint) as agent:
@@ -78,7 +79,7 @@ def test_a_program_with_tools(loopback):
 
 def test_streams(loopback):
     script = Script(
-        ChatReply("grüße", calls=[("add", "{}")], prompt_tokens=1, completion_tokens=2), ChatReply("", cut=True)
+        ChatReply("grüße", calls=[Call("add", {})], prompt_tokens=1, completion_tokens=2), ChatReply("", cut=True)
     )
     with loopback.open(script) as endpoint, client(endpoint) as agent:
         chunks = list(

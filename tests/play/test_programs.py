@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from scope_jax.config import SamplingSection
-from scope_jax.environments.programs import program, prompt
+from scope_jax.environments.programs import program, prompt, reply
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum
-from scope_jax.play.rollouts import Agent, Context
+from scope_jax.play.rollouts import Agent, Context, Response
+from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects
 from tests.games.harness import ScriptedTools, TurnContext
 from tests.play.contexts import Record
@@ -166,6 +168,32 @@ def test_a_conversation_goes_on_after_results(name: str) -> None:
         assert text.index("result a") < text.index("result b")  # in the order of the calls
     thought = prompt([*asked[:1], {"role": "assistant", "content": "3", "reasoning": "hm"}, asked[0]], [], dialect)
     assert thought.before[1]["reasoning_content"] == "hm"
+
+
+def read_by_program(text: str, tools: Any = (ADD,), finish: str = "eos") -> tuple[str, list[Any]]:
+    ids = np.zeros(1, np.int32)
+    turn = Turn("sampled", ids, np.zeros(1, np.float32), text, finish, thought=("<think>", "</think>"))
+    told = reply(Response(text, turn.content, (turn,), finish=finish), tools, dialects.load("hermes"))
+    return told.content, [dict(call.arguments) for call in told.calls]
+
+
+def test_a_program_reads_what_a_client_of_a_server_would() -> None:
+    """Valid calls of its functions; what is none is content; a cut turn is text."""
+    good = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+    odd = '<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>'
+    unknown, broken = good.replace("add", "run"), "<tool_call>{</tool_call>"
+    assert read_by_program(f"One. {good} Two.") == ("One.\nTwo.", [{"a": 1, "b": 2}])
+    assert read_by_program(f"{broken}{good}") == (broken, [{"a": 1, "b": 2}])
+    assert read_by_program(unknown) == (unknown, []) and read_by_program(f"<think>{good}</think>") == ("", [])
+    assert read_by_program(good, finish="length") == (good, []) and read_by_program(good, ()) == (good, [])
+    strict = ADD | {"function": ADD["function"] | {"strict": True}}
+    assert read_by_program(odd) == ("", [{"a": "x"}]) and read_by_program(odd, (strict,)) == (odd, [])
+
+
+def test_a_pattern_that_cannot_be_read_is_the_programs() -> None:
+    word = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)y(?!z)\\1"}}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": word}}
+    assert prompt([{"role": "user", "content": "2 + 3?"}], [tool], DIALECT).tools == (tool,)
 
 
 def test_functions_of_a_program_have_no_form_in_harmony() -> None:

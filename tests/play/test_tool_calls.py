@@ -13,7 +13,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from scope_jax.errors import UserError
-from scope_jax.play.tool_calls import SEARCH, Tool, refusal, tool
+from scope_jax.play.tool_calls import SEARCH, Tool, tool
+from scope_jax.text.turns import refusal
 
 
 @tool
@@ -68,11 +69,16 @@ def test_types_of_json_and_constraints():
 
     assert (go.name, go.seconds, go.pure) == ("go.to", 5, True)
     good = {"place": {"x": 1, "y": 0.5}, "how": "bus", "count": 1, "model_x": {"a": 1.5}, "any": [None]}
-    assert refusal("go.to", good, [go]) == ""
+    assert refusal("go.to", good, [go.schema]) == ""
     for change, word in (({"how": "car"}, "how"), ({"count": 0}, "count"), ({"place": {"x": 1}}, "place")):
-        assert refusal("go.to", good | change, [go]).startswith(f'error: the argument "{word}" of go.to is wrong: ')
+        assert refusal("go.to", good | change, [go.schema]).startswith(
+            f'error: the argument "{word}" of go.to is wrong: '
+        )
     wrong = good | {"place": {"x": "1", "y": 2}}
-    assert refusal("go.to", wrong, [go]) == 'error: the argument "place.x" of go.to must be number, not the string "1"'
+    assert (
+        refusal("go.to", wrong, [go.schema])
+        == 'error: the argument "place.x" of go.to must be number, not the string "1"'
+    )
 
 
 def test_the_state_of_an_episode_is_not_in_the_schema():
@@ -179,7 +185,7 @@ def test_a_name_that_calls_cannot_have_gives_one_clear_error(name):
 )
 def test_what_is_wrong_with_a_call(name, arguments, sentence):
     search = Tool("search", str, SEARCH)
-    said = refusal(name, arguments, [python, search])
+    said = refusal(name, arguments, [python.schema, search.schema])
     assert (sentence in said) if sentence else said == ""
     assert len(said) <= 300 and "\n" not in said
 
@@ -194,13 +200,13 @@ def test_schemas_of_servers():
         "additionalProperties": {"type": "integer"},
     }
     remote = Tool("remote", str, {"name": "remote", "parameters": schema})
-    assert refusal("remote", {"word": "é", "step": 1.5, "other": 3}, [remote]) == ""
-    assert "other" in refusal("remote", {"other": "3"}, [remote])
-    assert "step" in refusal("remote", {"step": 0.3}, [remote])
-    assert refusal("remote", {"step": 10**400}, [remote]).startswith("error: ")
+    assert refusal("remote", {"word": "é", "step": 1.5, "other": 3}, [remote.schema]) == ""
+    assert "other" in refusal("remote", {"other": "3"}, [remote.schema])
+    assert "step" in refusal("remote", {"step": 0.3}, [remote.schema])
+    assert refusal("remote", {"step": 10**400}, [remote.schema]).startswith("error: ")
     nothing = Tool("nothing", str, {"name": "nothing", "parameters": {"type": "object"}})
-    assert refusal("nothing", {}, [nothing]) == ""
-    assert refusal("nothing", {"a": 1}, [nothing]) == 'error: nothing has no argument "a"; it takes none'
+    assert refusal("nothing", {}, [nothing.schema]) == ""
+    assert refusal("nothing", {"a": 1}, [nothing.schema]) == 'error: nothing has no argument "a"; it takes none'
 
 
 def test_a_schema_is_valid_for_the_library():

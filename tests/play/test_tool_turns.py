@@ -11,12 +11,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from scope_jax.config import SamplingSection
 from scope_jax.errors import UserError
-from scope_jax.play.tool_calls import SEARCH, Tool, refusal
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.searching import FIRST
+from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_turns import neutralised, read_turn, stops
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Call
 from scope_jax.text.dialects.values import DEPTH
+from scope_jax.text.turns import refusal
 from tests.games.harness import sampled_turn
 
 NAMES = dialects.names()
@@ -165,7 +169,7 @@ def test_ten_thousand_mutated_calls_raise_nothing_and_run_only_what_was_written(
             if name in ("hermes", "llama"):
                 inside = text[call.start : call.end].removeprefix("<tool_call>").removesuffix("</tool_call>")
                 assert valid_json(inside.removeprefix("<|python_tag|>"))
-            sentence = refusal(call.name, call.arguments, TOOLS)
+            sentence = refusal(call.name, call.arguments, SCHEMAS)
             counts["refused" if sentence else "read"] += 1
             if not sentence:
                 (again,) = dialect.read(dialect.write(call, SCHEMAS), SCHEMAS)
@@ -231,7 +235,7 @@ def test_text_becomes_a_value_of_the_arguments_schema_in_qwen_coder():
     assert argument("text", "5") == "5" and argument("text", '"5"') == '"5"' and argument("text", "a\n") == "a\n"
     assert argument("more", "null") is None and argument("more", "5") == "5" and argument("more", "abc") == "abc"
     assert argument("value", "[1]") == [1] and argument("unknown", "5") == "5"
-    assert "must be number" in refusal("any.thing", {"n": argument("n", "five")}, TOOLS)
+    assert "must be number" in refusal("any.thing", {"n": argument("n", "five")}, SCHEMAS)
 
 
 def test_in_xml_other_tools_tags_are_text_inside_a_call():
@@ -251,7 +255,8 @@ RUN, LOOK, WRONG = "<python>1</python>", "<search>a</search>", "<any.thing>{</an
 
 
 def names(text: str, finish: str = "eos", opened: bool = False, **options: Any) -> list[str]:
-    found = read_turn(sampled_turn(text, finish, opened), TOOLS, XML, finals=("answer",), **options)
+    agent = Agent("", SamplingSection(), finals=("answer",), **options)
+    found = read_turn(sampled_turn(text, finish, opened), TOOLS, XML, agent)
     return [call.name if call.valid else "!" for call in found]
 
 
@@ -275,23 +280,23 @@ def test_which_calls_of_a_turn_are_answered():
     ]
     assert names(f"{LOOK} <answer>x</answer>", calls="first") == ["search"]
     assert names(f"<answer>x</answer> {LOOK}", calls="first") == []
-    (call,) = read_turn(sampled_turn(f"a {LOOK} b"), TOOLS, XML, calls="first")
+    (call,) = read_turn(sampled_turn(f"a {LOOK} b"), TOOLS, XML, FIRST)
     assert f"a {LOOK} b"[: call.closed] == f"a {LOOK}"
-    (call,) = read_turn(sampled_turn("<search>a</search>"), TOOLS[1:], XML) or [None]
+    (call,) = read_turn(sampled_turn("<search>a</search>"), TOOLS[1:], XML, FIRST) or [None]
     assert call is None  # no tool of that name: plain text
 
 
 def test_errors_of_arguments_are_those_of_the_tool():
     hermes = dialects.load("hermes")
     text = hermes.write(Call("python", {"cod": "1"}), SCHEMAS)
-    (call,) = read_turn(sampled_turn(text), TOOLS, hermes)
+    (call,) = read_turn(sampled_turn(text), TOOLS, hermes, Agent("", SamplingSection()))
     assert call.error == 'error: python has no argument "cod"; it takes code'
 
 
 def test_stop_strings():
-    assert stops(TOOLS[:2], XML, "stop") == ("</search>", "</python>") and stops(TOOLS, XML, "all") == ()
-    assert stops(TOOLS, dialects.load("hermes"), "stop") == ("</tool_call>",)
-    assert stops(TOOLS, dialects.load("llama"), "stop") == ()
+    assert stops(TOOLS[:2], XML) == ("</search>", "</python>")
+    assert stops(TOOLS, dialects.load("hermes")) == ("</tool_call>",)
+    assert stops(TOOLS, dialects.load("llama")) == ()
 
 
 @EVERY
@@ -305,7 +310,6 @@ def test_results_are_joined_in_order_and_recovered(name):
     assert {message["role"] for message in messages} == {dialect.results.role}
     if dialect.results.each:
         assert [message["content"] for message in messages] == ["one\n----\ntwo", "", "three"]
-        assert dialect.observations(results, each=False) == dialect.observation(results)
 
 
 @EVERY

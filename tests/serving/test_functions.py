@@ -21,7 +21,7 @@ import pytest
 from scope_jax.models.tokenizers.chat import DATE_STRING
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.serving.assemble import Served
-from scope_jax.serving.functions import CallReader, functions_of
+from scope_jax.serving.functions import ReplyReader, functions_of
 from scope_jax.serving.generating import chat_job
 from scope_jax.serving.protocol import ApiError, ChatBody, parsed
 from scope_jax.text import dialects
@@ -250,7 +250,7 @@ def test_strict_functions_are_called_with_arguments_of_their_schema_only(make: M
 
 
 def read(functions: Any, text: str, pace: int) -> tuple[str, list[Call]]:
-    reader = CallReader(functions, False, ("<think>", "</think>"))
+    reader = ReplyReader(functions, ("<think>", "</think>"), False, False)
     shown = "".join(reader.feed(text[place : place + pace]) for place in range(0, len(text), pace))
     rest, calls = reader.finish()
     return shown + rest, calls
@@ -488,7 +488,7 @@ def test_a_dialect_of_schemas_that_is_no_address_is_a_bad_request(make: Make, di
         functions_of(make("hermes"), ask(**named("f", parameters={"type": "object", "$schema": dialect})))
 
 
-@pytest.mark.parametrize("place", ["tool_calls.schemas.check", "tool_calls.schemas.fault"])
+@pytest.mark.parametrize("place", ["check", "fault"])
 def test_health_is_answered_while_schemas_are_compared(make: Make, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of a request's schemas, and of a reply's calls, waits until /health has been answered."""
     reached, answered = threading.Event(), threading.Event()
@@ -502,7 +502,7 @@ def test_health_is_answered_while_schemas_are_compared(make: Make, place: str, m
     model = make("hermes", lambda prompt: written("hermes", Call("add", {"a": 1})))
     body = {"model": "atlas", "messages": [user("1 + 1?")], "tools": [strict]}
     with serving(model) as told, httpx.Client(trust_env=False) as http, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(f"scope_jax.play.{place}", waiting)
+        monkeypatch.setattr(f"scope_jax.text.schemas.{place}", waiting)
         reply = pool.submit(httpx.post, f"{told['http']}/chat/completions", json=body, trust_env=False, timeout=60)
         assert reached.wait(60)
         assert http.get(told["http"].removesuffix("/v1") + "/health").json() == {"status": "ok"}

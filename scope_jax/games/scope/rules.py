@@ -46,8 +46,8 @@ def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTur
     """A turn of an episode that ends in `<final>`: text after its first search is dropped; the search counts if it was
     answered."""
     dialect = dialects.load(cfg.model.dialect)
-    found = tool_turns.read_calls(turn.content, (searching.reader(dialect),), dialect, calls="first", malformed="end")
-    first = tool_turns.answered(turn, found, calls="first", finals=(final,), malformed="end")
+    found = searching.searches(turn.content, dialect)
+    first = tool_turns.answered(turn, found, replace(searching.FIRST, finals=(final,)))
     if first:
         turn = replace(turn, text=turn.text[: first[0].closed])
     malformed = sum(not one.valid and one.start < len(turn.text) for one in found)

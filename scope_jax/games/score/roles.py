@@ -110,7 +110,7 @@ def searches_run(cfg: Config, completion: Completion) -> int:
     but counts as one."""
     dialect = dialects.load(cfg.model.dialect)
     texts = searching.answered_contents(completion)
-    return sum(search.query is not None for text in texts for search in searching.searches(text, dialect))
+    return sum(search.valid for text in texts for search in searching.searches(text, dialect))
 
 
 # -------------------------------------------------------------------------------------------------- evaluator: rubrics

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from scope_jax.errors import UserError
-from scope_jax.text import toml
+from scope_jax.text import parsing, toml
 from scope_jax.text.dialects import formats, gemma, harmony, mistral
 from scope_jax.text.dialects.formats import Call, Format
 from scope_jax.text.dialects.values import Malformed
@@ -43,6 +43,8 @@ _EXPLAINED: Mapping[Format, str] = {
 }
 # Formats with a token for the beginning of a call.
 _OPENINGS: Mapping[Format, str] = {"gemma": gemma.OPENING, "mistral": mistral.MARK}
+# Formats whose calls chat templates have a place of their own for, see `Dialect.structured`.
+_STRUCTURED = {"harmony": harmony, "gemma": gemma, "mistral": mistral}
 _FORMER = {"text": "xml", "json": "hermes", "expression": "function"}  # payloads of earlier dialect files
 
 
@@ -107,7 +109,23 @@ class Dialect(_Table):
     def structured(self) -> bool:
         """True if chat templates show a result only as that of a call, in the field `tool_calls` of the message before
         it; calls have special tokens, which text is never encoded as."""
-        return self.format in ("harmony", "gemma", "mistral")
+        return self.format in _STRUCTURED
+
+    @property
+    def single(self) -> bool:
+        """True if a turn has one call at most, which ends it."""
+        return self.format in ("llama", "harmony")
+
+    @property
+    def exact(self) -> bool:
+        """True if a search has no arguments besides the query; in the other formats they are left out."""
+        return self.format == "function"
+
+    @property
+    def result_mark(self) -> str:
+        """What a result begins with where it stands in the message of its call, behind it; "" where it is a message of
+        its own."""
+        return f"{gemma.RESULT}response:" if self.format == "gemma" else ""
 
     @property
     def explained(self) -> str:
@@ -178,6 +196,12 @@ class Dialect(_Table):
             case "qwen-coder":
                 return f"<{self._tag}>\n{formats.written_coder(call, parameters)}\n</{self._tag}>"
 
+    def in_text(self, message: Mapping[str, Any], tools: Sequence[Schema]) -> str:
+        """The content of a canonical message (`text.calls`) with its calls behind it, as `write` has them."""
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        written = [self.write(Call(one["name"], one["arguments"]), tools) for one in functions]
+        return "\n".join(filter(None, [message["content"], *written]))
+
     @budget(STEPS)
     def read(self, text: str, tools: Sequence[Schema]) -> list[Call]:
         """Every call of a turn's text, valid or malformed, in order. Whether a tool takes the arguments is not checked.
@@ -189,7 +213,7 @@ class Dialect(_Table):
         if self.format == "llama":
             return formats.llama_calls(text)
         if self.structured:
-            return {"harmony": harmony, "gemma": gemma, "mistral": mistral}[self.format].calls(text)
+            return _STRUCTURED[self.format].calls(text)
         found: list[Call] = []
         for pair in formats.pairs(text, [*functions] if self._tag is None else [self._tag]):
             if pair.closed:
@@ -204,7 +228,7 @@ class Dialect(_Table):
         if self.format == "llama":
             return 0 if formats.may_be_llama_call(text) else len(text)
         if self.format == "harmony":
-            return 0 if (last := [*harmony.messages(text)][-1:]) == [] else last[0].end
+            return harmony.settled(text)
         if self.format in _OPENINGS:
             openings = [_OPENINGS[self.format]]
         else:
@@ -212,6 +236,28 @@ class Dialect(_Table):
         ends = [text[-n:] for n in range(1, min(max(map(len, openings), default=0), len(text) + 1))]
         begun = max((len(end) for end in ends if any(each.startswith(end) for each in openings)), default=0)
         return min((at for each in openings if (at := text.find(each)) >= 0), default=len(text) - begun)
+
+    def shown(self, text: str, finished: bool = True) -> str:
+        """What a user reads of a turn: in the format harmony what is meant for the user, else all of it. finished:
+        False: more text follows, and the result only grows."""
+        return harmony.shown(text, finished) if self.format == "harmony" else text
+
+    def spoken(self, text: str, content: str, answered: Sequence[Call]) -> tuple[str, list[tuple[str, Any]]]:
+        """A turn as chat templates take it back: what is said, and the names and arguments of the calls that are
+        answered, if templates have a place of their own for calls. Where a turn has one call, nothing else is said.
+
+        content: the text with thinking replaced by spaces. answered: calls of `read(content, …)`.
+        """
+        if not self.structured:
+            return parsing.without_thought(text), []
+        unread = _STRUCTURED[self.format].unread
+        calls = [
+            (call.name, dict(call.arguments) if call.valid else unread(text[call.start : call.end]))
+            for call in answered
+        ]
+        if self.single:
+            return "" if calls else self.shown(text), calls[-1:]
+        return content[: answered[0].start if answered else None].strip(), calls
 
     def _inside(self, pair: formats.TagPair, content: str, functions: Mapping[str, Schema]) -> Iterator[Call]:
         """The calls of a closed pair: one, or any number in the format function."""
@@ -242,10 +288,10 @@ class Dialect(_Table):
             f"\n\nResults appear {self.place}."
         )
 
-    def observations(self, results: Sequence[str], each: bool | None = None) -> str:
+    def observations(self, results: Sequence[str]) -> str:
         """The observation after the calls of a turn: their results in order, each in a pair of tags if the dialect has
-        `results.each`. each: replaces it."""
-        if not (self.results.each if each is None else each):
+        `results.each`."""
+        if not self.results.each:
             return self.observation(results)
         return "\n".join(self.observation([result]) for result in results)
 

@@ -48,11 +48,6 @@ class Call:
     def valid(self) -> bool:
         return not self.error
 
-    def moved(self, by: int) -> Call:
-        """The same call, further on in a text."""
-        places = {name: getattr(self, name) + by for name in ("start", "end", "closed", "opened")}
-        return replace(self, **places)
-
 
 def malformed(reason: str, start: int, end: int, name: str = "") -> Call:
     """A call that cannot be read. reason: the end of a sentence."""

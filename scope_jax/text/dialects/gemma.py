@@ -51,9 +51,7 @@ def _single(content: str, start: int, end: int) -> Call:
     if call is None:
         return malformed("call:name{argument:value} is needed", start, end)
     try:
-        arguments = values.from_json(_PIECE.sub(_as_json, call[2]), around=1)
-        assert isinstance(arguments, dict)
-        return Call(call[1], arguments, "", start, end, end, start)
+        return Call(call[1], values.arguments(_PIECE.sub(_as_json, call[2])), "", start, end, end, start)
     except Malformed as error:
         return malformed(str(error), start, end, call[1])
 
@@ -70,6 +68,11 @@ def _as_json(piece: re.Match[str]) -> str:
     if piece["word"] not in _WORDS:
         raise Malformed(f"{json_of(piece['word'][:40])} is no value; text stands between quotes")
     return _WORDS[piece["word"]]
+
+
+def unread(written: str) -> str:
+    """What templates, which write the braces, get as the arguments of a malformed call."""
+    return written.partition("{")[2].rpartition("}")[0]
 
 
 def written(call: Call) -> str:

@@ -63,13 +63,23 @@ def calls(text: str) -> list[Call]:
             continue
         name = one.recipient.removeprefix(TOOLS)
         try:
-            arguments = values.from_json(text[one.inner : one.inner_end], around=1)
-            if not isinstance(arguments, dict):
-                raise Malformed("a JSON object with its arguments is needed")
+            arguments = values.arguments(text[one.inner : one.inner_end])
             found.append(Call(name, arguments, "", one.start, one.end, one.end, one.start))
         except Malformed as error:
             found.append(malformed(str(error), one.start, one.end, name))
     return found
+
+
+def settled(text: str) -> int:
+    """How much of a turn that goes on after `text` no call can begin in: up to a call, or the header of a message."""
+    found = [*messages(text)]
+    called = [one.start for one in found if one.recipient]
+    return min([*called, *(one.end for one in found[-1:])], default=0)
+
+
+def unread(written: str) -> str:
+    """What templates get as the arguments of a malformed call: its whole message."""
+    return written
 
 
 def written(call: Call) -> str:

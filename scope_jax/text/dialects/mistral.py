@@ -39,10 +39,7 @@ def _part(content: str) -> list[Call]:
     named = _NAMED.fullmatch(content)
     try:
         if named is not None:
-            arguments = values.from_json(named[2], around=1)
-            if not isinstance(arguments, dict):
-                raise Malformed("a JSON object with its arguments is needed")
-            return [Call(named[1], arguments)]
+            return [Call(named[1], values.arguments(named[2]))]
         if not content.lstrip().startswith("["):
             raise Malformed("a name, [ARGS] and a JSON object are needed, or a list of objects")
         listed = values.from_json(content, around=3)
@@ -59,6 +56,11 @@ def _listed(value: object) -> Call:
     if not isinstance(value.get("arguments"), dict):
         return malformed('"arguments" must be an object', 0, 0, value["name"])
     return Call(value["name"], value["arguments"])
+
+
+def unread(written: str) -> str:
+    """What templates get as the arguments of a malformed call."""
+    return "{" + written.partition("{")[2].rpartition("}")[0] + "}"
 
 
 def written(call: Call) -> str:

@@ -60,6 +60,14 @@ def from_json(text: str, around: int = 0) -> Any:
     return value
 
 
+def arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call, written as a JSON object. Raises Malformed."""
+    value = from_json(text, around=1)
+    if not isinstance(value, dict):
+        raise Malformed("a JSON object with its arguments is needed")
+    return value
+
+
 def check_characters(text: str, value: Any) -> None:
     """Raises Malformed if a value, of which `text` is the source, holds half a character: a lone surrogate."""
     if "\\u" in text and not is_text(json.dumps(value, ensure_ascii=False)):
