@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.games.ssp.options import SSPSection
-from scope_jax.grading.rewards import mean
-from scope_jax.learner.types import Judgement
+from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play.samples import Sample
 
 
@@ -35,15 +34,33 @@ class Proposal:
     attempt: int
     """Among those for this slot; more than one only with resampling."""
     sample: Sample
-    """The proposer's episode."""
+    """τ, the proposer's episode."""
     question: str | None
     """Q(τ); None if there is none."""
-    reason: str
-    """Why its question is invalid, one of `rules.REASONS`; "" if it is valid."""
+    reason: str = ""
+    """Why its question is invalid, one of `rules.REASONS`; "" if no rule and no verification has rejected it."""
     reply: str = ""
-    """Of the verification."""
+    """Of the verification, σ."""
     judgements: tuple[Judgement, ...] = ()
     """The verification, and an external judge's of its answer."""
+    solver_mean: float | None = None
+    """The solver's mean reward on its question, once it is known; None if the question is invalid."""
+    reward: float = 0.0
+    """r̄_propose, once it is known."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The request for σ: to answer a question from what its proposer has read, and noise."""
+
+    proposal: Proposal
+    """Whose question it is."""
+    prompt: str
+    """The question and the materials."""
+    reply: Reply | None = None
+    """σ; None before it is answered, and if the prompt is too long for the policy."""
+    answer: str | None = None
+    """A(σ); None without one."""
 
 
 @dataclass(frozen=True)
@@ -61,33 +78,28 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Solved:
-    """The solver's attempts at one problem; the tuples have length n."""
+class SolverAttempt:
+    """One of the solver's n attempts at a problem."""
 
     problem: Problem
     """What was asked."""
-    samples: tuple[Sample, ...]
-    """The solver's episodes."""
-    predictions: tuple[str | None, ...]
+    sample: Sample
+    """ρ, the solver's episode."""
+    prediction: str | None
     """A(ρ); None without an answer."""
-    formed: tuple[bool, ...]
-    """Whether an attempt keeps the format."""
-    correct: tuple[bool, ...]
-    """Whether its answer is correct; False before they are graded."""
-    judgements: tuple[tuple[Judgement, ...], ...]
+    keeps_format: bool
+    """Otherwise it gets no reward (A.2)."""
+    reward: float = 0.0
+    """r_solve = 1(a = a*) (Eq. (6)), once it is graded."""
+    judgements: tuple[Judgement, ...] = ()
     """An external judge's."""
 
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """r_solve = 1(a = a*) (Eq. (6)); an attempt that violates the format is never correct (A.2)."""
-        return tuple(map(float, self.correct))
+
+Entry = dict[str, Any]  # question, answers
 
 
-Entry = dict[str, Any]  # question, answers, the step that created it, the solver's mean reward at that step
-
-
-def entry(question: str, golds: Sequence[str], step: int, solved: float) -> Entry:
-    return {"question": question, "answers": list(golds), "step": step, "solved": solved}
+def entry(question: str, golds: Sequence[str]) -> Entry:
+    return {"question": question, "answers": list(golds)}
 
 
 def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_every: int | None) -> list[Entry]:
@@ -110,11 +122,7 @@ def period(card: SSPSection) -> int | None:
     return card.replay_reset_every if card.fill == "replay-reset" else None
 
 
-def new_entries(card: SSPSection, solved: Sequence[Solved], step: int) -> list[Entry]:
+def new_entries(card: SSPSection, problems: Sequence[Problem]) -> list[Entry]:
     """The step's valid questions for the pool, reused ones only if the card says so."""
-    kept = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
-    return [
-        entry(group.problem.question, group.problem.golds, step, mean(group.rewards))
-        for group in solved
-        if group.problem.origin in kept
-    ]
+    origins = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
+    return [entry(problem.question, problem.golds) for problem in problems if problem.origin in origins]
