@@ -53,9 +53,7 @@ def play(step: Step[SSPSection]) -> Played:
 
 def remember(cfg: Config, memory: Memory, outcome: list[Entry], number: int) -> tuple[Memory, Metrics]:
     """The pool with the step's valid questions, or emptied at the end of a period (App. B.1)."""
-    pool = memory["pool"]
-    if state.replays(options(cfg)):
-        pool = state.after_step(pool, outcome, number, state.period(options(cfg)))
+    pool = state.after_step(options(cfg), memory["pool"], outcome, number)
     return {"pool": pool}, {"pool/size": float(len(pool))}
 
 

@@ -101,14 +101,13 @@ def propose(step: Step[SSPSection], slots: Sequence[Slot], attempt: int) -> list
 
 def apply_rules(step: Step[SSPSection], proposals: Sequence[Proposal]) -> list[Proposal]:
     """The proposals, with the first rule that each breaks as its reason."""
-    return [replace(proposal, reason=_first_broken_rule(step, proposal)) for proposal in proposals]
-
-
-def _first_broken_rule(step: Step[SSPSection], proposal: Proposal) -> str:
-    reason = rules.first_broken_rule(step.cfg, proposal.sample, proposal.question, proposal.slot.golds)
-    if not reason and _exceeds_the_solver(step, proposal.question or ""):
-        return "too_long"
-    return reason
+    checked = []
+    for proposal in proposals:
+        reason = rules.first_broken_rule(step.cfg, proposal.sample, proposal.question, proposal.slot.golds)
+        if not reason and _exceeds_the_solver(step, proposal.question or ""):
+            reason = "too_long"
+        checked.append(replace(proposal, reason=reason))
+    return checked
 
 
 def _exceeds_the_solver(step: Step[SSPSection], question: str) -> bool:

@@ -95,21 +95,7 @@ class SolverAttempt:
     """An external judge's."""
 
 
-Entry = dict[str, Any]  # question, answers
-
-
-def entry(question: str, golds: Sequence[str]) -> Entry:
-    return {"question": question, "answers": list(golds)}
-
-
-def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_every: int | None) -> list[Entry]:
-    """The pool with the step's entries added; emptied after every `reset_every`-th step (None: never).
-
-    `step` counts from 0.
-    """
-    if reset_every is not None and (step + 1) % reset_every == 0:
-        return []
-    return [*pool, *new]
+Entry = dict[str, Any]  # of the pool: question, answers
 
 
 def replays(card: SSPSection) -> bool:
@@ -117,12 +103,15 @@ def replays(card: SSPSection) -> bool:
     return card.fill in ("replay", "replay-reset")
 
 
-def period(card: SSPSection) -> int | None:
-    """Steps between two times that the pool is emptied; None: it never is."""
-    return card.replay_reset_every if card.fill == "replay-reset" else None
-
-
 def new_entries(card: SSPSection, problems: Sequence[Problem]) -> list[Entry]:
     """The step's valid questions for the pool, reused ones only if the card says so."""
     origins = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
-    return [entry(problem.question, problem.golds) for problem in problems if problem.origin in origins]
+    return [{"question": p.question, "answers": list(p.golds)} for p in problems if p.origin in origins]
+
+
+def after_step(card: SSPSection, pool: Sequence[Entry], new: Sequence[Entry], number: int) -> list[Entry]:
+    """The pool with the entries of a step, counted from 0, if the card replays; emptied after every
+    `replay_reset_every`-th step with `replay-reset`."""
+    if card.fill == "replay-reset" and (number + 1) % card.replay_reset_every == 0:
+        return []
+    return [*pool, *new] if replays(card) else list(pool)
