@@ -8,7 +8,7 @@ from scope_jax.config import Config, GradingRule, Measure
 from scope_jax.games.ssp import messages, roles, state
 from scope_jax.games.ssp.options import SSPSection, check, options
 from scope_jax.games.ssp.roles import PROPOSER, SOLVER, card_roles
-from scope_jax.games.ssp.state import Entry, Problem, Proposal, SolverAttempt
+from scope_jax.games.ssp.state import Entry, Problem, ProblemAttempt, Proposal
 from scope_jax.grading.rewards import mean, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
@@ -57,7 +57,7 @@ def remember(cfg: Config, memory: Memory, outcome: list[Entry], number: int) -> 
     return {"pool": pool}, {"pool/size": float(len(pool))}
 
 
-def solver_episodes(step: Step[SSPSection], attempts: Sequence[SolverAttempt]) -> list[Episode]:
+def solver_episodes(step: Step[SSPSection], attempts: Sequence[ProblemAttempt]) -> list[Episode]:
     """An episode for each attempt, with reward r_solve.
 
     A dummy pads the solver's batch: it has no gradient (App. B.1), but counts in the B of Eq. (4).

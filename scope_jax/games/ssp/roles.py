@@ -9,7 +9,7 @@ from scope_jax.config import Config
 from scope_jax.data.keys import drawn
 from scope_jax.games.ssp import messages, rules, state
 from scope_jax.games.ssp.options import SSPSection, options
-from scope_jax.games.ssp.state import Problem, Proposal, Slot, SolverAttempt, Verification
+from scope_jax.games.ssp.state import Problem, ProblemAttempt, Proposal, QuestionVerification, Slot
 from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import judging, searching
@@ -127,7 +127,7 @@ def last_of_slots(card: SSPSection, proposals: Sequence[Proposal]) -> list[Propo
 
 
 def reward_proposer(
-    card: SSPSection, proposals: Sequence[Proposal], attempts: Sequence[SolverAttempt]
+    card: SSPSection, proposals: Sequence[Proposal], attempts: Sequence[ProblemAttempt]
 ) -> list[Proposal]:
     """The proposals with their rewards: Eq. (7) for a valid question, otherwise `invalid_reward`, even if the slot was
     filled."""
@@ -167,7 +167,7 @@ def verify(step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[
 
 def _verifications(
     step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[Proposal]
-) -> list[Verification]:
+) -> list[QuestionVerification]:
     """A verification, not yet answered, of each question that breaks no rule."""
     unit = step.card.noise_unit
     dialect = dialects.load(step.cfg.model.dialect)
@@ -184,11 +184,11 @@ def _verifications(
         generator = step.rng("ssp noise", step.number, index, proposal.attempt)
         materials = rules.mix(texts, others, step.card.noise_documents, generator)
         prompt = messages.for_verification(step.cfg, proposal.question or "", rules.render(materials, unit))
-        verifications.append(Verification(proposal, prompt))
+        verifications.append(QuestionVerification(proposal, prompt))
     return verifications
 
 
-def _answer_all(step: Step[SSPSection], verifications: Sequence[Verification]) -> list[Verification]:
+def _answer_all(step: Step[SSPSection], verifications: Sequence[QuestionVerification]) -> list[QuestionVerification]:
     """The verifications with the replies of the policy or of the external judge; those whose prompts are too long for
     the policy have none, and come last."""
     if not verifications:
@@ -201,8 +201,8 @@ def _answer_all(step: Step[SSPSection], verifications: Sequence[Verification]) -
             for each, reply in zip(verifications, replies, strict=True)
         ]
     limit = min(step.cfg.rollout.max_length - card.verify_max_tokens, card.solver.max_prompt_tokens)
-    fitting: list[Verification] = []
-    too_long: list[Verification] = []
+    fitting: list[QuestionVerification] = []
+    too_long: list[QuestionVerification] = []
     for each in verifications:
         (fitting if step.tools.prompt_tokens(Messages(each.prompt)) <= limit else too_long).append(each)
     rollouts = [
@@ -224,7 +224,7 @@ def _answer(reply: Reply, outside: bool) -> str | None:
     return parsing.labelled_answer(parsing.finished_lines(text) if reply.cut else text)
 
 
-def _verified(verification: Verification, correct: bool, judgements: tuple[Judgement, ...]) -> Proposal:
+def _verified(verification: QuestionVerification, correct: bool, judgements: tuple[Judgement, ...]) -> Proposal:
     """The proposal after its verification, with a reason unless the answer is correct."""
     reply = verification.reply
     if reply is None:
@@ -260,7 +260,7 @@ def fill_slots(step: Step[SSPSection], proposals: Sequence[Proposal]) -> list[Pr
     return problems
 
 
-def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[SolverAttempt]:
+def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[ProblemAttempt]:
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded. Dummies have metrics of their own."""
     dialect = dialects.load(step.cfg.model.dialect)
     rollouts = [
@@ -273,7 +273,7 @@ def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[SolverAtt
     ]
     groups = step.play(SOLVER, rollouts, samples=step.card.solver.samples)
     return [
-        SolverAttempt(
+        ProblemAttempt(
             problem,
             sample,
             prediction=prediction_of(sample),
@@ -289,7 +289,7 @@ def prediction_of(completion: Completion) -> str | None:
     return parsing.last(searching.contents(completion), "answer") or None
 
 
-def grade_solver(step: Step[SSPSection], attempts: Sequence[SolverAttempt]) -> list[SolverAttempt]:
+def grade_solver(step: Step[SSPSection], attempts: Sequence[ProblemAttempt]) -> list[ProblemAttempt]:
     """The attempts with r_solve = r(A(ρʲ), a*); 0 for dummies and attempts that violate the format, which nobody
     grades."""
     cases = []

@@ -50,7 +50,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Verification:
+class QuestionVerification:
     """The request for σ: to answer a question from what its proposer has read, and noise."""
 
     proposal: Proposal
@@ -78,7 +78,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class SolverAttempt:
+class ProblemAttempt:
     """One of the solver's n attempts at a problem."""
 
     problem: Problem
