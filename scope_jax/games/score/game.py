@@ -73,20 +73,20 @@ def remember(cfg: Config, memory: Memory, outcome: ScoreOutcome, number: int) ->
     """l.34, l.36, l.37: the scheduler's counts, the harness, and the statistics since the last refresh, of at most M
     steps, if the card's driver reads them."""
     card = options(cfg)
-    harness = memory["harness"]
+    harness_memory = memory["harness"]
     for refresh in outcome.refreshes:
-        harness = meta_harness.after(card.harness, harness, refresh)
+        harness_memory = meta_harness.after(card.harness, harness_memory, refresh)
     statistics = []
     if outcome.refresh is None and card.harness.driver in ("rules", "endpoint"):
         statistics = [*memory["statistics"], outcome.statistics][-card.harness.every :]
     after = {
         "scheduler": state.update_stats(card.scheduler, memory["scheduler"], outcome.uses),
-        "harness": harness,
+        "harness": harness_memory,
         "statistics": statistics,
     }
     return after, {
-        "harness/refreshed": float(harness["refreshed"]),
-        "harness/invalid": float(harness["invalid"]),
+        "harness/refreshed": float(harness_memory["refreshed"]),
+        "harness/invalid": float(harness_memory["invalid"]),
     }
 
 
@@ -159,15 +159,15 @@ def evaluator_episodes(step: Step[ScoreSection], drafts: Sequence[RubricDraft]) 
 def harness_records(step: Step[ScoreSection], refreshes: Sequence[Refresh]) -> list[SettingRecord]:
     """The harness in force in the step, and each attempt to replace it with its outcome, for the report."""
     card = step.card.harness
-    harness: Mapping[str, Any] = step.memory["harness"]
-    records = [SettingRecord(HARNESS, harness["value"], by=harness["by"], since=harness["since"])]
+    harness_memory: Mapping[str, Any] = step.memory["harness"]
+    records = [SettingRecord(HARNESS, harness_memory["value"], by=harness_memory["by"], since=harness_memory["since"])]
     for refresh in refreshes:
-        harness = meta_harness.after(card, harness, refresh)
+        harness_memory = meta_harness.after(card, harness_memory, refresh)
         judgements = ()
         if refresh.reply is not None:
             judgements = (Judgement(HARNESS, "refresh", (refresh.reply,), not refresh.problem),)
         attempt = SettingChange(refresh.at, refresh.problem, judgements)
-        records.append(SettingRecord(HARNESS, harness["value"], card.driver, harness["since"], attempt))
+        records.append(SettingRecord(HARNESS, harness_memory["value"], card.driver, harness_memory["since"], attempt))
     return records
 
 
