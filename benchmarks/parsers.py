@@ -272,6 +272,12 @@ def numbered(text: str) -> str:
     return "\n".join(f"Doc 1 (Title: {number}\n{piece}" for number, piece in enumerate(pieces))
 
 
+def broken_rule(text: str) -> str:
+    """The rule of SSP that an episode breaks."""
+    completion = episode(text)
+    return ssp_rules.first_broken_rule(SSP, completion, ssp_rules.question_of(completion), ("Rome", "Roma"))
+
+
 def answered(text: str, first_only: bool) -> Any:
     """The searches of a turn that are answered if its first one is run, or all of them."""
     agent = replace(searching.FIRST if first_only else searching.ALL, finals=("answer",))
@@ -318,7 +324,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         lambda text: searching.keeps_format(episode(text), DIALECTS["xml"], "answer", "think"),
         (*FINAL, *QUERY),
     ),
-    "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
+    "SSP rules": (broken_rule, FINAL),
     "SSP materials": (lambda text: ssp_rules.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (judging.verdict, ()),
     "boxed": (parsing.boxed, BOX),

@@ -26,7 +26,7 @@ from scope_jax.evaluation.endpoint import completion_of
 from scope_jax.evaluation.weights import StoredWeights, engine_weights
 from scope_jax.games import game_of, load_card, score
 from scope_jax.games.score import meta_harness, roles
-from scope_jax.games.score.state import Query, Report, with_reviews
+from scope_jax.games.score.state import Query, Report
 from scope_jax.games.spell import messages as spell_messages
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spell.options import SpellSection
@@ -163,7 +163,7 @@ def assessed(folder: Path, limit: int) -> Accepts:
             text = " ".join(f"{statement} {value}." for statement, value in (i["fact"] for i in other["rubric"]))
             query = Query(place, row["question"], rubric)
             reports.append(Report(place, query, sample, f"{text} {attack}".strip(), None))
-        reports = with_reviews(reports, roles.assess(step, settings, reports))
+        reports = roles.assess(step, settings, reports)
         return [None if report.assessment is None else report.reward > 0.5 for report in reports]
 
     return accepts

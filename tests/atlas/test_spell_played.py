@@ -48,10 +48,10 @@ class Players:
         cluster = self._cluster(ctx.prompt)
         history = [Entry((), *example) for example in EXAMPLE.findall(ctx.prompt)]
         self.remembered += bool(history)
-        order = spell_scripts.order(cluster, task, cluster.documents, history)
+        context = spell_scripts.context(cluster, task, cluster.documents, history)
         chain = chains_in(facts_of(cluster.documents), 1, task)[-1 - len(history)]
         self.chains[chain_question(chain)] = chain
-        return spell_scripts.questioner(order, chain)
+        return spell_scripts.questioner(context, chain)
 
     def _chain(self, prompt: str) -> Chain:
         return self.chains[re.findall(r"What is .+\?", prompt)[-1]]

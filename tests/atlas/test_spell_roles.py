@@ -13,7 +13,7 @@ from scope_jax.games import load_card
 from scope_jax.games.spell import GAME, rules
 from scope_jax.games.spell.game import source
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.roles import draw_order
+from scope_jax.games.spell.roles import draw_context
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.game import step_of
 from tests.games.harness import ScriptedTools
@@ -177,8 +177,8 @@ def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
     for row in rows:
         assert len(row["documents"]) == clusters.DOCUMENTS
         assert not world.held_out & set(re.findall(r"\w+", json.dumps(row)))
-        order = draw_order(step, {}, row, 0)
-        assert order is not None and order.task == row["family"] and len(order.new) == options(cfg).documents
+        context = draw_context(step, {}, row, 0)
+        assert context is not None and context.task == row["family"] and len(context.new) == options(cfg).documents
 
 
 def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world: World, tokens) -> None:

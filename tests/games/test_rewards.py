@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scope_jax.games.ssp import rules
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.grading import rewards
 from scope_jax.learner.types import Episode
 from scope_jax.rollouts.types import Completion, Row, Turn
@@ -31,15 +32,14 @@ def test_exact_match(prediction: str, golds: tuple[str, ...], right: bool):
 
 
 def test_proposer_rewards():
-    assert rules.one_minus_mean([1.0, 0.0, 0.0, 1.0, 0.0]) == pytest.approx(0.6)  # 1 − 2/5, Eq. (7)
-    assert rules.one_minus_mean([1.0]) == 0.0
-    assert rules.intermediate([1.0, 0.0], 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½
-    assert rules.intermediate([1.0, 0.0, 0.0, 0.0], 0.0, 1.0) == pytest.approx(0.75)  # 4 · ¼ · ¾
-    assert rules.intermediate([1.0, 0.0, 0.0, 0.0], 0.25, 0.75) == pytest.approx(1.0)  # 4 · ½ · ½
-    assert rules.intermediate([1.0, 1.0], 0.5, 1.5) == 0.0
-    assert rules.intermediate([0.0, 0.0], 0.5, 1.5) == 0.0
-    with pytest.raises(ValueError, match="no values"):
-        rules.one_minus_mean([])
+    assert rules.proposer_reward(SSPSection(), 0.4) == pytest.approx(0.6)  # Eq. (7)
+    assert rules.proposer_reward(SSPSection(), 1.0) == 0.0
+    assert rules.proposer_reward(SSPSection(proposer_reward="intermediate"), 0.25) == pytest.approx(0.75)
+    assert rules.intermediate(0.5, 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rules.intermediate(0.25, 0.0, 1.0) == pytest.approx(0.75)  # 4 · ¼ · ¾
+    assert rules.intermediate(0.25, 0.25, 0.75) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rules.intermediate(1.0, 0.5, 1.5) == 0.0
+    assert rules.intermediate(0.0, 0.5, 1.5) == 0.0
 
 
 def test_shares():

@@ -285,3 +285,10 @@ def test_a_driver_that_is_off_never_refreshes():
     assert not meta_harness.due(options(card(harness={"driver": "off"})).harness, 0)
     every = options(card(harness={"every": 2})).harness
     assert [meta_harness.due(every, step) for step in range(4)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("driver", "count"), [("off", 0), ("rules", 1)])
+def test_only_statistics_that_a_driver_reads_are_kept(driver: str, count: int):
+    cfg = card(harness={"driver": driver, "every": 2})
+    _, memory, _ = play_step(score.GAME, cfg, world(), score.GAME.start(cfg), 0)
+    assert len(memory["statistics"]) == count

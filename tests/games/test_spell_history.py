@@ -11,23 +11,23 @@ from scope_jax.config import Config
 from scope_jax.games import spell
 from scope_jax.games.spell import state
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.roles import draw_order, draw_orders
+from scope_jax.games.spell.roles import draw_context, draw_contexts
 from scope_jax.games.spell.rules import allowed_tasks
-from scope_jax.games.spell.state import Order, Question
+from scope_jax.games.spell.state import Question, QuestionerContext
 from scope_jax.play.game import play_step, step_of
 from scope_jax.play.step import Step
 from tests.games.spell_world import CLUSTERS, card, cluster, world
 
 
-def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[Order], dict[str, Any]]:
+def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[QuestionerContext], dict[str, Any]]:
     """Repeated questions about one cluster, all of them remembered."""
     history: dict[str, Any] = {}
-    orders = []
+    contexts = []
     for place in range(steps):
-        orders.append(one(cfg, history, cluster("Oslo", "qa", documents), place))
-        solved = state.solvable(options(cfg), orders[-1], Question(f"Question {place}?", "yes"))
+        contexts.append(one(cfg, history, cluster("Oslo", "qa", documents), place))
+        solved = state.solvable(options(cfg), contexts[-1], Question(f"Question {place}?", "yes"))
         history = state.push(options(cfg), history, [solved])
-    return orders, history
+    return contexts, history
 
 
 def begun(cfg: Config) -> Step[Any]:
@@ -35,53 +35,55 @@ def begun(cfg: Config) -> Step[Any]:
     return step_of(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
 
 
-def one(cfg: Config, history: dict[str, Any], row: dict[str, Any], place: int) -> Order:
-    order = draw_order(begun(cfg), history, row, place)
-    assert order is not None
-    return order
+def one(cfg: Config, history: dict[str, Any], row: dict[str, Any], place: int) -> QuestionerContext:
+    context = draw_context(begun(cfg), history, row, place)
+    assert context is not None
+    return context
 
 
-def shown(order: Order) -> list[str]:
-    return [document["id"] for document in order.documents]
+def shown(context: QuestionerContext) -> list[str]:
+    return [document["id"] for document in context.documents]
 
 
 def test_the_context_grows_up_to_its_limit_and_then_slides():
-    orders, memory = play(card(documents=2, history=3), 8)
-    assert [len(shown(order)) for order in orders] == [2, 4, 6, 8, 8, 8, 8, 8]  # (L + 1) m at most
-    assert [len(order.history) for order in orders] == [0, 1, 2, 3, 3, 3, 3, 3]
-    for before, order in pairwise(orders):
-        assert not set(order.new) & {key for entry in order.history for key in entry.documents}  # new ones
-        assert order.history[-1].question == f"Question {before.position}?"
-    for order in orders:
-        assert shown(order) == sorted(
-            shown(order), key=lambda key: int(key.removeprefix("Oslo"))
+    contexts, memory = play(card(documents=2, history=3), 8)
+    assert [len(shown(context)) for context in contexts] == [2, 4, 6, 8, 8, 8, 8, 8]  # (L + 1) m at most
+    assert [len(context.history) for context in contexts] == [0, 1, 2, 3, 3, 3, 3, 3]
+    for before, context in pairwise(contexts):
+        assert not set(context.new) & {key for entry in context.history for key in entry.documents}  # new ones
+        assert context.history[-1].question == f"Question {before.position}?"
+    for context in contexts:
+        assert shown(context) == sorted(
+            shown(context), key=lambda key: int(key.removeprefix("Oslo"))
         )  # the cluster's order
     assert [entry["question"] for entry in memory["Oslo/qa"]] == [f"Question {n}?" for n in (5, 6, 7)]
 
 
 def test_without_history_every_question_is_a_first_question():
     cfg = card(documents=2, history=0)
-    order = one(cfg, {"Oslo/qa": [{"documents": ["Oslo0"], "question": "?", "answer": "!"}]}, cluster("Oslo", "qa"), 0)
-    assert order.history == () and len(shown(order)) == 2 and not state.accepts(options(cfg), 0.5)
+    context = one(
+        cfg, {"Oslo/qa": [{"documents": ["Oslo0"], "question": "?", "answer": "!"}]}, cluster("Oslo", "qa"), 0
+    )
+    assert context.history == () and len(shown(context)) == 2 and not state.accepts(options(cfg), 0.5)
 
 
 def test_an_entry_may_hold_all_documents_read():
     """As in the released code: no document is forgotten while its questions are remembered."""
-    orders, memory = play(card(documents=2, history=3, history_documents="seen"), 5)
-    assert [len(shown(order)) for order in orders] == [2, 4, 6, 8, 10]
+    contexts, memory = play(card(documents=2, history=3, history_documents="seen"), 5)
+    assert [len(shown(context)) for context in contexts] == [2, 4, 6, 8, 10]
     assert [len(entry["documents"]) for entry in memory["Oslo/qa"]] == [6, 8, 10]
 
 
 def test_after_all_documents_none_is_added_until_one_is_forgotten():
-    orders, _ = play(card(documents=2, history=3), 6, documents=5)
-    assert [len(order.new) for order in orders] == [2, 2, 1, 0, 2, 2]  # then the first two count as new again
-    assert not any(order.restarts for order in orders)
+    contexts, _ = play(card(documents=2, history=3), 6, documents=5)
+    assert [len(context.new) for context in contexts] == [2, 2, 1, 0, 2, 2]  # then the first two count as new again
+    assert not any(context.restarts for context in contexts)
 
 
 def test_after_all_documents_the_history_may_be_reset():
-    orders, memory = play(card(documents=2, history=3, all_seen="reset"), 5, documents=5)
-    assert [order.restarts for order in orders] == [False, False, False, True, False]
-    assert [len(order.history) for order in orders] == [0, 1, 2, 0, 1] and len(orders[3].new) == 2
+    contexts, memory = play(card(documents=2, history=3, all_seen="reset"), 5, documents=5)
+    assert [context.restarts for context in contexts] == [False, False, False, True, False]
+    assert [len(context.history) for context in contexts] == [0, 1, 2, 0, 1] and len(contexts[3].new) == 2
     assert [entry["question"] for entry in memory["Oslo/qa"]] == ["Question 3?", "Question 4?"]
 
 
@@ -121,8 +123,8 @@ def test_a_cluster_is_used_for_the_tasks_of_its_family():
     keys = {one(cfg, {}, cluster("Oslo", None), place).key for place in range(50)}
     assert keys == {"Oslo/qa", "Oslo/math"}  # a memory for each task
     mixed = [cluster("Oslo", "choice"), cluster("Lima", "qa"), cluster("Kyiv", "choice")]
-    assert [order.position for order in draw_orders(begun(cfg), {}, mixed, 7)] == [8]
-    assert draw_orders(begun(cfg), {}, mixed[:1], 7) == []
+    assert [context.position for context in draw_contexts(begun(cfg), {}, mixed, 7)] == [8]
+    assert draw_contexts(begun(cfg), {}, mixed[:1], 7) == []
 
 
 def test_a_round_without_a_suitable_cluster_is_passed_over_but_not_a_whole_step():

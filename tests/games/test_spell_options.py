@@ -8,9 +8,9 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import load_card, spell
-from scope_jax.games.spell import roles
+from scope_jax.games.spell import roles, rules
 from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spell.state import Question, ReadingTask, UncheckedAnswer
+from scope_jax.games.spell.state import Question, ReadingTask, ResponderAnswer
 from scope_jax.learner.types import Episode
 from scope_jax.play.game import play_step, step_of
 from scope_jax.play.samples import sample_of
@@ -40,7 +40,11 @@ def test_the_cards_containment_decides_whether_a_list_of_candidates_is_paid():
         step = step_of(spell.GAME, cfg, world(), spell.GAME.start(cfg), 0)
         sampled = [Completion((), (sampled_turn(reply),), "stop") for reply in replies]
         samples = [sample_of(each, step.roles["responder"], "0", None, "responder") for each in sampled]
-        assert [response.rule for response in roles.check(step, [UncheckedAnswer(reading, s) for s in samples])] == paid
+        answers = [
+            ResponderAnswer(reading, number, sample, rules.conclusion_of(sample.content))
+            for number, sample in enumerate(samples)
+        ]
+        assert [answer.rule for answer in roles.check(step, answers)] == paid
     with pytest.raises(CardError, match=r'containment = "careful" reads a conclusion, but rule_reads = "response"'):
         card(containment="careful", rule_reads="response")
 

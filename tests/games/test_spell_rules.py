@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.config import AdvantageCard, LossCard
+from scope_jax.config import AdvantageCard, LossCard, SamplingSection
 from scope_jax.games.spell import rules
 from scope_jax.games.spell.options import SpellSection
-from scope_jax.games.spell.state import Question
+from scope_jax.games.spell.state import Question, ReadingTask, ResponderAnswer, Verification
 from scope_jax.learner.advantages import compute
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
+from scope_jax.play.samples import sample_of
+from scope_jax.rollouts.types import Completion
 from tests.games.spell_cases import CASES, UNDECIDED
 from tests.games.spell_world import OPTIONS, asked
 
@@ -261,13 +265,20 @@ def test_a_single_vote_is_the_first_judgment():
 
 
 def test_equation_5():
-    assert rules.verifier_rewards([True, True, True, False], True, 0.0) == (1.0, 1.0, 1.0, 0.0)
-    assert rules.verifier_rewards([True, False, None, False], False, 0.0) == (0.0, 1.0, 0.0, 1.0)
-    assert rules.verifier_rewards([True, None], True, -1.0) == (1.0, -1.0)  # released code
+    assert [rules.verifier_reward(verdict, True, 0.0) for verdict in (True, False, None)] == [1.0, 0.0, 0.0]
+    assert [rules.verifier_reward(verdict, False, 0.0) for verdict in (True, False, None)] == [0.0, 1.0, 0.0]
+    assert rules.verifier_reward(None, True, -1.0) == -1.0  # released code
 
 
-def test_equal_rewards_give_no_signal():
-    assert not rules.spread([1.0, 1.0]) and not rules.spread([0.0]) and rules.spread([0.0, 0.0, 1.0])
+@pytest.mark.parametrize(
+    ("rewards", "conflicting"), [((), False), ((0.0,), False), ((1.0, 1.0), False), ((0.0, 0.0, 1.0), True)]
+)
+def test_equal_rewards_give_no_signal(rewards: tuple[float, ...], conflicting: bool):
+    agent = Agent("actor", SamplingSection())
+    sample = sample_of(Completion((), (), "stop"), Role("verifier", agent), "0 answer 0", None, "verifier")
+    reading = ReadingTask(0, "qa", Question("Who?", "Ada Berg"), "A text.")
+    verifications = tuple(Verification(sample, None, reward) for reward in rewards)
+    assert ResponderAnswer(reading, 0, sample, None, verifications=verifications).conflicting is conflicting
 
 
 # --------------------------------------------------------------------------------------------------------- advantages

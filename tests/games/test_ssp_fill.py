@@ -15,7 +15,6 @@ from scope_jax.data.keys import drawn
 from scope_jax.games import GAMES, ssp
 from scope_jax.games.ssp.options import SSPSection
 from scope_jax.games.ssp.roles import DUMMY
-from scope_jax.games.ssp.state import entry
 from scope_jax.learner import advantages
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Episode, Metrics
@@ -137,8 +136,8 @@ def test_replay_fills_from_earlier_steps_without_replacement():
     episodes, memory, metrics = step(cfg, ssp.GAME.start(cfg), 0, 0, 1)
     assert problems(episodes) == [("fresh", "Paris"), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
     assert memory["pool"] == [
-        {"question": question_about(0), "answers": ["Paris"], "step": 0, "solved": 0.5},
-        {"question": question_about(1), "answers": ["Rome", "Roma", "the Eternal City"], "step": 0, "solved": 0.5},
+        {"question": question_about(0), "answers": ["Paris"]},
+        {"question": question_about(1), "answers": ["Rome", "Roma", "the Eternal City"]},
     ]
     assert metrics["pool/size"] == 2.0
 
@@ -160,7 +159,7 @@ def test_replay_fills_from_earlier_steps_without_replacement():
 
 def test_a_replayed_question_is_graded_with_its_own_answers():
     cfg = card(fill="replay", solver={"samples": 1})
-    replayed = entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
+    replayed = {"question": question_about(1), "answers": ["Rome", "Roma"]}
     plan = Plan(proposals={"0": BAD}, solutions={question_about(1): [["<answer>roma</answer>"]]})
     episodes, _, _ = play_step(GAMES["ssp"], cfg, world(plan), {"pool": [replayed]}, ITEMS[:1], 5)
     (solver,) = episodes_of(episodes, "solver")
@@ -209,7 +208,7 @@ def test_a_run_resumed_from_json_continues_identically():
 
 
 def test_draws_depend_on_seed_and_step_and_are_fair():
-    entries = [entry(f"q{index}", ["a"], 0, 0.0) for index in range(10)]
+    entries = [{"question": f"q{index}", "answers": ["a"]} for index in range(10)]
     counts = np.zeros(10)
     for seed in range(400):
         taken = drawn(entries, 3, np.random.default_rng(seed))

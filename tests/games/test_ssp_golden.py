@@ -58,14 +58,14 @@ def test_one_step(mixed: Plan):
 
     solver, proposer = episodes_of(episodes, "solver"), episodes_of(episodes, "proposer")
     assert [(e.group, e.reward, dict(e.parts)) for e in solver] == [
-        ("solver/0", 1.0, {"correct": 1.0, "format": 1.0}),
-        ("solver/0", 0.0, {"correct": 0.0, "format": 1.0}),
-        ("solver/1", 0.0, {"correct": 0.0, "format": 1.0}),  # dummies
-        ("solver/1", 0.0, {"correct": 0.0, "format": 1.0}),
-        ("solver/2", 0.0, {"correct": 0.0, "format": 1.0}),
-        ("solver/2", 0.0, {"correct": 0.0, "format": 1.0}),
-        ("solver/3", 0.0, {"correct": 0.0, "format": 1.0}),
-        ("solver/3", 0.0, {"correct": 0.0, "format": 0.0}),  # no <answer>
+        ("solver/0", 1.0, {"format": 1.0}),
+        ("solver/0", 0.0, {"format": 1.0}),
+        ("solver/1", 0.0, {"format": 1.0}),  # dummies
+        ("solver/1", 0.0, {"format": 1.0}),
+        ("solver/2", 0.0, {"format": 1.0}),
+        ("solver/2", 0.0, {"format": 1.0}),
+        ("solver/3", 0.0, {"format": 1.0}),
+        ("solver/3", 0.0, {"format": 0.0}),  # no <answer>
     ]
     assert [e.text["origin"] for e in solver[::2]] == ["fresh", "dummy", "dummy", "fresh"]
     assert [e.text["prediction"] for e in solver] == ["Paris", *["London"] * 5, "Bonn", None]
@@ -113,7 +113,6 @@ def test_one_step(mixed: Plan):
         "proposer/cut_off": 0.0,
         "solver/prompt_too_long": 0.0,
         "proposer/prompt_too_long": 0.0,
-        "solver/correct": 0.25,
         "proposer/solver_mean": 0.25,  # of the two valid questions: (½ + 0)/2
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)

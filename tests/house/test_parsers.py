@@ -20,7 +20,7 @@ from scope_jax.games import score
 from scope_jax.games.scope import rules
 from scope_jax.games.score import meta_harness, roles
 from scope_jax.games.score import rules as score_rules
-from scope_jax.games.score.state import Query, Report, Rubric, with_reviews
+from scope_jax.games.score.state import Query, Report, Rubric
 from scope_jax.games.spell import rules as spell_rules
 from scope_jax.games.spice import rules as spice_rules
 from scope_jax.games.spice.options import options
@@ -193,8 +193,7 @@ def check_no_report(text: str) -> None:
     sample = sample_of(BENCHMARK["episode"](text), step.roles["solver"], "0", Messages("Report."), "solver")
     if roles.report_of(sample) is None:
         report = Report(0, Query(0, "Report.", ASSESSED), sample, None, None, reason="no_report")
-        reviews = roles.assess(step, DEFAULT, [report])
-        assert reviews == [] and [(r.reward, r.assessment) for r in with_reviews([report], reviews)] == [(0.0, None)]
+        assert roles.assess(step, DEFAULT, [report]) == [report] and (report.reward, report.assessment) == (0.0, None)
 
 
 def check_scores(text: str) -> None:

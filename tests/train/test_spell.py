@@ -31,15 +31,15 @@ rules.matches = lambda task, response, conclusion, reference, reads, containment
 rules.conclusion_of = lambda text: text[:20] or None
 rules.verdict_of = lambda text: share(text) < 50
 
-draw_orders = roles.draw_orders
+draw_contexts = roles.draw_contexts
 
-def orders(step, history, clusters, first):
+def contexts(step, history, clusters, first):
     if first == int(os.environ.get("SPELL_WAITS_AT", "-1")):
         Path(os.environ["SPELL_WAITS_THERE"]).touch()
         time.sleep(600)
-    return draw_orders(step, history, clusters, first)
+    return draw_contexts(step, history, clusters, first)
 
-roles.draw_orders = orders
+roles.draw_contexts = contexts
 GAME = spell.GAME
 """
 CARD = """

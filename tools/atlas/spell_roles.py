@@ -129,7 +129,7 @@ class SPELLDemonstrations:
             own = options(spell_scripts.card()).documents
             new, old = shuffled[:own], shuffled[own:]
             history, least = self._history(task, old) if self._chance(REMEMBERED) else ([], 0)
-            order = spell_scripts.order(cluster, task, new, history)
+            context = spell_scripts.context(cluster, task, new, history)
             shown = [document for document in cluster.documents if document in new or (history and document in old)]
             longer = [hops for hops in HOPS if hops > least] + [hops for hops in reversed(HOPS) if hops <= least]
             lengths = longer if history else self._any_length()
@@ -139,19 +139,19 @@ class SPELLDemonstrations:
             if chain is None or chain_question(chain) in [entry.question for entry in history]:
                 continue
             if habits is None:
-                return spell_scripts.questioner(order, chain)
-            return self._spoiled(order, task, chain, habits)
+                return spell_scripts.questioner(context, chain)
+            return self._spoiled(context, task, chain, habits)
 
-    def _spoiled(self, order: Any, task: Task, chain: Chain, habits: Habits) -> Script:
+    def _spoiled(self, context: Any, task: Task, chain: Chain, habits: Habits) -> Script:
         if self._chance(habits.plain):
-            return spell_scripts.asks_plainly(order, chain)
+            return spell_scripts.asks_plainly(context, chain)
         if self._chance(habits.extra):
-            return spell_scripts.questioner(order, chain, more=EXTRA_KEY)
+            return spell_scripts.questioner(context, chain, more=EXTRA_KEY)
         if task == "math" and self._chance(habits.zero):
-            return spell_scripts.questioner(order, chain, "0")
+            return spell_scripts.questioner(context, chain, "0")
         if len(chain) > 1 and self._chance(habits.middle):
-            return spell_scripts.questioner(order, chain, chain[0].value)
-        return spell_scripts.questioner(order, chain)
+            return spell_scripts.questioner(context, chain, chain[0].value)
+        return spell_scripts.questioner(context, chain)
 
     def _history(self, task: Task, old: Sequence[Document]) -> tuple[list[Entry], int]:
         """What a questioner asked before, from the documents that are not new, and the hops of the last question."""

@@ -12,7 +12,7 @@ from functools import cache
 from scope_jax.config import Config
 from scope_jax.games import load_card
 from scope_jax.games.spell import messages
-from scope_jax.games.spell.state import Entry, Order, Question
+from scope_jax.games.spell.state import Entry, Question, QuestionerContext
 from tools.atlas.clusters import Cluster, Document, Task
 from tools.atlas.facts import ASSETS, Fact
 from tools.atlas.questions import Chain, chain_question
@@ -34,10 +34,10 @@ def _single_turn(role: str, message: str, output: str) -> Script:
 
 
 # ----------------------------------------------------------------------------------------------------------- questioner
-def order(cluster: Cluster, task: Task, new: Sequence[Document], history: Sequence[Entry]) -> Order:
+def context(cluster: Cluster, task: Task, new: Sequence[Document], history: Sequence[Entry]) -> QuestionerContext:
     """What the game asks of a questioner: a question from `new` documents and those of its history."""
     row = {"id": "demonstration", "documents": cluster.rows}
-    return Order(0, row, task, f"demonstration/{task}", tuple(one.id for one in new), tuple(history))
+    return QuestionerContext(0, row, task, f"demonstration/{task}", tuple(one.id for one in new), tuple(history))
 
 
 def json_object(question: str, answer: str, more: str = "") -> str:
@@ -51,19 +51,19 @@ def taken(chain: Chain) -> str:
     return " ".join([f" {last.sentence} I take {last.value}.", *(fact.sentence for fact in reversed(before))])
 
 
-def questioner(asked: Order, chain: Chain, answer: str | None = None, more: str = "") -> Script:
+def questioner(context: QuestionerContext, chain: Chain, answer: str | None = None, more: str = "") -> Script:
     """Takes a value, walks back from it, and asks for it.
 
     Bad habits: another answer; a further key.
     """
     ending = json_object(chain_question(chain), chain[-1].value if answer is None else answer, more)
-    return _single_turn("questioner", messages.for_questioner(card(), asked).user, f"{taken(chain)} {ending}")
+    return _single_turn("questioner", messages.for_questioner(card(), context).user, f"{taken(chain)} {ending}")
 
 
-def asks_plainly(asked: Order, chain: Chain) -> Script:
+def asks_plainly(context: QuestionerContext, chain: Chain) -> Script:
     """Bad habit: a question without the object."""
     output = f" I know one. {chain_question(chain)}"
-    return _single_turn("questioner", messages.for_questioner(card(), asked).user, output)
+    return _single_turn("questioner", messages.for_questioner(card(), context).user, output)
 
 
 # ------------------------------------------------------------------------------------------------------------ responder

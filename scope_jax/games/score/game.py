@@ -10,7 +10,7 @@ from scope_jax.games.score import messages, meta_harness, roles, rules, state
 from scope_jax.games.score.meta_harness import Harness, Refresh
 from scope_jax.games.score.options import ScoreSection, check, options
 from scope_jax.games.score.roles import EVALUATOR, HARNESS, SCORING, SOLVER, card_roles
-from scope_jax.games.score.state import Report, Review, RubricDraft, RubricUse, ScoreOutcome, Statistics
+from scope_jax.games.score.state import Report, RubricDraft, RubricUse, ScoreOutcome, Statistics
 from scope_jax.grading.rewards import means
 from scope_jax.learner.types import Episode, Judgement, Metrics, transcript
 from scope_jax.play import searching
@@ -28,14 +28,13 @@ def play(step: Step[ScoreSection]) -> Played:
     """
     size = step.cfg.train.batch_size
     # l.1, l.2: the loop trains the policies of `card_roles` on the rows of `data.queries`
-    # l.3, l.4: `start` returned the first memory
+    # l.3, l.4: `start` returned the first memory; whether the model that writes harnesses can be reached
+    probe = roles.probe(step)
     # l.5: the loop keeps the baseline, as the evaluator's loss card says
     # l.6: each call is one step
     # l.7, l.8, l.9: the harness of this step; the scheduler's constraints, among the dimensions that it admits
     harness = meta_harness.in_force(step.cfg, step.memory)
     constraints = state.get_constraints(step.card.scheduler, step.memory["scheduler"], harness)
-    # before the first step: whether the model that writes harnesses answers
-    refreshes = roles.probe(step)
     # l.10, l.11: the batch of queries
     rows = step.rows(step.number * size, size)
     # l.12, l.13: one rubric for the batch, or one for each query
@@ -43,60 +42,61 @@ def play(step: Step[ScoreSection]) -> Played:
     queries = roles.with_rubrics(step, rows, drafts)
     # l.14, l.15, l.16, l.17, l.18: K reports on each query
     reports = roles.write_reports(step, queries)
-    # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches
-    reviews = roles.assess(step, harness, reports)
-    reports = state.with_reviews(reports, reviews)
-    # l.25, l.26: the solver's episodes, in one group per query
-    episodes = solver_episodes(step, reports, reviews)
-    # l.27, l.28, l.29, l.30: the loop makes the solver's update with these episodes
-    # l.31: consistency of the conclusions
+    # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches, and the solver's rewards
+    reports = roles.assess(step, harness, reports)
+    # l.25, l.26, l.27, l.28, l.29, l.30: the loop makes the solver's update, in one group per query
+    episodes = solver_episodes(step, reports)
+    # l.31, Algorithm 2 l.4, l.5, l.6, l.7, l.8: consistency of the conclusions, the evaluator's rewards
     conclusions = [[report.conclusion for report in group] for group in state.by_query(reports)]
     consistency = rules.consistency(conclusions, step.card.idf)
+    drafts = state.with_consistency(drafts, consistency)
     # l.32: the evaluator's episodes, for its update on the parameters after the solver's
-    episodes += evaluator_episodes(step, drafts, consistency)
+    episodes += evaluator_episodes(step, drafts)
     # l.33, l.34: which dimensions were used, and how consistent the reports were, for the scheduler
-    uses = [RubricUse(draft.rubric.dimensions, draft.agreement(consistency)) for draft in drafts]
+    uses = [RubricUse(draft.rubric.dimensions, draft.consistency) for draft in drafts]
     # l.35, l.36, l.37: every M steps a new harness, from the statistics since the last refresh
     statistics = state.step_statistics(step.card, step.number, drafts, reports, consistency)
+    refresh = None
     if meta_harness.due(step.card.harness, step.number):
-        refreshes.append(roles.refresh(step, harness, [*step.memory["statistics"], statistics]))
+        refresh = roles.refresh(step, harness, [*step.memory["statistics"], statistics])
     # l.38, l.39, l.40, l.41: `remember` makes the memory for the next step
+    outcome = ScoreOutcome(tuple(uses), statistics, probe, refresh)
     return Played(
         episodes,
-        outcome=ScoreOutcome(tuple(uses), statistics, tuple(refreshes)),
-        metrics=measure(step, harness, statistics, reports, reviews),
-        settings=harness_records(step, refreshes),
+        outcome=outcome,
+        metrics=measure(step, harness, statistics, reports),
+        settings=harness_records(step, outcome.refreshes),
     )
 
 
 def remember(cfg: Config, memory: Memory, outcome: ScoreOutcome, number: int) -> tuple[Memory, Metrics]:
     """l.34, l.36, l.37: the scheduler's counts, the harness, and the statistics since the last refresh, of at most M
-    steps."""
+    steps, if the card's driver reads them."""
     card = options(cfg)
-    harness = memory["harness"]
+    harness_memory = memory["harness"]
     for refresh in outcome.refreshes:
-        harness = meta_harness.after(card.harness, harness, refresh)
-    statistics = [] if meta_harness.due(card.harness, number) else [*memory["statistics"], outcome.statistics]
+        harness_memory = meta_harness.after(card.harness, harness_memory, refresh)
+    statistics = []
+    if outcome.refresh is None and card.harness.driver in ("rules", "endpoint"):
+        statistics = [*memory["statistics"], outcome.statistics][-card.harness.every :]
     after = {
         "scheduler": state.update_stats(card.scheduler, memory["scheduler"], outcome.uses),
-        "harness": harness,
-        "statistics": statistics[-card.harness.every :],
+        "harness": harness_memory,
+        "statistics": statistics,
     }
     return after, {
-        "harness/refreshed": float(harness["refreshed"]),
-        "harness/invalid": float(harness["invalid"]),
+        "harness/refreshed": float(harness_memory["refreshed"]),
+        "harness/invalid": float(harness_memory["invalid"]),
     }
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes
-def solver_episodes(step: Step[ScoreSection], reports: Sequence[Report], reviews: Sequence[Review]) -> list[Episode]:
+def solver_episodes(step: Step[ScoreSection], reports: Sequence[Report]) -> list[Episode]:
     """An episode for each report, with reward R_s; the reports of a query form a group."""
-    review_of = {report.index: review for review in reviews for report in review.reports}
-    compared = comparable(step.card, reports) if SOLVER in step.card.train else set()
+    trained = trained_reports(step.card, reports) if SOLVER in step.card.train else set()
     episodes = []
     for report in reports:
         assessment = report.assessment
-        review = review_of.get(report.index)
         parts = {"assessed": float(assessment is not None), "depth": float(report.depth)}
         if assessment is not None:
             parts |= {f"score_{name}": value for name, value in assessment.scores.items()}
@@ -111,15 +111,15 @@ def solver_episodes(step: Step[ScoreSection], reports: Sequence[Report], reviews
                 "rubric": report.query.rubric.plain(),
                 "rejected": report.reason,
                 "citations": None if citations is None else dict(citations),
-                "assessment": None if review is None else transcript(review.sample),
+                "assessment": None if report.scoring is None else transcript(report.scoring),
             },
-            trained=report.index in compared,
+            trained=report.index in trained,
         )
         episodes.append(episode)
     return episodes
 
 
-def comparable(card: ScoreSection, reports: Sequence[Report]) -> set[int]:
+def trained_reports(card: ScoreSection, reports: Sequence[Report]) -> set[int]:
     """The indices of the reports that are trained: those with a reward, unless it is the only one of its query, which
     has nothing to be compared with. For DPO only the best and the worst of a query, the first ones if tied; none if all
     are equal."""
@@ -136,10 +136,8 @@ def comparable(card: ScoreSection, reports: Sequence[Report]) -> set[int]:
     return chosen
 
 
-def evaluator_episodes(
-    step: Step[ScoreSection], drafts: Sequence[RubricDraft], consistency: Sequence[float]
-) -> list[Episode]:
-    """An episode for each rubric call, with reward R_e: the mean C_i of its queries, 0 for a malformed rubric.
+def evaluator_episodes(step: Step[ScoreSection], drafts: Sequence[RubricDraft]) -> list[Episode]:
+    """An episode for each rubric call, with reward R_e.
 
     Between updates (U > 1) episodes have no tokens to train on: their rewards only move the baseline b_t (Algorithm 2
     l.11).
@@ -148,7 +146,7 @@ def evaluator_episodes(
     between = learns and (step.number + 1) % step.card.update_every != 0
     return [
         draft.sample.episode(
-            0.0 if draft.reason else draft.agreement(consistency),
+            draft.reward,
             parts={"valid": float(not draft.reason)},
             text={"rubric": draft.rubric.plain(), "rejected": draft.reason},
             trained=learns and bool(draft.sample.turns),
@@ -161,38 +159,38 @@ def evaluator_episodes(
 def harness_records(step: Step[ScoreSection], refreshes: Sequence[Refresh]) -> list[SettingRecord]:
     """The harness in force in the step, and each attempt to replace it with its outcome, for the report."""
     card = step.card.harness
-    harness: Mapping[str, Any] = step.memory["harness"]
-    records = [SettingRecord(HARNESS, harness["value"], by=harness["by"], since=harness["since"])]
+    harness_memory: Mapping[str, Any] = step.memory["harness"]
+    records = [SettingRecord(HARNESS, harness_memory["value"], by=harness_memory["by"], since=harness_memory["since"])]
     for refresh in refreshes:
-        harness = meta_harness.after(card, harness, refresh)
+        harness_memory = meta_harness.after(card, harness_memory, refresh)
         judgements = ()
         if refresh.reply is not None:
             judgements = (Judgement(HARNESS, "refresh", (refresh.reply,), not refresh.problem),)
         attempt = SettingChange(refresh.at, refresh.problem, judgements)
-        records.append(SettingRecord(HARNESS, harness["value"], card.driver, harness["since"], attempt))
+        records.append(SettingRecord(HARNESS, harness_memory["value"], card.driver, harness_memory["since"], attempt))
     return records
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 def measure(
-    step: Step[ScoreSection],
-    harness: Harness,
-    statistics: Statistics,
-    reports: Sequence[Report],
-    reviews: Sequence[Review],
+    step: Step[ScoreSection], harness: Harness, statistics: Statistics, reports: Sequence[Report]
 ) -> dict[str, float | None]:
     """What episodes and samples do not tell: the statistics of the step, the harness in force, and the evaluator's
-    conversations that count."""
+    rollouts about reports that count."""
     texts = [[report.text for report in group if report.text is not None] for group in state.by_query(reports)]
-    counted = [review.sample for review in reviews]
+    # by rollout, as several reports may share one
+    scorings = {report.scoring.rollout: report.scoring for report in reports if report.scoring is not None}
+    nudged = {report.scoring.rollout: report.nudged for report in reports if report.scoring is not None}
     values = {
         "solver/report": [float(report.text is not None) for report in reports],
-        "solver/identical_pairs": [identical_pairs(own) for own in texts if len(own) > 1],  # whatever was searched
-        "scoring/nudged": [float(review.nudged) for review in reviews],
-        "scoring/searches": [float(roles.searches_run(step.cfg, sample)) for sample in counted],
+        "solver/identical_pairs": [
+            identical_pairs(group) for group in texts if len(group) > 1
+        ],  # whatever was searched
+        "scoring/nudged": [float(twice) for twice in nudged.values()],
+        "scoring/searches": [float(roles.searches_run(step.cfg, sample)) for sample in scorings.values()],
     }
     return {
-        **means(values | searching.lengths(SCORING, counted)),
+        **means(values | searching.lengths(SCORING, list(scorings.values()))),
         "solver/reward": statistics["reward"],  # of those that have one
         "solver/base_score": statistics["base_score"],
         "solver/dimension_score": statistics["dimension_score"],

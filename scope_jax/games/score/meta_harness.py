@@ -145,8 +145,8 @@ class Refresh:
 
     at: int
     """Number of steps done."""
-    value: dict[str, Any] | None = None
-    """The new harness as JSON data; None: the one in force stays."""
+    harness: Harness | None = None
+    """The new one; None: the one in force stays."""
     problem: str = ""
     """Why there was no valid harness, "" if there was one, which may equal the one in force."""
     reply: Reply | None = None
@@ -232,9 +232,9 @@ def after(card: ScoreHarnessSection, state: Mapping[str, Any], refresh: Refresh)
     if refresh.problem:
         return {**state, "invalid": state["invalid"] + 1}
     new = {**state, "refreshed": state["refreshed"] + 1}
-    if refresh.value is None:
+    if refresh.harness is None:
         return new
-    return {**new, "value": refresh.value, "by": card.driver, "since": refresh.at}
+    return {**new, "value": refresh.harness.plain(), "by": card.driver, "since": refresh.at}
 
 
 def adopt(cfg: Config, state: Mapping[str, Any], steps: int) -> dict[str, Any]:

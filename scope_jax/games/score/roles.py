@@ -12,12 +12,11 @@ from scope_jax.games.score.meta_harness import Harness, HarnessError, Refresh
 from scope_jax.games.score.options import ScoreRole, ScoreSection, options
 from scope_jax.games.score.state import (
     Constraints,
-    Conversation,
     Query,
     Report,
-    Review,
     Rubric,
     RubricDraft,
+    ScoringRequest,
     Statistics,
 )
 from scope_jax.grading.judge_client import JudgeError
@@ -199,98 +198,91 @@ def report_of(completion: Completion) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------- evaluator: assessments
-def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Review]:
-    """The evaluator's conversations about the reports that there are, `score.reports_per_call` of one query in each.
+def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Report]:
+    """The reports with the evaluator's assessments, `score.reports_per_call` of one query in each request.
 
-    One without a valid assessment of each of its reports is held once more, with a nudge in its prompt, and counts if
-    its reports are assessed then.
+    A request without a valid assessment of each of its reports is made once more, with a nudge in its prompt; the
+    second reply counts if its reports are assessed then.
     """
-    first = _review(step, harness, _conversations(step, harness, reports))
-    invalid = [review.conversation for review in first if review.reasons & rules.INVALID]
-    if not invalid:
-        return first
-    nudge = messages.nudge(step.cfg)
-    second = _review(step, harness, [_again(conversation, nudge) for conversation in invalid])
-    again = {review.reports[0].index: review for review in second}
-    return [_counting(review, again.get(review.reports[0].index)) for review in first]
+    requests = _scoring_requests(step, harness, reports)
+    after = {report.index: report for group in _score(step, harness, requests) for report in group}
+    invalid = [
+        request
+        for request in requests
+        if any(after[report.index].reason in rules.INVALID for report in request.reports)
+    ]
+    if invalid:
+        nudge = messages.nudge(step.cfg)
+        for group in _score(step, harness, [_with_nudge(request, nudge) for request in invalid]):
+            fails = any(report.reason in {*rules.INVALID, "assessment_too_long"} for report in group)
+            for report in group:
+                after[report.index] = replace(after[report.index] if fails else report, nudged=True)
+    return [after.get(report.index, report) for report in reports]
 
 
-def _conversations(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Conversation]:
+def _scoring_requests(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[ScoringRequest]:
+    """The requests about the reports that there are."""
     size = step.card.reports_per_call
-    conversations = []
+    requests = []
     for group in state.by_query(reports):
         written = [report for report in group if report.text is not None]
         for at in range(0, len(written), size):
-            own = tuple(written[at : at + size])
-            query = own[0].query
-            texts = [report.text or "" for report in own]
+            together = tuple(written[at : at + size])
+            query = together[0].query
+            texts = [report.text or "" for report in together]
             prompt = messages.for_scoring(step.cfg, harness, query.question, query.rubric, texts)
-            conversations.append(Conversation(own, Rollout(f"{query.index} report {own[0].index}", prompt)))
-    return conversations
+            requests.append(ScoringRequest(together, Rollout(f"{query.index} report {together[0].index}", prompt)))
+    return requests
 
 
-def _again(conversation: Conversation, nudge: str) -> Conversation:
-    before = conversation.rollout
+def _with_nudge(request: ScoringRequest, nudge: str) -> ScoringRequest:
+    before = request.rollout
     prompt = replace(before.messages, user=f"{before.messages.user}\n\n{nudge}")
-    return replace(conversation, rollout=Rollout(f"{before.name} again", prompt))
+    return replace(request, rollout=Rollout(f"{before.name} again", prompt))
 
 
-def _counting(first: Review, second: Review | None) -> Review:
-    """The one of two conversations that counts; second: None if it was held once."""
-    if second is None:
-        return first
-    fails = second.reasons & {*rules.INVALID, "assessment_too_long"}
-    return replace(first if fails else second, nudged=True)
+def _score(step: Step[ScoreSection], harness: Harness, requests: Sequence[ScoringRequest]) -> list[list[Report]]:
+    """The reports of each request, each with its assessment and R_s, or why it has none (l.22, l.23)."""
+    groups = step.play(SCORING, [request.rollout for request in requests])
+    return [_read(step, harness, sample, request.reports) for request, (sample,) in zip(requests, groups, strict=True)]
 
 
-def _review(step: Step[ScoreSection], harness: Harness, conversations: Sequence[Conversation]) -> list[Review]:
-    groups = step.play(SCORING, [conversation.rollout for conversation in conversations])
-    return [
-        Review(conversation, sample, _read(step, harness, sample, conversation.reports))
-        for conversation, (sample,) in zip(conversations, groups, strict=True)
-    ]
-
-
-def _read(
-    step: Step[ScoreSection], harness: Harness, sample: Sample, reports: tuple[Report, ...]
-) -> tuple[Report, ...]:
-    """l.22, l.23: the reports of a conversation, each with its assessment and R_s, or with the reason why it has none.
-
-    An assessment may be malformed, and harness and depth gate may reject it.
-    """
+def _read(step: Step[ScoreSection], harness: Harness, sample: Sample, reports: Sequence[Report]) -> list[Report]:
+    """The reports after the evaluator's rollout about them, whose assessments may be malformed, or rejected by harness
+    and depth gate."""
     if not sample.turns:
-        return tuple(replace(report, reason="assessment_too_long") for report in reports)
+        return [replace(report, scoring=sample, reason="assessment_too_long") for report in reports]
     card = step.card
     depth = searches_run(step.cfg, sample)
     rubric = reports[0].query.rubric
     assessments = rules.assessments_of(searching.contents(sample)[-1], len(reports), rubric, card.max_score)
     if assessments is None:
-        return tuple(replace(report, reason="assessment_malformed", depth=depth) for report in reports)
+        return [replace(report, scoring=sample, reason="assessment_malformed", depth=depth) for report in reports]
     unit = card.max_score if card.score_unit == "share" else 1
     after = []
     for report, assessment in zip(reports, assessments, strict=True):
         if reason := rules.unmet(assessment, depth, harness, card.min_depth):
-            after.append(replace(report, reason=reason, depth=depth))
+            after.append(replace(report, scoring=sample, reason=reason, depth=depth))
         else:
             scores = {name: value / unit for name, value in assessment.scores.items()}
             reward = rules.report_reward(scores[rubric.base], rubric.weights, scores)
-            after.append(replace(report, assessment=assessment, depth=depth, reward=reward))
-    return tuple(after)
+            after.append(replace(report, scoring=sample, assessment=assessment, depth=depth, reward=reward))
+    return after
 
 
 # -------------------------------------------------------------------------------------------------------- meta-harness
-def probe(step: Step[ScoreSection]) -> list[Refresh]:
-    """Before the first step, with the driver "endpoint": a failed refresh if the endpoint is down; otherwise none.
+def probe(step: Step[ScoreSection]) -> Refresh | None:
+    """Before the first step, with the driver "endpoint": a failed refresh if the endpoint is down; otherwise None.
 
     The user is told, and the run starts with the card's harness.
     """
     if step.number > 0 or step.card.harness.driver != "endpoint":
-        return []
+        return None
     problem = step.tools.probe(HARNESS)
     if not problem:
-        return []
+        return None
     step.tell(f"{problem.rstrip('.')}; the run starts with the meta-harness of the card.")
-    return [Refresh(0, problem=problem)]
+    return Refresh(0, problem=problem)
 
 
 def refresh(step: Step[ScoreSection], before: Harness, records: Sequence[Statistics]) -> Refresh:
@@ -314,7 +306,7 @@ def refresh(step: Step[ScoreSection], before: Harness, records: Sequence[Statist
         start = f"step {since}" if since else "the start"
         step.tell(f"step {at}: no new meta-harness: {str(error).rstrip('.')}; the one in force since {start} stays.")
         return Refresh(at, problem=str(error), reply=reply)
-    return Refresh(at, None if after == before else after.plain(), reply=reply)
+    return Refresh(at, None if after == before else after, reply=reply)
 
 
 def ask_for_harness(step: Step[ScoreSection], before: Harness, records: Sequence[Statistics]) -> Reply:

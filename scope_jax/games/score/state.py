@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,13 @@ class RubricDraft:
     """The rubric in use, which is not the evaluator's if the reply was malformed."""
     reason: str
     """Why the reply was malformed, "" if it was not."""
+    consistency: float = 0.0
+    """R_eval, the mean of C_i over its queries, once it is known."""
 
-    def agreement(self, consistency: Sequence[float]) -> float:
-        """Mean of C_i, given by query, over its queries."""
-        return mean([consistency[i] for i in self.queries])
+    @property
+    def reward(self) -> float:
+        """R_e: R_eval, 0 for a malformed rubric."""
+        return 0.0 if self.reason else self.consistency
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,11 @@ class Report:
     """The report, None if there is none."""
     conclusion: str | None
     """The part that is compared with other reports."""
+    scoring: Sample | None = None
+    """The evaluator's rollout that assesses it, perhaps with other reports of its query; None before, and without a
+    report."""
+    nudged: bool = False
+    """The evaluator was asked twice, as its first rollout had no valid assessment."""
     assessment: Assessment | None = None
     """None if there is no valid one."""
     reason: str = ""
@@ -110,32 +118,13 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """What the evaluator is asked in one conversation: to assess reports on one query."""
+class ScoringRequest:
+    """What the evaluator is asked: to assess reports on one query."""
 
     reports: tuple[Report, ...]
-    """Before their assessment."""
+    """Not yet assessed."""
     rollout: Rollout
     """The scoring prompt with their texts."""
-
-
-@dataclass(frozen=True)
-class Review:
-    """A conversation in which the evaluator has assessed reports."""
-
-    conversation: Conversation
-    """What it was asked."""
-    sample: Sample
-    """What was sampled."""
-    reports: tuple[Report, ...]
-    """The reports after it."""
-    nudged: bool = False
-    """It was held twice, as the first one had no valid assessment."""
-
-    @property
-    def reasons(self) -> frozenset[str]:
-        """Why reports of it have no valid assessment."""
-        return frozenset(report.reason for report in self.reports if report.reason)
 
 
 @dataclass(frozen=True)
@@ -168,8 +157,15 @@ class ScoreOutcome:
     """The rubrics of the evaluator's calls."""
     statistics: Statistics
     """Of the step."""
-    refreshes: tuple[Refresh, ...]
-    """Attempts to refresh the meta-harness."""
+    probe: Refresh | None
+    """Before the first step, if the model that writes harnesses cannot be reached."""
+    refresh: Refresh | None
+    """The attempt to refresh the meta-harness, every M steps."""
+
+    @property
+    def refreshes(self) -> list[Refresh]:
+        """Both, as far as they happened."""
+        return [refresh for refresh in (self.probe, self.refresh) if refresh is not None]
 
 
 def by_query(reports: Sequence[Report]) -> list[list[Report]]:
@@ -180,10 +176,9 @@ def by_query(reports: Sequence[Report]) -> list[list[Report]]:
     return list(groups.values())
 
 
-def with_reviews(reports: Sequence[Report], reviews: Sequence[Review]) -> list[Report]:
-    """The reports as they are after the reviews; one that was not reviewed stays as it is."""
-    after = {report.index: report for review in reviews for report in review.reports}
-    return [after.get(report.index, report) for report in reports]
+def with_consistency(drafts: Sequence[RubricDraft], consistency: Sequence[float]) -> list[RubricDraft]:
+    """The rubric calls with R_eval, from C_i by query (Algorithm 2 l.8)."""
+    return [replace(draft, consistency=mean([consistency[i] for i in draft.queries])) for draft in drafts]
 
 
 # ----------------------------------------------------------------------------------------------------------- scheduler

@@ -11,7 +11,15 @@ from scope_jax.errors import UserError
 from scope_jax.games.spell import messages, roles, rules, state
 from scope_jax.games.spell.options import SpellSection, check, options
 from scope_jax.games.spell.roles import QUESTIONER, RESPONDER, VERIFIER, card_roles
-from scope_jax.games.spell.state import AnswerGroup, History, QuestionDraft, Round, Selection, SpellOutcome
+from scope_jax.games.spell.state import (
+    AnswerGroup,
+    History,
+    QuestionDraft,
+    ResponderAnswer,
+    Selection,
+    SolvableQuestion,
+    SpellOutcome,
+)
 from scope_jax.grading.rewards import mean, means, shares
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import exams
@@ -29,110 +37,112 @@ def play(step: Step[SpellSection]) -> Played:
     the step suits a task of the card, or none fits into the responder's prompt.
     """
     card = step.card
-    draw = given_round if card.mode == "rlvr" else question_round
     # l.1: the training loop initialised the policy from the base model, and reads `source`
     # l.2, l.3: the run began with an empty history memory
-    # l.4, l.5: a step is one call; only the position in the stream and the history are carried over
+    # l.4: a step is one call; only the position in the stream and the history are carried over
     position = step.memory["position"]
-    history = step.memory["history"]
-    rounds: list[Round] = []
+    solvable: list[SolvableQuestion] = []
+    # l.5: the batches; B^ver is in the groups of B^res
+    drafts: list[QuestionDraft] = []
+    groups: list[AnswerGroup] = []
+    rounds = 0
     # l.6: in rounds, until the step is full or the card's maximum is reached
-    while len(rounds) < card.max_rounds and mixed(rounds) < card.groups:
+    while rounds < card.max_rounds and count_mixed(groups) < card.groups:
         if rounds:
-            step.tell(_before_a_round(card, rounds))
-        # l.7 to l.19: clusters, questions, answers, judgments, rewards
-        rounds.append(draw(step, position, history))
-        # l.20, l.21: the next round remembers the solvable questions of this one
-        history = state.push(card, history, rounds[-1].solvable)
+            step.tell(_before_a_round(card, rounds, drafts, groups))
+        if card.mode == "rlvr":
+            groups += given_round(step, position)
+        else:
+            # l.7 to l.19: clusters, questions, answers, verifications, rewards
+            history = state.push(card, step.memory["history"], solvable)
+            fresh = question_round(step, position, history)
+            # l.20, l.21: the next round remembers the solvable questions of this one
+            solvable += state.solvable_questions(card, fresh)
+            # l.22 to l.24: all samples are kept, and chosen from below
+            drafts += fresh
+            groups += [draft.group for draft in fresh if draft.group is not None]
         position += card.clusters_per_round
-    # l.22 to l.24: everything is kept for the role-specific sampling
-    proposals = [proposal for each in rounds for proposal in each.proposals]
-    groups = [group for each in rounds for group in each.groups]
-    solvable = [question for each in rounds for question in each.solvable]
-    drawn = position - step.memory["position"]
+        rounds += 1
+    clusters = rounds * card.clusters_per_round
     if card.mode == "self-play":
-        _check_proposals(card, proposals, drawn)
+        _check_drafts(card, drafts, clusters)
     # l.25: role-specific dynamic sampling
-    selection = rules.choose(step, proposals, groups)
+    selection = rules.choose(step, drafts, groups)
     # l.26: the training loop trains on these episodes in one update
     return Played(
-        episodes(step, proposals, groups, selection),
-        outcome=SpellOutcome(drawn, tuple(solvable)),
-        metrics=measure(step, proposals, groups, selection) | measure_draws(card, rounds, drawn),
+        episodes(step, drafts, groups, selection),
+        outcome=SpellOutcome(clusters, tuple(solvable)),
+        metrics=measure(card, drafts, groups, selection) | measure_rounds(card, rounds, drafts, groups),
     )
 
 
-def question_round(step: Step[SpellSection], position: int, history: History) -> Round:
+def question_round(step: Step[SpellSection], position: int, history: History) -> list[QuestionDraft]:
     """Plays each cluster of a round from `position` onwards once; all of them see the history before it."""
-    card = step.card
-    clusters = step.rows(position, card.clusters_per_round)
-    # l.7, l.8: a cluster, its task and some of its documents
-    orders = roles.draw_orders(step, history, clusters, position)
-    # l.9, l.10: questions written from these documents and the history
-    proposals = roles.ask(step, orders)
+    clusters = step.rows(position, step.card.clusters_per_round)
+    # l.7, l.8, l.9: a cluster, its task, some of its documents, and the history
+    contexts = roles.draw_contexts(step, history, clusters, position)
+    # l.10: questions
+    drafts = roles.ask(step, contexts)
     # l.11 to l.14: mark those that can be answered without documents
-    proposals = roles.filter_grounded(step, proposals)
+    drafts = roles.filter_grounded(step, drafts)
     # l.15: G answers to each of the others, from all documents of the cluster
-    groups = roles.respond(step, proposals)
-    proposals = roles.reject_unread(proposals, groups)
-    # l.16, l.17: G judgments of each answer
+    groups = roles.respond(step, drafts)
+    # l.16, l.17: G verifications of each answer
     groups = roles.verify(step, groups)
-    # l.18, l.19: the questioner's rewards; those of answers are known, those of judgments follow from the votes
-    proposals = roles.reward(card, proposals, groups)
-    # l.20, l.21: the solvable questions, for the history
-    order_of = {order.position: order for order in orders}
-    solvable = [
-        state.solvable(card, order_of[group.position], group.question)
-        for group in groups
-        if state.accepts(card, group.mean)
-    ]
-    return Round(proposals, groups, solvable)
+    # l.18, l.19: the rewards
+    groups = roles.reward_answers(step.card, groups)
+    drafts = roles.with_groups(drafts, groups)
+    return roles.reward_questions(step.card, drafts)
 
 
-def given_round(step: Step[SpellSection], position: int, history: History) -> Round:
+def given_round(step: Step[SpellSection], position: int) -> list[AnswerGroup]:
     """The responder answers the given questions of a round, if their texts fit into its prompt."""
     rows = step.rows(position, step.card.clusters_per_round)
     readings = [roles.given_question(step.cfg, row, index) for index, row in enumerate(rows, position)]
-    return Round((), roles.answer(step, readings), ())
+    return roles.answer(step, readings)
 
 
-def mixed(rounds: Sequence[Round]) -> int:
-    """The number of questions so far with correct and wrong answers, which count for the step's N."""
-    return sum(group.mixed for each in rounds for group in each.groups)
+def count_mixed(groups: Sequence[AnswerGroup]) -> int:
+    """The number of questions with correct and wrong answers, which count for the step's N."""
+    return sum(group.mixed for group in groups)
 
 
 def remember(cfg: Config, memory: Memory, outcome: SpellOutcome, number: int) -> tuple[Memory, Metrics]:
-    """l.7, l.21: the position in the stream after the clusters drawn, and the history with the solvable questions."""
+    """l.7, l.21: the position in the stream after the clusters of the step, and the history with the solvable
+    questions."""
     return {
         "position": memory["position"] + outcome.clusters,
         "history": state.push(options(cfg), memory["history"], outcome.solvable),
     }, {}
 
 
-def _before_a_round(card: SpellSection, rounds: Sequence[Round]) -> str:
+def _before_a_round(
+    card: SpellSection, rounds: int, drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]
+) -> str:
     """What the user is told before another round: how many clusters so far count, and why the others do not."""
-    reasons = Counter(proposal.reason for each in rounds for proposal in each.proposals if proposal.reason)
+    mixed = count_mixed(groups)
+    reasons = Counter(draft.reason for draft in drafts if draft.reason)
     why = [f"{number} {reason}" for reason, number in reasons.most_common(2)]
-    if alike := sum(not group.mixed for each in rounds for group in each.groups):
+    if alike := len(groups) - mixed:
         why.append(f"{alike} answered alike, all rightly or all wrongly")
     return (
-        f"round {len(rounds)} of at most {card.max_rounds}: of {len(rounds) * card.clusters_per_round} clusters "
-        f"{mixed(rounds)} count, {card.groups} are wanted"
+        f"round {rounds} of at most {card.max_rounds}: of {rounds * card.clusters_per_round} clusters "
+        f"{mixed} count, {card.groups} are wanted"
         + (f" ({', '.join(why)})" if why else "")
         + f"; {card.clusters_per_round} more are drawn."
     )
 
 
-def _check_proposals(card: SpellSection, proposals: Sequence[QuestionDraft], clusters: int) -> None:
+def _check_drafts(card: SpellSection, drafts: Sequence[QuestionDraft], clusters: int) -> None:
     """Raises UserError if the step's clusters gave the questioner, or the responder, nothing to read."""
-    if not proposals:
+    if not drafts:
         raise UserError(
             f"none of the {clusters} clusters drawn in this step is for a task with a share in spell.tasks; "
             "give their tasks a share, or set the tasks of their families in spell.families."
         )
-    if all(proposal.reason == "documents_too_long" for proposal in proposals):
+    if all(draft.reason == "documents_too_long" for draft in drafts):
         raise UserError(
-            f"the documents of none of the {len(proposals)} clusters drawn in this step fit into "
+            f"the documents of none of the {len(drafts)} clusters drawn in this step fit into "
             f"spell.responder.max_prompt_tokens = {card.responder.max_prompt_tokens}; build clusters with "
             "fewer clusters.max_tokens, or raise it."
         )
@@ -141,139 +151,138 @@ def _check_proposals(card: SpellSection, proposals: Sequence[QuestionDraft], clu
 # ------------------------------------------------------------------------------------------------------------ episodes
 def episodes(
     step: Step[SpellSection],
-    proposals: Sequence[QuestionDraft],
+    drafts: Sequence[QuestionDraft],
     groups: Sequence[AnswerGroup],
     selection: Selection,
 ) -> list[Episode]:
-    """One episode per question of the questioner and per answer, and per judgment that was chosen for the verifier.
+    """One episode per question of the questioner, followed by those of its answers, or only the latter in the mode
+    "rlvr"; then one per verification that was chosen.
 
-    The chosen episodes of a trained role are trained. All judgments of an answer are recorded with it.
+    The chosen episodes of a trained role are trained. All verifications of an answer are recorded with it.
     """
-    train = step.card.train
-    answered = {group.position: group for group in groups}
-    asked = {proposal.order.position: proposal for proposal in proposals}
     played = []
-    for position in sorted({*answered, *asked}):
-        group = answered.get(position)
-        if position in asked:
-            learns = position in selection.questioner and QUESTIONER in train
-            played.append(_question(asked[position], group, learns))
-        if group is not None:
-            learns = position in selection.responder and RESPONDER in train
-            played += [_answer(group, number, learns) for number in range(len(group.responses))]
-    for position, number in sorted(selection.verifier):
-        played += _judgments(step.card, answered[position], number, VERIFIER in train)
+    for draft in drafts:
+        played.append(_question(step, draft, selection))
+        if draft.group is not None:
+            played += _answers(step, draft.group, selection)
+    if step.card.mode == "rlvr":
+        for group in groups:
+            played += _answers(step, group, selection)
+    for group in groups:
+        for answer in group.answers:
+            if answer.name in selection.verifier:
+                played += _verifications(step, answer)
     return played
 
 
-def _question(proposal: QuestionDraft, group: AnswerGroup | None, trained: bool) -> Episode:
-    order = proposal.order
-    question = proposal.question
-    return proposal.sample.episode(
-        proposal.reward,
-        parts={} if group is None else {"success": group.mean},
+def _question(step: Step[SpellSection], draft: QuestionDraft, selection: Selection) -> Episode:
+    context = draft.context
+    question = draft.question
+    return draft.sample.episode(
+        draft.reward,
+        parts={} if draft.group is None else {"success": draft.group.mean},
         text={
-            "cluster": order.cluster["id"],
-            "task": order.task,
-            "documents": [document["id"] for document in order.documents],
-            "remembered": len(order.history),
+            "cluster": context.cluster["id"],
+            "task": context.task,
+            "documents": [document["id"] for document in context.documents],
+            "remembered": len(context.history),
             "question": None if question is None else question.whole,
             "answer": None if question is None else question.answer,
-            "rejected": proposal.reason,
-            "without_documents": proposal.blind,
-            "place": order.position,
+            "rejected": draft.reason,
+            "without_documents": draft.blind,
+            "place": context.position,
         },
-        group=f"{QUESTIONER}/{order.task}",
-        trained=trained,
-        judgements=proposal.judgements,
+        group=f"{QUESTIONER}/{context.task}",
+        trained=QUESTIONER in step.card.train and context.position in selection.questioner,
+        judgements=draft.judgements,
     )
 
 
-def _answer(group: AnswerGroup, number: int, trained: bool) -> Episode:
+def _answers(step: Step[SpellSection], group: AnswerGroup, selection: Selection) -> list[Episode]:
     """Only the first answer of a group records the prompt, which holds all documents."""
-    response = group.responses[number]
-    return response.sample.episode(
-        response.reward,
-        parts={"rule": float(response.rule), "vote": float(response.vote)},
-        text={
-            "question": group.question.whole,
-            "answer": group.question.answer,
-            "prediction": response.answer,
-            "verdicts": [each.verdict for each in response.verifications],
-            "place": group.position,
-        },
-        trained=trained,
-        judgements=(*response.judgements, *(each.judgement for each in response.verifications)),
-        shows_prompt=number == 0,
-    )
-
-
-def _judgments(card: SpellSection, group: AnswerGroup, number: int, trained: bool) -> list[Episode]:
-    response = group.responses[number]
+    reading = group.reading
     return [
-        judgment.sample.episode(
-            reward,
-            parts={"malformed": float(judgment.verdict is None)},
+        answer.sample.episode(
+            answer.reward,
+            parts={"rule": float(answer.rule), "vote": float(answer.vote)},
             text={
-                "verdict": judgment.verdict,
-                "vote": response.vote,
-                "rule": response.rule,
-                "place": group.position,
+                "question": reading.question.whole,
+                "answer": reading.question.answer,
+                "prediction": answer.conclusion,
+                "verdicts": [each.verdict for each in answer.verifications],
+                "place": reading.position,
             },
-            trained=trained,
+            trained=RESPONDER in step.card.train and reading.position in selection.responder,
+            judgements=(*answer.judgements, *(each.judgement for each in answer.verifications)),
+            shows_prompt=answer.number == 0,
         )
-        for judgment, reward in zip(response.verifications, rules.judgment_rewards(card, response), strict=True)
+        for answer in group.answers
+    ]
+
+
+def _verifications(step: Step[SpellSection], answer: ResponderAnswer) -> list[Episode]:
+    return [
+        verification.sample.episode(
+            verification.reward,
+            parts={"malformed": float(verification.verdict is None)},
+            text={
+                "verdict": verification.verdict,
+                "vote": answer.vote,
+                "rule": answer.rule,
+                "place": answer.reading.position,
+            },
+            trained=VERIFIER in step.card.train,
+        )
+        for verification in answer.verifications
     ]
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 def measure(
-    step: Step[SpellSection],
-    proposals: Sequence[QuestionDraft],
-    groups: Sequence[AnswerGroup],
-    selection: Selection,
+    card: SpellSection, drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup], selection: Selection
 ) -> dict[str, float | None]:
     """What episodes and samples do not tell; a mean over no values is left out. `difficulty/<task>` is 1 − pass@1 of
-    its questions. The verifier's values are about all judgments, not only those that were chosen."""
-    card = step.card
-    asked = [proposal for proposal in proposals if proposal.reason not in rules.UNPLAYED]
-    responses = [response for group in groups for response in group.responses]
-    judged = [response for response in responses if response.verifications]
-    judgments = [judgment for response in judged for judgment in response.verifications]
+    its questions. The verifier's values are about all verifications, not only those that were chosen."""
+    played = [draft for draft in drafts if draft.reason not in rules.UNPLAYED]
+    answers = [answer for group in groups for answer in group.answers]
+    verified = [answer for answer in answers if answer.verifications]
+    verifications = [verification for answer in verified for verification in answer.verifications]
     values = {
-        "questioner/valid": [float(proposal.reason not in rules.MALFORMED) for proposal in asked],
-        "questioner/documents": [float(len(proposal.order.documents)) for proposal in proposals],
-        "questioner/remembered": [float(len(proposal.order.history)) for proposal in proposals],
-        "responder/concluded": [float(response.answer is not None) for response in responses],
-        "verifier/yes": [float(response.vote) for response in judged],
-        "verifier/disagreement": [float(response.vote != response.rule) for response in judged],
-        "verifier/conflicting": [float(rules.spread(rules.judgment_rewards(card, response))) for response in judged],
-        "verifier/malformed": [float(judgment.verdict is None) for judgment in judgments],
+        "questioner/valid": [float(draft.reason not in rules.MALFORMED) for draft in played],
+        "questioner/documents": [float(len(draft.context.documents)) for draft in drafts],
+        "questioner/remembered": [float(len(draft.context.history)) for draft in drafts],
+        "responder/concluded": [float(answer.conclusion is not None) for answer in answers],
+        "verifier/yes": [float(answer.vote) for answer in verified],
+        "verifier/disagreement": [float(answer.vote != answer.rule) for answer in verified],
+        "verifier/conflicting": [float(answer.conflicting) for answer in verified],
+        "verifier/malformed": [float(verification.verdict is None) for verification in verifications],
     }
     for task in messages.TASKS:
-        values[f"difficulty/{task}"] = [1.0 - group.mean for group in groups if group.task == task]
+        values[f"difficulty/{task}"] = [1.0 - group.mean for group in groups if group.reading.task == task]
     return {
         **means(values),
-        **shares("solvable/", [group.task for group in groups if group.mixed], messages.TASKS),
-        "questioner/reward": mean([proposal.reward for proposal in asked]) if asked else None,
+        **shares("solvable/", [group.reading.task for group in groups if group.mixed], messages.TASKS),
+        "questioner/reward": mean([draft.reward for draft in played]) if played else None,
         "verifier/groups": float(len(selection.verifier)),
-        "groups/mixed": float(sum(group.mixed for group in groups)),
+        "groups/mixed": float(count_mixed(groups)),
         "groups/kept": float(len(selection.responder)),
         "groups/full": float(len(selection.responder) == card.groups),
-        "questions/trained": float(len(selection.questioner)) if proposals else None,
+        "questions/trained": float(len(selection.questioner)) if drafts else None,
     }
 
 
-def measure_draws(card: SpellSection, rounds: Sequence[Round], drawn: int) -> dict[str, float]:
+def measure_rounds(
+    card: SpellSection, rounds: int, drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]
+) -> dict[str, float]:
     """How much was drawn: rounds, questions, and in the mode "rlvr" the share of those that were too long."""
-    counted = {"groups/rounds": float(len(rounds))}
-    if card.mode == "rlvr":
-        answered = sum(len(each.groups) for each in rounds)
-        return counted | {
-            "questions/asked": float(drawn),
-            "responder/rejected_documents_too_long": 1.0 - answered / drawn,
-        }
-    return counted | {"questions/asked": float(sum(len(each.proposals) for each in rounds))}
+    if card.mode == "self-play":
+        return {"groups/rounds": float(rounds), "questions/asked": float(len(drafts))}
+    questions = rounds * card.clusters_per_round
+    return {
+        "groups/rounds": float(rounds),
+        "questions/asked": float(questions),
+        "responder/rejected_documents_too_long": 1.0 - len(groups) / questions,
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- game

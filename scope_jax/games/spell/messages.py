@@ -8,7 +8,7 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.games.spell.options import options
-from scope_jax.games.spell.state import Entry, Order, Question
+from scope_jax.games.spell.state import Entry, Question, QuestionerContext
 from scope_jax.play import prompting
 from scope_jax.play.documents import without_middle
 from scope_jax.play.prompting import Prompt
@@ -49,22 +49,22 @@ def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(shown(cfg, text) for text in texts)
 
 
-def for_questioner(cfg: Config, order: Order) -> Messages:
+def for_questioner(cfg: Config, context: QuestionerContext) -> Messages:
     """Prompt to write a question about documents, harder than the remembered ones if there are any."""
-    prompt = QUESTIONER[order.task].messages(
+    prompt = QUESTIONER[context.task].messages(
         cfg,
-        documents=documents_of(cfg, order.documents),
-        earlier=_earlier(cfg, order),
+        documents=documents_of(cfg, context.documents),
+        earlier=_earlier(cfg, context),
         answer_tokens=options(cfg).max_answer_tokens,
     )
     return _stripped(prompt)
 
 
-def _earlier(cfg: Config, order: Order) -> str:
-    if not order.history:
+def _earlier(cfg: Config, context: QuestionerContext) -> str:
+    if not context.history:
         return ""
-    examples = "\n\n".join(_example(cfg, number, entry) for number, entry in enumerate(order.history, 1))
-    return EARLIER[order.task].text(cfg, examples=examples).strip()
+    examples = "\n\n".join(_example(cfg, number, entry) for number, entry in enumerate(context.history, 1))
+    return EARLIER[context.task].text(cfg, examples=examples).strip()
 
 
 def _example(cfg: Config, number: int, entry: Entry) -> str:

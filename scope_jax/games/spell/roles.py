@@ -13,18 +13,17 @@ import numpy as np
 from scope_jax.config import Config
 from scope_jax.data import rows
 from scope_jax.data.keys import drawn
-from scope_jax.games.spell import messages, rules
+from scope_jax.games.spell import messages, rules, state
 from scope_jax.games.spell.options import SpellRoleSection, SpellSection, options
 from scope_jax.games.spell.state import (
     AnswerGroup,
     Entry,
     History,
-    Order,
     Question,
     QuestionDraft,
+    QuestionerContext,
     ReadingTask,
     ResponderAnswer,
-    UncheckedAnswer,
     Verification,
 )
 from scope_jax.play import judging
@@ -40,7 +39,7 @@ from scope_jax.text.parsing import finished_lines
 
 QUESTIONER, RESPONDER, VERIFIER, JUDGE = "questioner", "responder", "verifier", "judge"
 _NONE = np.zeros(0, np.int32)
-NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow")
+UNSAMPLED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow")
 
 
 def card_roles(cfg: Config) -> tuple[Role, ...]:
@@ -119,16 +118,18 @@ def _tasks(card: SpellSection) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------- questioner
-def draw_orders(
+def draw_contexts(
     step: Step[SpellSection], history: History, clusters: Sequence[Mapping[str, Any]], first: int
-) -> list[Order]:
-    """An order for each cluster, at positions `first` onwards of the stream, that suits a task of the card."""
-    candidates = [draw_order(step, history, cluster, position) for position, cluster in enumerate(clusters, first)]
-    return [candidate for candidate in candidates if candidate is not None]
+) -> list[QuestionerContext]:
+    """The context of each cluster, at positions `first` onwards of the stream, that suits a task of the card."""
+    contexts = [draw_context(step, history, cluster, position) for position, cluster in enumerate(clusters, first)]
+    return [context for context in contexts if context is not None]
 
 
-def draw_order(step: Step[SpellSection], history: History, cluster: Mapping[str, Any], position: int) -> Order | None:
-    """The order for the cluster at a position of the stream (Alg. 1 l.7, l.8): a task and new documents.
+def draw_context(
+    step: Step[SpellSection], history: History, cluster: Mapping[str, Any], position: int
+) -> QuestionerContext | None:
+    """X^que of the cluster at a position of the stream (Alg. 1 l.7 to l.9): a task, new documents, the history.
 
     Both are drawn with (seed, position). New documents are those from which no remembered question was written: m of
     them, or all if there are fewer, in the cluster's order. None if the cluster suits no task with a share above 0.
@@ -138,7 +139,7 @@ def draw_order(step: Step[SpellSection], history: History, cluster: Mapping[str,
     if task is None:
         return None
     key = f"{cluster['id']}/{task}"
-    known = tuple(Entry.of(entry) for entry in history.get(key, ()))[-card.history :] if card.history else ()
+    known = tuple(Entry.of(entry) for entry in state.latest(history.get(key, ()), card.history))
     seen = {document for entry in known for document in entry.documents}
     ids = [document["id"] for document in cluster["documents"]]
     unseen = [document for document in ids if document not in seen]
@@ -148,7 +149,7 @@ def draw_order(step: Step[SpellSection], history: History, cluster: Mapping[str,
         unseen = ids
     indices = drawn(range(len(unseen)), card.documents, step.rng("spell documents", position))
     new = tuple(unseen[index] for index in sorted(indices))
-    return Order(position, cluster, task, key, new, known, restarts)
+    return QuestionerContext(position, cluster, task, key, new, known, restarts)
 
 
 def _task(step: Step[SpellSection], cluster: Mapping[str, Any], position: int) -> str | None:
@@ -160,101 +161,96 @@ def _task(step: Step[SpellSection], cluster: Mapping[str, Any], position: int) -
     return tasks[int(step.rng("spell task", position).choice(len(tasks), p=shares / shares.sum()))]
 
 
-def ask(step: Step[SpellSection], orders: Sequence[Order]) -> list[QuestionDraft]:
-    """(q, a) ~ π^que(· | X^que) for each order, with a reason if it is malformed or its prompt was too long.
+def ask(step: Step[SpellSection], contexts: Sequence[QuestionerContext]) -> list[QuestionDraft]:
+    """(q, a) ~ π^que(· | X^que) for each context, with a reason if it is malformed or its prompt was too long.
 
     No question is asked about a cluster whose documents alone exceed the responder's prompt.
     """
-    rollouts = {
-        order.position: Rollout(f"{order.position}", messages.for_questioner(step.cfg, order)) for order in orders
-    }
-    fitting = [order.position for order in orders if _fits_the_responder(step, order)]
-    groups = step.play(QUESTIONER, [rollouts[position] for position in fitting])
-    samples = {position: sample for position, (sample,) in zip(fitting, groups, strict=True)}
-    drafts = []
-    for order in orders:
-        if (sample := samples.get(order.position)) is not None:
-            drafts.append(_read_question(step, order, sample))
-        else:
-            rollout = rollouts[order.position]
-            none = sample_of(NOT_ASKED, step.roles[QUESTIONER], rollout.name, rollout.messages, QUESTIONER)
-            drafts.append(QuestionDraft(order, none, None, "documents_too_long"))
-    return drafts
+    fitting = [context for context in contexts if _fits_the_responder(step, context)]
+    groups = step.play(QUESTIONER, [_rollout(step, context) for context in fitting])
+    samples = {context.position: sample for context, (sample,) in zip(fitting, groups, strict=True)}
+    return [_read_question(step, context, samples.get(context.position)) for context in contexts]
 
 
-def _read_question(step: Step[SpellSection], order: Order, sample: Sample) -> QuestionDraft:
-    if not sample.turns:
-        return QuestionDraft(order, sample, None, "prompt_too_long")
-    limit = step.card.max_answer_tokens
-    question, reason = rules.question_of(sample.content, order.task, step.tools.tokens, limit)
-    return QuestionDraft(order, sample, question, reason)
+def _rollout(step: Step[SpellSection], context: QuestionerContext) -> Rollout:
+    return Rollout(f"{context.position}", messages.for_questioner(step.cfg, context))
 
 
-def _fits_the_responder(step: Step[SpellSection], order: Order) -> bool:
+def _fits_the_responder(step: Step[SpellSection], context: QuestionerContext) -> bool:
     """True if the cluster's documents, with an empty question, fit into the responder's prompt."""
-    documents = messages.documents_of(step.cfg, order.cluster["documents"])
-    prompt = messages.for_responder(step.cfg, order.task, Question("", ""), documents)
+    documents = messages.documents_of(step.cfg, context.cluster["documents"])
+    prompt = messages.for_responder(step.cfg, context.task, Question("", ""), documents)
     return step.tools.prompt_tokens(prompt) <= step.card.responder.max_prompt_tokens
 
 
-def reward(
-    card: SpellSection, proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]
-) -> list[QuestionDraft]:
-    """The questions with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
-    success = {group.position: group.mean for group in groups}
-    return [replace(each, reward=_reward(card, each, success.get(each.order.position))) for each in proposals]
+def _read_question(step: Step[SpellSection], context: QuestionerContext, sample: Sample | None) -> QuestionDraft:
+    """sample: None if the questioner was not asked; its episode then has no turns, as that of a prompt too long."""
+    if sample is None:
+        rollout = _rollout(step, context)
+        unsampled = sample_of(UNSAMPLED, step.roles[QUESTIONER], rollout.name, rollout.messages, QUESTIONER)
+        return QuestionDraft(context, unsampled, None, "documents_too_long")
+    if not sample.turns:
+        return QuestionDraft(context, sample, None, "prompt_too_long")
+    limit = step.card.max_answer_tokens
+    question, reason = rules.question_of(sample.content, context.task, step.tools.tokens, limit)
+    return QuestionDraft(context, sample, question, reason)
 
 
-def _reward(card: SpellSection, proposal: QuestionDraft, success: float | None) -> float:
-    if proposal.reason in rules.MALFORMED:
+def reward_questions(card: SpellSection, drafts: Sequence[QuestionDraft]) -> list[QuestionDraft]:
+    """The drafts with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
+    return [replace(draft, reward=_reward(card, draft)) for draft in drafts]
+
+
+def _reward(card: SpellSection, draft: QuestionDraft) -> float:
+    if draft.reason in rules.MALFORMED:
         return card.malformed_reward
-    if proposal.reason == rules.UNGROUNDED:
+    if draft.reason == rules.UNGROUNDED:
         return card.ungrounded_reward
-    if success is None:
+    if draft.group is None:
         return 0.0
-    return rules.questioner_reward(card.questioner_reward, success, card.target, card.width)
+    return rules.questioner_reward(card.questioner_reward, draft.group.mean, card.target, card.width)
 
 
 # ----------------------------------------------------------------------------------------------------------- responder
-def filter_grounded(step: Step[SpellSection], proposals: Sequence[QuestionDraft]) -> list[QuestionDraft]:
-    """`proposals`, with a reason on each question that is answered correctly without documents (Alg. 1 l.11, l.12)."""
-    if not step.card.grounding_filter or all(proposal.reason for proposal in proposals):
-        return list(proposals)
+def filter_grounded(step: Step[SpellSection], drafts: Sequence[QuestionDraft]) -> list[QuestionDraft]:
+    """The drafts, with a reason on each question that is answered correctly without documents (Alg. 1 l.11, l.12)."""
+    if not step.card.grounding_filter or all(draft.reason for draft in drafts):
+        return list(drafts)
     nothing = messages.nothing(step.cfg)
-    readings = [_reading(proposal, nothing) for proposal in proposals if not proposal.reason]
-    answers = _attempts(step, readings, samples=1, key="grounding")
-    blind = {reading.position: response for reading, (response,) in zip(readings, answers, strict=True)}
-    return [_with_blind(proposal, blind.get(proposal.order.position)) for proposal in proposals]
+    readings = [_reading(draft, nothing) for draft in drafts if not draft.reason]
+    groups = _sample_answers(step, readings, samples=1, key="grounding")
+    blind = {group.reading.position: group.answers[0] for group in groups}
+    return [_with_blind(draft, blind.get(draft.context.position)) for draft in drafts]
 
 
-def _with_blind(proposal: QuestionDraft, blind: ResponderAnswer | None) -> QuestionDraft:
-    """A question with the answer that the responder gave without the documents, if it was asked."""
+def _with_blind(draft: QuestionDraft, blind: ResponderAnswer | None) -> QuestionDraft:
+    """A draft with the answer that the responder gave without the documents, if it was asked."""
     if blind is None:
-        return proposal
+        return draft
     reason = rules.UNGROUNDED if blind.rule else ""
-    return replace(proposal, reason=reason, blind=blind.sample.content, judgements=blind.judgements)
+    return replace(draft, reason=reason, blind=blind.sample.content, judgements=blind.judgements)
 
 
-def respond(step: Step[SpellSection], proposals: Sequence[QuestionDraft]) -> list[AnswerGroup]:
+def respond(step: Step[SpellSection], drafts: Sequence[QuestionDraft]) -> list[AnswerGroup]:
     """{y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule."""
     readings = [
-        _reading(proposal, messages.documents_of(step.cfg, proposal.order.cluster["documents"]))
-        for proposal in proposals
-        if not proposal.reason
+        _reading(draft, messages.documents_of(step.cfg, draft.context.cluster["documents"]))
+        for draft in drafts
+        if not draft.reason
     ]
     return answer(step, readings)
 
 
-def reject_unread(proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> list[QuestionDraft]:
-    """`proposals`, with a reason on each question that has no answers, since it does not fit into the responder's
-    prompt with the documents."""
-    read = {group.position for group in groups}
-    return [
-        proposal
-        if proposal.reason or proposal.order.position in read
-        else replace(proposal, reason="documents_too_long")
-        for proposal in proposals
-    ]
+def with_groups(drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> list[QuestionDraft]:
+    """The drafts with the answers to them; a question that got none does not fit into the responder's prompt with the
+    documents, and gets a reason."""
+    by_position = {group.reading.position: group for group in groups}
+    after = []
+    for draft in drafts:
+        group = by_position.get(draft.context.position)
+        unread = group is None and not draft.reason
+        after.append(replace(draft, group=group, reason="documents_too_long" if unread else draft.reason))
+    return after
 
 
 def given_question(cfg: Config, row: rows.Row, position: int) -> ReadingTask:
@@ -267,17 +263,13 @@ def given_question(cfg: Config, row: rows.Row, position: int) -> ReadingTask:
 def answer(step: Step[SpellSection], readings: Sequence[ReadingTask]) -> list[AnswerGroup]:
     """G answers to each question, checked by the rule; a question whose documents do not fit into the prompt has no
     group."""
-    answers = _attempts(step, readings, samples=step.card.responder.samples)
-    return [
-        AnswerGroup(reading.position, reading.task, reading.question, responses)
-        for reading, responses in zip(readings, answers, strict=True)
-        if responses[0].sample.turns
-    ]
+    groups = _sample_answers(step, readings, samples=step.card.responder.samples)
+    return [group for group in groups if group.answers[0].sample.turns]
 
 
-def _attempts(
+def _sample_answers(
     step: Step[SpellSection], readings: Sequence[ReadingTask], *, samples: int, key: str = ""
-) -> list[tuple[ResponderAnswer, ...]]:
+) -> list[AnswerGroup]:
     """`samples` answers of the responder to each question, checked by the rule. key: as in `Step.play`."""
     rollouts = [
         Rollout(
@@ -287,50 +279,50 @@ def _attempts(
         for reading in readings
     ]
     groups = step.play(RESPONDER, rollouts, samples=samples, key=key)
-    attempts = [
-        UncheckedAnswer(reading, sample) for reading, group in zip(readings, groups, strict=True) for sample in group
+    answers = [
+        ResponderAnswer(reading, number, sample, rules.conclusion_of(sample.content))
+        for reading, group in zip(readings, groups, strict=True)
+        for number, sample in enumerate(group)
     ]
-    responses = check(step, attempts)
-    return [tuple(responses[at : at + samples]) for at in range(0, len(responses), samples)]
+    answers = check(step, answers)
+    return [
+        AnswerGroup(reading, tuple(answers[place * samples : (place + 1) * samples]))
+        for place, reading in enumerate(readings)
+    ]
 
 
-def check(step: Step[SpellSection], attempts: Sequence[UncheckedAnswer]) -> list[ResponderAnswer]:
+def check(step: Step[SpellSection], answers: Sequence[ResponderAnswer]) -> list[ResponderAnswer]:
     """The answers with R_rule(y, a): by the rule, or by [judge] in its place, with its judgements (section 5.6).
 
     The judge sees the conclusion, or the whole reply if there is none; it gets no request for an empty reply.
     """
-    conclusions = [rules.conclusion_of(attempt.sample.content) for attempt in attempts]
     if step.card.rule == "match":
-        return [
-            ResponderAnswer(attempt.sample, conclusion, _matches(step.card, attempt, conclusion))
-            for attempt, conclusion in zip(attempts, conclusions, strict=True)
-        ]
+        return [replace(each, rule=_matches(step.card, each)) for each in answers]
     cases = [
         judging.Case(
-            attempt.reading.question.whole,
-            conclusion or attempt.sample.content.strip() or None,
-            attempt.reading.question.answers,
+            each.reading.question.whole,
+            each.conclusion or each.sample.content.strip() or None,
+            each.reading.question.answers,
         )
-        for attempt, conclusion in zip(attempts, conclusions, strict=True)
+        for each in answers
     ]
     grades = step.grade("judge", cases)
     return [
-        ResponderAnswer(attempt.sample, conclusion, right, judgements)
-        for attempt, conclusion, right, judgements in zip(
-            attempts, conclusions, grades.correct, grades.judgements, strict=True
-        )
+        replace(each, rule=correct, judgements=judgements)
+        for each, correct, judgements in zip(answers, grades.correct, grades.judgements, strict=True)
     ]
 
 
-def _matches(card: SpellSection, attempt: UncheckedAnswer, conclusion: str | None) -> bool:
-    reading = attempt.reading
-    answers = reading.question.answers
-    return rules.matches(reading.task, attempt.sample.content, conclusion, answers, card.rule_reads, card.containment)
+def _matches(card: SpellSection, answer: ResponderAnswer) -> bool:
+    task = answer.reading.task
+    references = answer.reading.question.answers
+    said = answer.sample.content
+    return rules.matches(task, said, answer.conclusion, references, card.rule_reads, card.containment)
 
 
-def _reading(proposal: QuestionDraft, documents: str) -> ReadingTask:
-    assert proposal.question is not None  # since it has no reason for rejection
-    return ReadingTask(proposal.order.position, proposal.order.task, proposal.question, documents)
+def _reading(draft: QuestionDraft, documents: str) -> ReadingTask:
+    assert draft.question is not None  # since it has no reason for rejection
+    return ReadingTask(draft.context.position, draft.context.task, draft.question, documents)
 
 
 def exam_conclusion(completion: Completion) -> str | None:
@@ -341,40 +333,43 @@ def exam_conclusion(completion: Completion) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------ verifier
 def verify(step: Step[SpellSection], groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """The groups with {v_ij} ~ π^ver(· | q, y_i, a) and v_i on every answer that has a conclusion (Alg. 1 l.16, l.17).
+    """The groups with {v_ij} ~ π^ver(· | q, y_i, a) on every answer that has a conclusion (Alg. 1 l.16, l.17).
 
-    An answer without a conclusion is not verified: the rule alone decides. A prompt that is too long has no judgments.
+    An answer without a conclusion is not verified: the rule alone decides. A prompt that is too long has no
+    verifications.
     """
     if not step.card.verify:
         return list(groups)
-    rollouts = [
-        Rollout(
-            _about(group, number),
-            messages.for_verifier(step.cfg, group.question, response.answer, group.question.answer),
+    rollouts = []
+    for group in groups:
+        question = group.reading.question
+        for each in group.answers:
+            if each.conclusion is not None:
+                prompt = messages.for_verifier(step.cfg, question, each.conclusion, question.answer)
+                rollouts.append(Rollout(each.name, prompt))
+    samples = step.play(VERIFIER, rollouts, samples=step.card.verifier.samples)
+    verifications = {
+        rollout.name: tuple(Verification(sample, rules.verdict_of(sample.content)) for sample in same if sample.turns)
+        for rollout, same in zip(rollouts, samples, strict=True)
+    }
+    return [
+        replace(
+            group,
+            answers=tuple(replace(each, verifications=verifications.get(each.name, ())) for each in group.answers),
         )
         for group in groups
-        for number, response in enumerate(group.responses)
-        if response.answer is not None
     ]
-    judged = step.play(VERIFIER, rollouts, samples=step.card.verifier.samples)
-    samples = {rollout.name: group for rollout, group in zip(rollouts, judged, strict=True)}
-    verified = []
-    for group in groups:
-        responses = [
-            _with_vote(step.card, response, samples.get(_about(group, number), ()))
-            for number, response in enumerate(group.responses)
-        ]
-        verified.append(replace(group, responses=tuple(responses)))
-    return verified
 
 
-def _about(group: AnswerGroup, number: int) -> str:
-    """The name of the verifier's prompt about an answer."""
-    return f"{group.position} answer {number}"
+def reward_answers(card: SpellSection, groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
+    """The groups with v_i, on which r_i depends, and {r_ij} (Eq. (4) to Eq. (6))."""
+    return [replace(group, answers=tuple(_with_vote(card, each) for each in group.answers)) for group in groups]
 
 
-def _with_vote(card: SpellSection, response: ResponderAnswer, samples: Sequence[Sample]) -> ResponderAnswer:
-    """An answer with its judgments; a sample without a turn, of a prompt that was too long, is none."""
-    judgments = tuple(Verification(sample, rules.verdict_of(sample.content)) for sample in samples if sample.turns)
-    vote = rules.vote([judgment.verdict for judgment in judgments], card.vote)
-    return replace(response, verifications=judgments, vote=vote)
+def _with_vote(card: SpellSection, answer: ResponderAnswer) -> ResponderAnswer:
+    vote = rules.vote([each.verdict for each in answer.verifications], card.vote)
+    verifications = tuple(
+        replace(each, reward=rules.verifier_reward(each.verdict, vote, card.malformed_judgment))
+        for each in answer.verifications
+    )
+    return replace(answer, verifications=verifications, vote=vote)

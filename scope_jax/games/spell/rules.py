@@ -12,7 +12,7 @@ from scope_jax.config import one_of
 from scope_jax.data.keys import drawn
 from scope_jax.games.spell import candidates
 from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellSection, SpellTask, Vote
-from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, ResponderAnswer, Selection
+from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Selection
 from scope_jax.grading import measures
 from scope_jax.grading.rewards import absolute_zero, r_zero
 from scope_jax.play.step import Step
@@ -148,15 +148,9 @@ def vote(verdicts: Sequence[bool | None], rule: str) -> bool:
     return 2 * sum(verdict is True for verdict in verdicts) > len(verdicts)
 
 
-def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: float) -> tuple[float, ...]:
+def verifier_reward(verdict: bool | None, decision: bool, malformed: float) -> float:
     """r_ij = 1(v_ij = v_i) (Eq. (5)); `malformed` for a judgment without a verdict."""
-    return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
-
-
-def judgment_rewards(card: SpellSection, response: ResponderAnswer) -> tuple[float, ...]:
-    """{r_ij} of one answer's judgments (Eq. (5))."""
-    verdicts = [each.verdict for each in response.verifications]
-    return verifier_rewards(verdicts, response.vote, card.malformed_judgment)
+    return malformed if verdict is None else float(verdict == decision)
 
 
 def questioner_reward(name: str, success: float, target: float, width: float) -> float:
@@ -173,11 +167,6 @@ def questioner_reward(name: str, success: float, target: float, width: float) ->
     return {"absolute-zero": absolute_zero, "r-zero": r_zero}[name](success)
 
 
-def spread(rewards: Sequence[float]) -> bool:
-    """True if the rewards are not all equal; otherwise the group gives no learning signal (App. C.3)."""
-    return max(rewards) > min(rewards)
-
-
 def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[str]], family: str | None) -> list[str]:
     """The tasks with a share above 0 that a cluster suits: those `families` lists for its family, or the task with the
     family's name, or else all."""
@@ -186,7 +175,7 @@ def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[s
 
 
 # --------------------------------------------------------------------------------------- role-specific dynamic sampling
-def choose(step: Step[SpellSection], proposals: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> Selection:
+def choose(step: Step[SpellSection], drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> Selection:
     """Chooses the samples the step's update trains on (Alg. 1 l.25).
 
     Responder: the first N groups with both correct and wrong answers. Questioner: their questions, and an equal number
@@ -195,21 +184,19 @@ def choose(step: Step[SpellSection], proposals: Sequence[QuestionDraft], groups:
     as many judgments, or groups, as responder groups (all if there are fewer).
     """
     card = step.card
-    mixed = [group.position for group in groups if group.mixed]
-    kept = mixed[: card.groups]
-    played = [proposal.order.position for proposal in proposals if proposal.reason not in UNPLAYED]
-    failed = [position for position in played if position not in mixed]
-    negatives = drawn(failed, len(kept), step.rng("spell negatives", step.number))
-    conflicting = [
-        (group.position, number)
+    mixed = [group.reading.position for group in groups if group.mixed]
+    responder = mixed[: card.groups]
+    positions = [draft.context.position for draft in drafts if draft.reason not in UNPLAYED]
+    failures = [position for position in positions if position not in mixed]
+    negatives = drawn(failures, len(responder), step.rng("spell negatives", step.number))
+    conflicts = [
+        answer.name
         for group in groups
-        for number, response in enumerate(group.responses)
-        if response.verifications
-        and spread(judgment_rewards(card, response))
-        and (response.vote == response.rule or not card.consistency_check)
+        for answer in group.answers
+        if answer.conflicting and (answer.vote == answer.rule or not card.consistency_check)
     ]
-    wanted = len(kept)
+    count = len(responder)
     if card.verifier_batch == "judgments":
-        wanted = -(-wanted // card.verifier.samples)
-    judged = drawn(conflicting, wanted, step.rng("spell judgments", step.number))
-    return Selection(frozenset(kept), frozenset([*kept, *negatives]), frozenset(judged))
+        count = -(-count // card.verifier.samples)
+    verifier = drawn(conflicts, count, step.rng("spell judgments", step.number))
+    return Selection(frozenset(responder), frozenset([*responder, *negatives]), frozenset(verifier))

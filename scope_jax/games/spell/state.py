@@ -64,11 +64,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the questioner is asked for: a question of one task from documents of a cluster."""
+class QuestionerContext:
+    """X^que: what the questioner is asked for, a question of one task from documents of a cluster."""
 
     position: int
-    """In the stream of clusters; identifies the order."""
+    """In the stream of clusters; identifies the context and what follows from it."""
     cluster: Mapping[str, Any]
     """A row of the stream."""
     task: str
@@ -84,30 +84,9 @@ class Order:
 
     @property
     def documents(self) -> list[Mapping[str, str]]:
-        """The documents of the questioner's context: those of the history and the new ones, in the cluster's order."""
+        """The documents that it shows: those of the history and the new ones, in the cluster's order."""
         shown = {*self.new, *(key for entry in self.history for key in entry.documents)}
         return [document for document in self.cluster["documents"] if document["id"] in shown]
-
-
-@dataclass(frozen=True)
-class QuestionDraft:
-    """One episode of the questioner."""
-
-    order: Order
-    """What it is asked for."""
-    sample: Sample
-    """Its reply, without a turn if the questioner was not asked: the cluster's documents alone exceed the responder's
-    prompt."""
-    question: Question | None
-    """None if it is malformed."""
-    reason: str
-    """Why its question is rejected, one of `rules.REASONS`; "" if the responder gets it."""
-    blind: str | None = None
-    """The responder's reply without the documents; None if not requested."""
-    judgements: tuple[Judgement, ...] = ()
-    """An external judge's, of that reply."""
-    reward: float = 0.0
-    """Eq. (7), once it is known."""
 
 
 @dataclass(frozen=True)
@@ -125,23 +104,15 @@ class ReadingTask:
 
 
 @dataclass(frozen=True)
-class UncheckedAnswer:
-    """An answer of the responder before it is checked."""
-
-    reading: ReadingTask
-    """What was asked."""
-    sample: Sample
-    """The episode."""
-
-
-@dataclass(frozen=True)
 class Verification:
-    """One judgment of the verifier."""
+    """One judgment of the verifier about an answer."""
 
     sample: Sample
     """The episode."""
     verdict: bool | None
     """v_ij; None without a valid verdict."""
+    reward: float = 0.0
+    """r_ij (Eq. (5)), once it is known."""
 
     @property
     def judgement(self) -> Judgement:
@@ -152,18 +123,32 @@ class Verification:
 class ResponderAnswer:
     """One answer of the responder, y_i."""
 
+    reading: ReadingTask
+    """What was asked."""
+    number: int
+    """i, from 0."""
     sample: Sample
     """The episode."""
-    answer: str | None
-    """Its conclusion, or None."""
-    rule: bool
-    """R_rule(y_i, a)."""
+    conclusion: str | None
+    """What it concludes; None if it does not."""
+    rule: bool = False
+    """R_rule(y_i, a), once it is checked."""
     judgements: tuple[Judgement, ...] = ()
     """An external judge's, in place of the rule."""
     verifications: tuple[Verification, ...] = ()
-    """The verifier's judgments."""
+    """The verifier's: G, or none without a conclusion."""
     vote: bool = False
-    """v_i of Eq. (4)."""
+    """v_i (Eq. (4)), once it is known."""
+
+    @property
+    def name(self) -> str:
+        """Of the verifier's rollout about it."""
+        return f"{self.reading.position} answer {self.number}"
+
+    @property
+    def conflicting(self) -> bool:
+        """True if the rewards of its verifications differ; otherwise they give no learning signal (App. C.3)."""
+        return len({verification.reward for verification in self.verifications}) > 1
 
     @property
     def reward(self) -> float:
@@ -175,28 +160,43 @@ class ResponderAnswer:
 class AnswerGroup:
     """The responder's answers to one question, {y_i}."""
 
-    position: int
-    """In the stream of clusters, or of given questions."""
-    task: str
-    """Of the question."""
-    question: Question
+    reading: ReadingTask
     """What was asked."""
-    responses: tuple[ResponderAnswer, ...]
+    answers: tuple[ResponderAnswer, ...]
     """G of them."""
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        return tuple(response.reward for response in self.responses)
 
     @property
     def mean(self) -> float:
         """r̄, the success rate."""
-        return mean(self.rewards)
+        return mean([answer.reward for answer in self.answers])
 
     @property
     def mixed(self) -> bool:
         """True if some answers are correct and some wrong: std({r_i}) > 0."""
         return 0.0 < self.mean < 1.0
+
+
+@dataclass(frozen=True)
+class QuestionDraft:
+    """One episode of the questioner, and what has become of its question."""
+
+    context: QuestionerContext
+    """What it is asked for."""
+    sample: Sample
+    """Its reply, without a turn if the questioner was not asked: the cluster's documents alone exceed the responder's
+    prompt."""
+    question: Question | None
+    """None if it is malformed."""
+    reason: str
+    """Why its question is rejected, one of `rules.REASONS`; "" if the responder gets it."""
+    blind: str | None = None
+    """The responder's reply without the documents; None if not requested."""
+    judgements: tuple[Judgement, ...] = ()
+    """An external judge's, of that reply."""
+    group: AnswerGroup | None = None
+    """The answers to it; None without any."""
+    reward: float = 0.0
+    """r^que (Eq. (7)), once it is known."""
 
 
 @dataclass(frozen=True)
@@ -209,18 +209,6 @@ class SolvableQuestion:
     """What is added."""
     restarts: bool
     """The earlier entries are removed."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round of drawing brings."""
-
-    proposals: Sequence[QuestionDraft]
-    """The questions, one for each cluster that suits a task; none in the mode "rlvr"."""
-    groups: Sequence[AnswerGroup]
-    """The answers to those that reached the responder."""
-    solvable: Sequence[SolvableQuestion]
-    """The questions for the history memory, in order."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +229,8 @@ class Selection:
     """The first N groups with both correct and wrong answers."""
     questioner: frozenset[int]
     """Their questions, and as many questions without a positive reward."""
-    verifier: frozenset[tuple[int, int]]
-    """(position, number of the answer)."""
+    verifier: frozenset[str]
+    """Names of the answers whose verifications are chosen."""
 
 
 def accepts(card: SpellSection, success: float) -> bool:
@@ -251,11 +239,20 @@ def accepts(card: SpellSection, success: float) -> bool:
     return card.history > 0 and (0.0 < success < 1.0 or (success == 1.0 and card.history_accepts == "solved"))
 
 
-def solvable(card: SpellSection, order: Order, question: Question) -> SolvableQuestion:
+def solvable_questions(card: SpellSection, drafts: Sequence[QuestionDraft]) -> list[SolvableQuestion]:
+    """The questions that are added to the history."""
+    return [
+        solvable(card, draft.context, draft.group.reading.question)
+        for draft in drafts
+        if draft.group is not None and accepts(card, draft.group.mean)
+    ]
+
+
+def solvable(card: SpellSection, context: QuestionerContext, question: Question) -> SolvableQuestion:
     """A question as it is remembered, with the documents that it counts as written from."""
-    read = [document["id"] for document in order.documents]
-    entry = Entry(tuple(read) if card.history_documents == "seen" else order.new, question.whole, question.answer)
-    return SolvableQuestion(order.key, entry, order.restarts)
+    read = [document["id"] for document in context.documents]
+    entry = Entry(tuple(read) if card.history_documents == "seen" else context.new, question.whole, question.answer)
+    return SolvableQuestion(context.key, entry, context.restarts)
 
 
 def push(card: SpellSection, history: History, questions: Sequence[SolvableQuestion]) -> History:
@@ -263,5 +260,10 @@ def push(card: SpellSection, history: History, questions: Sequence[SolvableQuest
     after = dict(history)
     for question in questions:
         before = [] if question.restarts else after.get(question.key, [])
-        after[question.key] = [*before, question.entry.plain()][-card.history :]
+        after[question.key] = latest([*before, question.entry.plain()], card.history)
     return after
+
+
+def latest(entries: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The last `count` of a cluster and task's entries, or all if there are fewer."""
+    return list(entries[max(len(entries) - count, 0) :])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scope_jax.config import Config, GradingRule, Measure
 from scope_jax.games.ssp import messages, roles, state
 from scope_jax.games.ssp.options import SSPSection, check, options
 from scope_jax.games.ssp.roles import PROPOSER, SOLVER, card_roles
-from scope_jax.games.ssp.state import Entry, Proposal, Solved
+from scope_jax.games.ssp.state import Entry, Problem, ProblemAttempt, Proposal
 from scope_jax.grading.rewards import mean, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Exam
@@ -26,10 +26,11 @@ def play(step: Step[SSPSection]) -> Played:
     slots = roles.open_slots(step)
     proposals: list[Proposal] = []
     failed = slots
-    for attempt in range(roles.attempts(step.card)):
+    for attempt in range(roles.max_proposals(step.card)):
         # l.3: a question for each answer (when resampling, for each slot that has failed so far)
         fresh = roles.propose(step, failed, attempt)
-        # l.4: `propose` has applied the rules; now verify the questions
+        # l.4: the format rules and the RAG constraint
+        fresh = roles.apply_rules(step, fresh)
         fresh = roles.verify(step, fresh, proposals)
         proposals += fresh
         failed = [proposal.slot for proposal in fresh if proposal.reason]
@@ -38,109 +39,93 @@ def play(step: Step[SSPSection]) -> Played:
     # l.5: the valid questions; slots without one are filled from the pool or with dummies
     problems = roles.fill_slots(step, proposals)
     # l.6: n attempts at each
-    solved = roles.solve(step, problems)
-    # l.7: correct or wrong
-    solved = roles.grade_solver(step, solved)
+    attempts = roles.solve(step, problems)
+    # l.7: the solver's rewards
+    attempts = roles.grade_solver(step, attempts)
     # l.8: the proposer's rewards
-    rewards = roles.reward_proposer(step.card, slots, solved)
-    # episodes of both roles
-    episodes = solver_episodes(step, solved) + proposer_episodes(step, proposals, rewards, solved)
+    proposals = roles.reward_proposer(step.card, proposals, attempts)
     # l.10, l.11: the training loop trains on these episodes, in the order of the roles
+    episodes = solver_episodes(step, attempts) + proposer_episodes(step, proposals)
     # App. B.1: the questions for the pool
-    entries = state.new_entries(step.card, solved, step.number)
-    return Played(episodes, outcome=entries, metrics=measure(slots, proposals, problems, rewards))
+    entries = state.new_entries(step.card, problems)
+    return Played(episodes, outcome=entries, metrics=measure(step.card, proposals, problems))
 
 
 def remember(cfg: Config, memory: Memory, outcome: list[Entry], number: int) -> tuple[Memory, Metrics]:
     """The pool with the step's valid questions, or emptied at the end of a period (App. B.1)."""
-    pool = memory["pool"]
-    if state.replays(options(cfg)):
-        pool = state.after_step(pool, outcome, number, state.period(options(cfg)))
+    pool = state.after_step(options(cfg), memory["pool"], outcome, number)
     return {"pool": pool}, {"pool/size": float(len(pool))}
 
 
-def solver_episodes(step: Step[SSPSection], solved: Sequence[Solved]) -> list[Episode]:
+def solver_episodes(step: Step[SSPSection], attempts: Sequence[ProblemAttempt]) -> list[Episode]:
     """An episode for each attempt, with reward r_solve.
 
     A dummy pads the solver's batch: it has no gradient (App. B.1), but counts in the B of Eq. (4).
     """
     learns = step.roles[SOLVER].learns and step.number >= step.card.proposer_warmup_steps
     episodes = []
-    for group in solved:
-        problem = group.problem
+    for attempt in attempts:
+        problem = attempt.problem
         dummy = problem.origin == "dummy"
-        for j, sample in enumerate(group.samples):
-            episode = sample.episode(
-                group.rewards[j],
-                parts={"correct": float(group.correct[j]), "format": float(group.formed[j])},
-                text={
-                    "question": problem.question,
-                    "answer": problem.golds[0] if problem.golds else None,
-                    "prediction": group.predictions[j],
-                    "slot": problem.slot,
-                    "origin": problem.origin,
-                },
-                trained=learns and not dummy,
-                padding=learns and dummy,
-                judgements=group.judgements[j],
-            )
-            episodes.append(episode)
+        episode = attempt.sample.episode(
+            attempt.reward,
+            parts={"format": float(attempt.keeps_format)},
+            text={
+                "question": problem.question,
+                "answer": problem.golds[0] if problem.golds else None,
+                "prediction": attempt.prediction,
+                "slot": problem.slot,
+                "origin": problem.origin,
+            },
+            trained=learns and not dummy,
+            padding=learns and dummy,
+            judgements=attempt.judgements,
+        )
+        episodes.append(episode)
     return episodes
 
 
-def proposer_episodes(
-    step: Step[SSPSection], proposals: Sequence[Proposal], rewards: Mapping[int, float], solved: Sequence[Solved]
-) -> list[Episode]:
-    """An episode for each proposal. Only the last one of a slot is trained, since it replaced the earlier ones.
-
-    rewards: by slot.
-    """
-    last = {proposal.slot.index: proposal for proposal in proposals}
-    success = {group.problem.slot: mean(group.rewards) for group in solved}
+def proposer_episodes(step: Step[SSPSection], proposals: Sequence[Proposal]) -> list[Episode]:
+    """An episode for each proposal. Only the last one of a slot is trained, since it replaced the earlier ones."""
     episodes = []
     for proposal in proposals:
-        index = proposal.slot.index
-        counts = last[index] is proposal
+        slot = proposal.slot
         parts = {"valid": float(not proposal.reason)}
-        if not proposal.reason and index in success:
-            parts["solver_mean"] = success[index]
+        if proposal.solver_mean is not None:
+            parts["solver_mean"] = proposal.solver_mean
         episode = proposal.sample.episode(
-            rewards[index] if counts else step.card.invalid_reward,
+            proposal.reward,
             parts=parts,
             text={
                 "question": proposal.question,
-                "answer": proposal.slot.golds[0],
-                "searches_asked": proposal.slot.searches,
+                "answer": slot.golds[0],
+                "searches_asked": slot.searches,
                 "rejected": proposal.reason,
                 "verification": proposal.reply,
-                "slot": index,
+                "slot": slot.index,
                 "attempt": proposal.attempt,
             },
-            group=f"{PROPOSER}/{proposal.slot.item}",
-            trained=step.roles[PROPOSER].learns and counts,
+            group=f"{PROPOSER}/{slot.item}",
+            trained=step.roles[PROPOSER].learns and roles.is_last(step.card, proposal),
             judgements=proposal.judgements,
         )
         episodes.append(episode)
     return episodes
 
 
-def measure(
-    slots: Sequence[state.Slot],
-    proposals: Sequence[Proposal],
-    problems: Sequence[state.Problem],
-    rewards: Mapping[int, float],
-) -> Metrics:
+def measure(card: SSPSection, proposals: Sequence[Proposal], problems: Sequence[Problem]) -> Metrics:
     """What episodes and samples do not tell: what fills the slots, and the proposer's reward for a slot, however many
     proposals it took."""
     verdicts = [p.reason for p in proposals if not p.reason or p.reason.startswith("verify_")]
+    last = roles.last_of_slots(card, proposals)
     origins = [problem.origin for problem in problems]
     fresh, replayed = origins.count("fresh"), origins.count("replay")
     return means({"verify/passed": [float(not reason) for reason in verdicts]}) | {
-        "proposer/reward": mean(list(rewards.values())),
+        "proposer/reward": mean([proposal.reward for proposal in last]),
         "proposer/episodes": float(len(proposals)),
-        "slots/fresh": fresh / len(slots),
-        "slots/replay": replayed / len(slots),
-        "slots/dummy": 1 - (fresh + replayed) / len(slots),
+        "slots/fresh": fresh / len(last),
+        "slots/replay": replayed / len(last),
+        "slots/dummy": 1 - (fresh + replayed) / len(last),
     }
 
 

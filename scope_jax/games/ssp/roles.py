@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config
 from scope_jax.data.keys import drawn
 from scope_jax.games.ssp import messages, rules, state
 from scope_jax.games.ssp.options import SSPSection, options
-from scope_jax.games.ssp.state import Problem, Proposal, Slot, Solved
+from scope_jax.games.ssp.state import Problem, ProblemAttempt, Proposal, QuestionVerification, Slot
+from scope_jax.grading.rewards import mean
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import judging, searching
 from scope_jax.play.game import ACTOR
@@ -78,13 +79,13 @@ def open_slots(step: Step[SSPSection]) -> list[Slot]:
     return slots
 
 
-def attempts(card: SSPSection) -> int:
+def max_proposals(card: SSPSection) -> int:
     """Maximum number of proposals per slot; more than one only with dynamic resampling (App. B.1)."""
     return 1 + card.max_resamples if card.fill == "resample" else 1
 
 
 def propose(step: Step[SSPSection], slots: Sequence[Slot], attempt: int) -> list[Proposal]:
-    """τ ~ π(· | x_propose, a*): one proposer episode per slot, with its question Q(τ) and the first rule it breaks."""
+    """τ ~ π(· | x_propose, a*): one proposer episode per slot, with its question Q(τ)."""
     # in the first attempt the slots of a row share a prompt
     samples = step.card.proposer.samples if attempt == 0 else 1
     rollouts = []
@@ -92,13 +93,21 @@ def propose(step: Step[SSPSection], slots: Sequence[Slot], attempt: int) -> list
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
         rollouts.append(Rollout(name, messages.for_proposer(step.cfg, slot, step.number)))
     groups = step.play(PROPOSER, rollouts, samples=samples)
-    proposals = []
-    for slot, sample in zip(slots, (sample for group in groups for sample in group), strict=True):
-        question, reason = rules.apply(step.cfg, sample, slot.golds)
-        if not reason and _exceeds_the_solver(step, question or ""):
+    flat = [sample for group in groups for sample in group]
+    return [
+        Proposal(slot, attempt, sample, rules.question_of(sample)) for slot, sample in zip(slots, flat, strict=True)
+    ]
+
+
+def apply_rules(step: Step[SSPSection], proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The proposals, with the first rule that each breaks as its reason."""
+    checked = []
+    for proposal in proposals:
+        reason = rules.first_broken_rule(step.cfg, proposal.sample, proposal.question, proposal.slot.golds)
+        if not reason and _exceeds_the_solver(step, proposal.question or ""):
             reason = "too_long"
-        proposals.append(Proposal(slot, attempt, sample, question, reason))
-    return proposals
+        checked.append(replace(proposal, reason=reason))
+    return checked
 
 
 def _exceeds_the_solver(step: Step[SSPSection], question: str) -> bool:
@@ -107,20 +116,36 @@ def _exceeds_the_solver(step: Step[SSPSection], question: str) -> bool:
     return tokens > step.card.solver.max_prompt_tokens or tokens >= step.cfg.rollout.max_length
 
 
-def reward_proposer(card: SSPSection, slots: Sequence[Slot], solved: Sequence[Solved]) -> dict[int, float]:
-    """Reward by slot: Eq. (7) for a valid question, otherwise `invalid_reward`, even if the slot was filled."""
-    by_slot = {slot.index: card.invalid_reward for slot in slots}
-    for group in solved:
-        if group.problem.origin != "fresh":
-            continue
-        if card.proposer_reward == "intermediate":
-            reward = rules.intermediate(group.rewards, card.intermediate_left, card.intermediate_right)
+def is_last(card: SSPSection, proposal: Proposal) -> bool:
+    """True for the last proposal of its slot: it is valid, or the slot gets no other."""
+    return not proposal.reason or proposal.attempt + 1 == max_proposals(card)
+
+
+def last_of_slots(card: SSPSection, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The last proposal of each slot, in the order of the slots."""
+    return sorted((each for each in proposals if is_last(card, each)), key=lambda each: each.slot.index)
+
+
+def reward_proposer(
+    card: SSPSection, proposals: Sequence[Proposal], attempts: Sequence[ProblemAttempt]
+) -> list[Proposal]:
+    """The proposals with their rewards: Eq. (7) for a valid question, otherwise `invalid_reward`, even if the slot was
+    filled."""
+    by_slot: dict[int, list[float]] = {}
+    for attempt in attempts:
+        by_slot.setdefault(attempt.problem.slot, []).append(attempt.reward)
+    rewarded = []
+    for proposal in proposals:
+        if proposal.reason:
+            rewarded.append(replace(proposal, reward=card.invalid_reward))
         else:
-            reward = rules.one_minus_mean(group.rewards)
-        by_slot[group.problem.slot] = reward
-    return by_slot
+            solver_mean = mean(by_slot[proposal.slot.index])
+            reward = rules.proposer_reward(card, solver_mean)
+            rewarded.append(replace(proposal, solver_mean=solver_mean, reward=reward))
+    return rewarded
 
 
+# -------------------------------------------------------------------------------------------------------- verification
 def verify(step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[Proposal]) -> list[Proposal]:
     """`fresh`, with a reason on proposals whose answer σ ~ π(· | q, O(τ) ∪ noise) is not a*.
 
@@ -128,97 +153,114 @@ def verify(step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[
     """
     if step.card.verify == "off":
         return list(fresh)
-    prompts = _prompts(step, fresh, earlier)
-    replies = _replies(step, prompts, fresh)
-    answers = {i: _answer(reply, step.card.verify == "judge") for i, reply in replies.items()}
+    verifications = _answer_all(step, _verifications(step, fresh, earlier))
     cases = [
-        judging.Case(fresh[i].question or "", prediction, fresh[i].slot.golds) for i, prediction in answers.items()
+        judging.Case(each.proposal.question or "", each.answer, each.proposal.slot.golds) for each in verifications
     ]
     grades = step.grade(step.card.grader, cases)
-    graded = dict(zip(answers, zip(grades.correct, grades.judgements, strict=True), strict=True))
-    checked = []
-    for i, proposal in enumerate(fresh):
-        if i in graded:
-            right, judgements = graded[i]
-            reply, answer = replies[i], answers[i]
-            proposal = replace(
-                proposal,
-                reason="" if right else "verify_no_answer" if answer is None else "verify_wrong",
-                reply=reply.text,
-                judgements=(Judgement("verifier", "", (reply,), answer), *judgements),
-            )
-        elif i in prompts:
-            proposal = replace(proposal, reason="materials_too_long")
-        checked.append(proposal)
-    return checked
+    by_slot = {
+        verification.proposal.slot.index: _verified(verification, correct, judgements)
+        for verification, correct, judgements in zip(verifications, grades.correct, grades.judgements, strict=True)
+    }
+    return [by_slot.get(proposal.slot.index, proposal) for proposal in fresh]
+
+
+def _verifications(
+    step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[Proposal]
+) -> list[QuestionVerification]:
+    """A verification, not yet answered, of each question that breaks no rule."""
+    unit = step.card.noise_unit
+    dialect = dialects.load(step.cfg.model.dialect)
+    read = [
+        (proposal, rules.units(searching.results_read(proposal.sample, dialect), unit))
+        for proposal in (*fresh, *earlier)
+    ]
+    verifications = []
+    for proposal, texts in read[: len(fresh)]:
+        if proposal.reason:
+            continue
+        index = proposal.slot.index
+        others = [text for other, others_texts in read if other.slot.index != index for text in others_texts]
+        generator = step.rng("ssp noise", step.number, index, proposal.attempt)
+        materials = rules.mix(texts, others, step.card.noise_documents, generator)
+        prompt = messages.for_verification(step.cfg, proposal.question or "", rules.render(materials, unit))
+        verifications.append(QuestionVerification(proposal, prompt))
+    return verifications
+
+
+def _answer_all(step: Step[SSPSection], verifications: Sequence[QuestionVerification]) -> list[QuestionVerification]:
+    """The verifications with the replies of the policy or of the external judge; those whose prompts are too long for
+    the policy have none, and come last."""
+    if not verifications:
+        return []
+    card = step.card
+    if card.verify == "judge":
+        replies = step.tools.judge([each.prompt for each in verifications])
+        return [
+            replace(each, reply=reply, answer=_answer(reply, outside=True))
+            for each, reply in zip(verifications, replies, strict=True)
+        ]
+    limit = min(step.cfg.rollout.max_length - card.verify_max_tokens, card.solver.max_prompt_tokens)
+    fitting: list[QuestionVerification] = []
+    too_long: list[QuestionVerification] = []
+    for each in verifications:
+        (fitting if step.tools.prompt_tokens(Messages(each.prompt)) <= limit else too_long).append(each)
+    rollouts = [
+        Rollout(f"{each.proposal.slot.index} attempt {each.proposal.attempt}", Messages(each.prompt))
+        for each in fitting
+    ]
+    answered = []
+    for each, (sample,) in zip(fitting, step.play(VERIFIER, rollouts), strict=True):
+        reply = Reply(sample.text, cut=searching.cut_off(sample))
+        answered.append(replace(each, reply=reply, answer=_answer(reply, outside=False)))
+    return [*answered, *too_long]
 
 
 def _answer(reply: Reply, outside: bool) -> str | None:
-    """The text after the last `Answer:`. Of a reply that was cut only finished lines count; outside: by an endpoint,
-    which does not say whether its prompt opened a thought, so that without a closing mark all of it may be one."""
+    """A(σ): the text after the last `Answer:`. Of a reply that was cut only finished lines count; outside: by an
+    endpoint, which does not say whether its prompt opened a thought, so that without a closing mark all of it may be
+    one."""
     text = parsing.without_thinking(reply.text, opened=outside and bool(reply.cut))
     return parsing.labelled_answer(parsing.finished_lines(text) if reply.cut else text)
 
 
-def _prompts(step: Step[SSPSection], fresh: Sequence[Proposal], earlier: Sequence[Proposal]) -> dict[int, str]:
-    """Verification prompt of each proposal that passed the rules, by its index in `fresh`."""
-    unit = step.card.noise_unit
-    all_proposals = [*fresh, *earlier]
-    dialect = dialects.load(step.cfg.model.dialect)
-    read = [rules.units(searching.results_read(proposal.sample, dialect), unit) for proposal in all_proposals]
-    prompts = {}
-    for i, proposal in enumerate(fresh):
-        if proposal.reason:
-            continue
-        index = proposal.slot.index
-        others = [text for p, texts in zip(all_proposals, read, strict=True) if p.slot.index != index for text in texts]
-        generator = step.rng("ssp noise", step.number, index, proposal.attempt)
-        mixed = rules.mix(read[i], others, step.card.noise_documents, generator)
-        prompts[i] = messages.for_verification(step.cfg, proposal.question or "", rules.render(mixed, unit))
-    return prompts
+def _verified(verification: QuestionVerification, correct: bool, judgements: tuple[Judgement, ...]) -> Proposal:
+    """The proposal after its verification, with a reason unless the answer is correct."""
+    reply = verification.reply
+    if reply is None:
+        return replace(verification.proposal, reason="materials_too_long")
+    reason = ""
+    if not correct:
+        reason = "verify_no_answer" if verification.answer is None else "verify_wrong"
+    given = Judgement("verifier", "", (reply,), verification.answer)
+    return replace(verification.proposal, reason=reason, reply=reply.text, judgements=(given, *judgements))
 
 
-def _replies(step: Step[SSPSection], prompts: Mapping[int, str], fresh: Sequence[Proposal]) -> dict[int, Reply]:
-    """Reply to each prompt, by the policy or by the external judge; prompts too long for the policy are left out."""
-    if not prompts:
-        return {}
-    card = step.card
-    if card.verify == "judge":
-        return dict(zip(prompts, step.tools.judge(list(prompts.values())), strict=True))
-    limit = min(step.cfg.rollout.max_length - card.verify_max_tokens, card.solver.max_prompt_tokens)
-    fitting = {
-        i: Rollout(f"{fresh[i].slot.index} attempt {fresh[i].attempt}", prompt)
-        for i, prompt in zip(prompts, map(Messages, prompts.values()), strict=True)
-        if step.tools.prompt_tokens(prompt) <= limit
-    }
-    groups = step.play(VERIFIER, list(fitting.values()))
-    return {i: Reply(reply.text, cut=searching.cut_off(reply)) for i, (reply,) in zip(fitting, groups, strict=True)}
-
-
+# -------------------------------------------------------------------------------------------------------------- solver
 DUMMY = "There is no question this time; reply with the word none."
 
 
 def fill_slots(step: Step[SSPSection], proposals: Sequence[Proposal]) -> list[Problem]:
     """A problem for each slot: its own valid question, else one from the pool, else the dummy (App. B.1)."""
-    last = sorted({p.slot.index: p for p in proposals}.items())
-    empty = [index for index, proposal in last if proposal.reason]
+    last = last_of_slots(step.card, proposals)
+    empty = [proposal.slot.index for proposal in last if proposal.reason]
     entries = []
     if state.replays(step.card):
         entries = drawn(step.memory["pool"], len(empty), step.rng("ssp replay", step.number))
-    replayed = dict(zip(empty, entries, strict=False))
+    replays = dict(zip(empty, entries, strict=False))
     problems = []
-    for index, proposal in last:
+    for proposal in last:
+        index = proposal.slot.index
         if not proposal.reason:
             problems.append(Problem(index, proposal.question or "", proposal.slot.golds, "fresh"))
-        elif index in replayed:
-            problems.append(Problem(index, replayed[index]["question"], tuple(replayed[index]["answers"]), "replay"))
+        elif index in replays:
+            problems.append(Problem(index, replays[index]["question"], tuple(replays[index]["answers"]), "replay"))
         elif step.card.dummy == "rollout":
             problems.append(Problem(index, DUMMY, (), "dummy"))
     return problems
 
 
-# -------------------------------------------------------------------------------------------------------------- solver
-def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[Solved]:
+def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[ProblemAttempt]:
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded. Dummies have metrics of their own."""
     dialect = dialects.load(step.cfg.model.dialect)
     rollouts = [
@@ -229,18 +271,17 @@ def solve(step: Step[SSPSection], problems: Sequence[Problem]) -> list[Solved]:
         )
         for problem in problems
     ]
-    solved = []
-    for problem, group in zip(problems, step.play(SOLVER, rollouts, samples=step.card.solver.samples), strict=True):
-        one = Solved(
-            problem=problem,
-            samples=tuple(group),
-            predictions=tuple(prediction_of(sample) for sample in group),
-            formed=tuple(searching.keeps_format(each, dialect, "answer", step.card.format) for each in group),
-            correct=(False,) * len(group),
-            judgements=((),) * len(group),
+    groups = step.play(SOLVER, rollouts, samples=step.card.solver.samples)
+    return [
+        ProblemAttempt(
+            problem,
+            sample,
+            prediction=prediction_of(sample),
+            keeps_format=searching.keeps_format(sample, dialect, "answer", step.card.format),
         )
-        solved.append(one)
-    return solved
+        for problem, group in zip(problems, groups, strict=True)
+        for sample in group
+    ]
 
 
 def prediction_of(completion: Completion) -> str | None:
@@ -248,27 +289,16 @@ def prediction_of(completion: Completion) -> str | None:
     return parsing.last(searching.contents(completion), "answer") or None
 
 
-def grade_solver(step: Step[SSPSection], solved: Sequence[Solved]) -> list[Solved]:
-    """r(A(ρʲ), a*) for every attempt; dummies, and attempts that violate the format, are not graded."""
-    cases = {
-        (group.problem.slot, j): judging.Case(
-            group.problem.question, prediction if formed else None, group.problem.golds
-        )
-        for group in solved
-        if group.problem.origin != "dummy"
-        for j, (prediction, formed) in enumerate(zip(group.predictions, group.formed, strict=True))
-    }
-    grades = step.grade(step.card.grader, list(cases.values()))
-    correct = dict(zip(cases, grades.correct, strict=True))
-    judgements = dict(zip(cases, grades.judgements, strict=True))
-    graded = []
-    for group in solved:
-        if group.problem.origin != "dummy":
-            places = [(group.problem.slot, j) for j in range(len(group.samples))]
-            group = replace(
-                group,
-                correct=tuple(correct[place] for place in places),
-                judgements=tuple(judgements[place] for place in places),
-            )
-        graded.append(group)
-    return graded
+def grade_solver(step: Step[SSPSection], attempts: Sequence[ProblemAttempt]) -> list[ProblemAttempt]:
+    """The attempts with r_solve = r(A(ρʲ), a*); 0 for dummies and attempts that violate the format, which nobody
+    grades."""
+    cases = []
+    for attempt in attempts:
+        problem = attempt.problem
+        counts = attempt.keeps_format and problem.origin != "dummy"
+        cases.append(judging.Case(problem.question, attempt.prediction if counts else None, problem.golds))
+    grades = step.grade(step.card.grader, cases)
+    return [
+        replace(attempt, reward=float(correct), judgements=judgements)
+        for attempt, correct, judgements in zip(attempts, grades.correct, grades.judgements, strict=True)
+    ]

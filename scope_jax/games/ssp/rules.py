@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from scope_jax.config import Config, one_of
-from scope_jax.games.ssp.options import NoiseUnit, options
-from scope_jax.grading import rewards
+from scope_jax.games.ssp.options import NoiseUnit, SSPSection, options
 from scope_jax.grading.words import contains
 from scope_jax.play import searching
 from scope_jax.rollouts.types import Completion
@@ -36,15 +35,15 @@ REASONS = (
 )
 
 
-def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
-    """The question of a proposer episode, or None, and the first rule that it breaks ("" if none)."""
-    question = parsing.first(searching.contents(completion), "question")
+def question_of(completion: Completion) -> str | None:
+    """Q(τ): content of the first `<question>`; None if missing."""
+    return parsing.first(searching.contents(completion), "question")
+
+
+def first_broken_rule(cfg: Config, completion: Completion, question: str | None, golds: Sequence[str]) -> str:
+    """The first rule that a proposer episode with this question breaks; "" if none."""
     if question is None:
-        return None, "no_question"
-    return question, _broken(cfg, question, completion, golds)
-
-
-def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[str]) -> str:
+        return "no_question"
     ssp, dialect = options(cfg), dialects.load(cfg.model.dialect)
     queries = searching.queries_run(completion, dialect)
     words = len(question.split())
@@ -60,7 +59,7 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
         ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
         ("answer_in_search", ssp.reject_answer_in_search and any(reveals(q, golds[:1]) for q in queries)),
     )
-    return next((reason for reason, broken in checks if broken), "")
+    return next((reason for reason, fails in checks if fails), "")
 
 
 def reveals(text: str, golds: Sequence[str]) -> bool:
@@ -74,15 +73,16 @@ def _within(part: str, text: str) -> bool:
     return part in text
 
 
-def one_minus_mean(solver_rewards: Sequence[float]) -> float:
-    """Proposer's reward 1 − (1/n) Σⱼ rⱼ over the solver's attempts at its question (SSP Eq. (7))."""
-    return 1.0 - rewards.mean(solver_rewards)
+def proposer_reward(card: SSPSection, solver_mean: float) -> float:
+    """The proposer's reward for a valid question, by the solver's mean reward on it."""
+    if card.proposer_reward == "intermediate":
+        return intermediate(solver_mean, card.intermediate_left, card.intermediate_right)
+    return 1.0 - solver_mean  # Eq. (7)
 
 
-def intermediate(solver_rewards: Sequence[float], left: float, right: float) -> float:
-    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
-    success = rewards.mean(solver_rewards)
-    return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0
+def intermediate(solver_mean: float, left: float, right: float) -> float:
+    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code)."""
+    return 4.0 * (left + solver_mean) * (right - solver_mean) if 0.0 < solver_mean < 1.0 else 0.0
 
 
 _HEAD = re.compile(r"^Doc \d+(?: ?(?=\(Title: )|[^\S\n]*\n)", re.MULTILINE)  # a passage may have no title

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.games.ssp.options import SSPSection
-from scope_jax.grading.rewards import mean
-from scope_jax.learner.types import Judgement
+from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play.samples import Sample
 
 
@@ -35,15 +34,33 @@ class Proposal:
     attempt: int
     """Among those for this slot; more than one only with resampling."""
     sample: Sample
-    """The proposer's episode."""
+    """τ, the proposer's episode."""
     question: str | None
     """Q(τ); None if there is none."""
-    reason: str
-    """Why its question is invalid, one of `rules.REASONS`; "" if it is valid."""
+    reason: str = ""
+    """Why its question is invalid, one of `rules.REASONS`; "" if no rule and no verification has rejected it."""
     reply: str = ""
-    """Of the verification."""
+    """Of the verification, σ."""
     judgements: tuple[Judgement, ...] = ()
     """The verification, and an external judge's of its answer."""
+    solver_mean: float | None = None
+    """The solver's mean reward on its question, once it is known; None if the question is invalid."""
+    reward: float = 0.0
+    """r̄_propose, once it is known."""
+
+
+@dataclass(frozen=True)
+class QuestionVerification:
+    """The request for σ: to answer a question from what its proposer has read, and noise."""
+
+    proposal: Proposal
+    """Whose question it is."""
+    prompt: str
+    """The question and the materials."""
+    reply: Reply | None = None
+    """σ; None before it is answered, and if the prompt is too long for the policy."""
+    answer: str | None = None
+    """A(σ); None without one."""
 
 
 @dataclass(frozen=True)
@@ -61,43 +78,24 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Solved:
-    """The solver's attempts at one problem; the tuples have length n."""
+class ProblemAttempt:
+    """One of the solver's n attempts at a problem."""
 
     problem: Problem
     """What was asked."""
-    samples: tuple[Sample, ...]
-    """The solver's episodes."""
-    predictions: tuple[str | None, ...]
+    sample: Sample
+    """ρ, the solver's episode."""
+    prediction: str | None
     """A(ρ); None without an answer."""
-    formed: tuple[bool, ...]
-    """Whether an attempt keeps the format."""
-    correct: tuple[bool, ...]
-    """Whether its answer is correct; False before they are graded."""
-    judgements: tuple[tuple[Judgement, ...], ...]
+    keeps_format: bool
+    """Otherwise it gets no reward (A.2)."""
+    reward: float = 0.0
+    """r_solve = 1(a = a*) (Eq. (6)), once it is graded."""
+    judgements: tuple[Judgement, ...] = ()
     """An external judge's."""
 
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """r_solve = 1(a = a*) (Eq. (6)); an attempt that violates the format is never correct (A.2)."""
-        return tuple(map(float, self.correct))
 
-
-Entry = dict[str, Any]  # question, answers, the step that created it, the solver's mean reward at that step
-
-
-def entry(question: str, golds: Sequence[str], step: int, solved: float) -> Entry:
-    return {"question": question, "answers": list(golds), "step": step, "solved": solved}
-
-
-def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_every: int | None) -> list[Entry]:
-    """The pool with the step's entries added; emptied after every `reset_every`-th step (None: never).
-
-    `step` counts from 0.
-    """
-    if reset_every is not None and (step + 1) % reset_every == 0:
-        return []
-    return [*pool, *new]
+Entry = dict[str, Any]  # of the pool: question, answers
 
 
 def replays(card: SSPSection) -> bool:
@@ -105,16 +103,15 @@ def replays(card: SSPSection) -> bool:
     return card.fill in ("replay", "replay-reset")
 
 
-def period(card: SSPSection) -> int | None:
-    """Steps between two times that the pool is emptied; None: it never is."""
-    return card.replay_reset_every if card.fill == "replay-reset" else None
-
-
-def new_entries(card: SSPSection, solved: Sequence[Solved], step: int) -> list[Entry]:
+def new_entries(card: SSPSection, problems: Sequence[Problem]) -> list[Entry]:
     """The step's valid questions for the pool, reused ones only if the card says so."""
-    kept = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
-    return [
-        entry(group.problem.question, group.problem.golds, step, mean(group.rewards))
-        for group in solved
-        if group.problem.origin in kept
-    ]
+    origins = ("fresh", "replay") if card.replay_keep_reused else ("fresh",)
+    return [{"question": p.question, "answers": list(p.golds)} for p in problems if p.origin in origins]
+
+
+def after_step(card: SSPSection, pool: Sequence[Entry], new: Sequence[Entry], number: int) -> list[Entry]:
+    """The pool with the entries of a step, counted from 0, if the card replays; emptied after every
+    `replay_reset_every`-th step with `replay-reset`."""
+    if card.fill == "replay-reset" and (number + 1) % card.replay_reset_every == 0:
+        return []
+    return [*pool, *new] if replays(card) else list(pool)
