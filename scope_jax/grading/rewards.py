@@ -74,11 +74,11 @@ def by_turn(completion: Completion, values: Sequence[float]) -> tuple[Datum, ...
     return tuple(credited)
 
 
-def absolute_zero(pass_rate: float) -> float:
+def learnability(pass_rate: float) -> float:
     """1 − p for a task that is answered correctly with probability p, 0 at p = 0 (Absolute Zero)."""
     return 1.0 - pass_rate if pass_rate > 0.0 else 0.0
 
 
-def r_zero(pass_rate: float) -> float:
+def uncertainty(pass_rate: float) -> float:
     """1 − 2 |p − 1/2| for a task that is answered correctly with probability p (R-Zero)."""
     return 1.0 - 2.0 * abs(pass_rate - 0.5)

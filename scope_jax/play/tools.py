@@ -49,7 +49,7 @@ class Tools(Protocol):
         """`work` of each item, in order: plain data, by which the run goes on although `work` may answer otherwise the
         next time. Of several processes each does its share; a resumed run gets what was recorded.
 
-        name: unique within a step. items: plain data, too.
+        name: of the work; in a step equal items of a name have one answer. items: plain data, too.
         """
         ...
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from scope_jax.grading.math_answers import Comparison
 from scope_jax.grading.measures import same_text
-from scope_jax.play.tools import Tools
+from scope_jax.play.step import Step
 
 Pair = tuple[str | None, str]  # an answer, None if it is missing, and one that it may equal
 
 
-def equal(tools: Tools, pairs: Sequence[Pair]) -> list[bool]:
+def equal(step: Step[Any], pairs: Sequence[Pair]) -> list[bool]:
     """Whether both answers of a pair are the same text, or equal mathematically; False for a missing one."""
     same = {pair: pair[0] is not None and same_text(pair[0], [pair[1]]) for pair in pairs}
     rest = {pair: Comparison(pair[0], (pair[1],)) for pair in same if pair[0] is not None and not same[pair]}
-    verdicts = tools.compare_math(list(rest.values())) if rest else ()
+    verdicts = step.compare_math(list(rest.values()))
     same |= {pair: verdict == "equal" for pair, verdict in zip(rest, verdicts, strict=True)}
     return [same[pair] for pair in pairs]
 

@@ -13,6 +13,7 @@ import pytest
 from scope_jax.config import SamplingSection
 from scope_jax.games.dr_zero import rules
 from scope_jax.games.dr_zero.options import LOSS
+from scope_jax.games.dr_zero.state import Passage
 from scope_jax.grading.rewards import exact_match
 from scope_jax.learner import advantages
 from scope_jax.play import searching
@@ -32,10 +33,11 @@ def test_format_scores(case: dict[str, Any]) -> None:
     tools = ScriptedTools(lambda context: turns[context.turn], RECORDED["results"], dialect="hermes", turns="chat")
     agent = searching.with_searches(Agent("actor", SamplingSection(), max_turns=5), "answer")
     ((completion,),) = tools.play("proposer", [Rollout("0", Messages("Write."))], agent)
-    read = rules.read_pair(completion, RECORDED["document"], case["hops"], HERMES)
-    assert (read.question, read.answer) == (case["question"], case["answer"])
-    assert read.format.total == pytest.approx(case["format"], abs=1e-15)
-    assert read.searches == sum("[search" in turn for turn in case["turns"])
+    passage = Passage("0", RECORDED["document"], case["hops"])
+    pair = rules.pair_of(completion, passage)
+    assert (pair.question, pair.answer) == (case["question"], case["answer"])
+    assert rules.format_of(completion, passage, pair, HERMES).total == pytest.approx(case["format"], abs=1e-15)
+    assert len(searching.queries_run(completion, HERMES)) == sum("[search" in turn for turn in case["turns"])
 
 
 @pytest.mark.parametrize("case", RECORDED["attempts"], ids=lambda case: case["answer"])

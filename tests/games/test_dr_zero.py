@@ -199,7 +199,11 @@ def test_a_window_keeps_pairs_of_its_difficulty() -> None:
     assert len(episodes_of(episodes, "solver")) == 3 * 4 and metrics["data/difficulty"] == pytest.approx(2 / 9)
     assert len(rest) == 1 and len(episodes_of(rest[0][0], "solver")) == 5
     every = Plan(attempts={("", n): ("<answer>green</answer>",) for n in range(4)})
-    assert len(iteration(every, card(window=[0.25, 0.75], partition=4))) == 2  # no pair is left for the solver
+    cfg = card(window=[0.25, 0.75], partition=4)
+    (_, memory, _), _ = iteration(every, cfg)  # no pair is left for the solver
+    tools = world(every)
+    play_step(GAME, cfg, tools, memory, 1)
+    assert tools.told == ["iteration 1: no pair is kept (dr_zero.window); the solver is not trained."]
 
 
 def test_an_iteration_takes_its_own_passages() -> None:

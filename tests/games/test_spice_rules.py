@@ -79,7 +79,7 @@ def attempts(pattern: str) -> list[ChallengerAttempt]:
     """Attempts from a word of v (valid) and i (invalid)."""
     document, task = Segment(0, "d", "text"), ReasonerTask("integer", "How many?", "7")
     return [
-        ChallengerAttempt(document, n, (), task if c == "v" else None, "" if c == "v" else "no_answer")
+        ChallengerAttempt(document, n, task=task) if c == "v" else ChallengerAttempt(document, n, reason="no_answer")
         for n, c in enumerate(pattern)
     ]
 
@@ -154,7 +154,7 @@ def test_answers_are_graded_by_value():
     ]
     answers = [
         Answers(
-            ChallengerAttempt(document, n, (), task, ""),
+            ChallengerAttempt(document, n, task=task),
             task,
             tuple(ReasonerAnswer(sample, prediction) for prediction in said),
         )

@@ -10,7 +10,13 @@ from scope_jax.environments import functions
 from scope_jax.games.absolute_zero import messages, roles, rules, seeding, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, check, options
 from scope_jax.games.absolute_zero.roles import ESTIMATE, PROPOSER, SOLVER, card_roles
-from scope_jax.games.absolute_zero.state import AbsoluteZeroOutcome, AnswerCase, Attempts, SolverProblem, TaskProposal
+from scope_jax.games.absolute_zero.state import (
+    AbsoluteZeroOutcome,
+    AnswerCase,
+    ProblemAttempt,
+    SolverProblem,
+    TaskProposal,
+)
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.game import Game, Starter, Updates
@@ -22,30 +28,30 @@ from scope_jax.play.tools import Tools
 def play(step: Step[AbsoluteZeroSection]) -> Played:
     """One step up to the update: episodes of both roles, and the tasks that enter the buffers."""
     # initial seeding, before the first step
-    seeds = None if step.memory else seeding.seed(step)
-    before = step.memory if seeds is None else seeds
-    # propose phase: tasks of each kind; running them validates them, and tells their outputs
+    first_buffers = None if step.memory else seeding.first_buffers(step)
+    before = step.memory if first_buffers is None else first_buffers
+    # propose phase: tasks of each kind
     proposals = roles.propose(step, step.card.tasks, before, number=step.number + 1)
+    # running them validates them, and tells their outputs
+    proposals = roles.validate(step, proposals, number=step.number + 1)
     # the valid ones enter the buffers
     tasks = {kind: roles.tasks_to_remember(step, kind, proposals) for kind in step.card.tasks}
     after = state.add_to_buffers(before, tasks, step.card.buffer)
     # solve phase: the new tasks several times, for their proposer's reward; and a batch from the buffers
-    new = state.valid_problems(proposals)
-    estimates = roles.solve(step, list(new.values()), samples=step.card.estimates, key=ESTIMATE)
+    estimates = roles.solve(step, state.new_problems(proposals), samples=step.card.estimates, key=ESTIMATE)
     answers = roles.solve(step, roles.choose_problems(step, before, after))
     # running them says which are right; a right answer in a bad form counts for the proposer, but not for the solver
     estimates = roles.grade_attempts(step, estimates, formal=False)
     answers = roles.grade_attempts(step, answers, formal=True)
     # rewards
-    rates = {name: group.rate for name, group in zip(new, estimates, strict=True)}
-    episodes = proposer_episodes(step, proposals, rates) + solver_episodes(answers)
+    episodes = proposer_episodes(step, proposals, state.solve_rates(estimates)) + solver_episodes(answers)
     # the training loop makes one update: task-relative REINFORCE++, see `arrange`
-    return Played(episodes, outcome=AbsoluteZeroOutcome(seeds=seeds, tasks=tasks))
+    return Played(episodes, outcome=AbsoluteZeroOutcome(first_buffers=first_buffers, tasks=tasks))
 
 
 def remember(cfg: Config, memory: Memory, outcome: AbsoluteZeroOutcome, number: int) -> tuple[Memory, Metrics]:
     """The buffers with the step's valid tasks, the oldest of which are forgotten."""
-    before = memory if outcome["seeds"] is None else outcome["seeds"]
+    before = memory if outcome["first_buffers"] is None else outcome["first_buffers"]
     after = state.add_to_buffers(before, outcome["tasks"], options(cfg).buffer)
     return after, {f"{kind}/buffer": float(len(tasks)) for kind, tasks in after.items()}
 
@@ -55,7 +61,7 @@ def proposer_episodes(
 ) -> list[Episode]:
     """An episode for each proposal, rewarded by how often its task is solved.
 
-    rates: of valid proposals, by the names of their rollouts.
+    rates: p of valid proposals, by the names of their rollouts.
     """
     episodes = []
     for proposal in proposals:
@@ -72,20 +78,20 @@ def proposer_episodes(
     return episodes
 
 
-def solver_episodes(attempts: Sequence[Attempts]) -> list[Episode]:
+def solver_episodes(attempts: Sequence[ProblemAttempt]) -> list[Episode]:
     """An episode for each answer, rewarded if it is right."""
     episodes = []
-    for group in attempts:
-        for sample, grade in zip(group.samples, group.grades, strict=True):
-            parts = {"format": 0.0} if grade is None else {"format": 1.0, "solved": grade}
-            episode = sample.episode(
-                rules.solver_reward(grade),
-                parts=parts,
-                text=group.problem.task,
-                role=f"{SOLVER}_{group.problem.kind}",
-                group=sample.rollout,
-            )
-            episodes.append(episode)
+    for attempt in attempts:
+        grade = attempt.grade
+        parts = {"format": 0.0} if grade is None else {"format": 1.0, "solved": grade}
+        episode = attempt.sample.episode(
+            rules.solver_reward(grade),
+            parts=parts,
+            text=attempt.problem.task,
+            role=f"{SOLVER}_{attempt.problem.kind}",
+            group=attempt.sample.rollout,
+        )
+        episodes.append(episode)
     return episodes
 
 

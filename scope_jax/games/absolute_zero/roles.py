@@ -12,9 +12,8 @@ from scope_jax.games.absolute_zero import messages, rules, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind, options
 from scope_jax.games.absolute_zero.state import (
     AnswerCase,
-    Attempts,
     Buffers,
-    ProposalRequest,
+    ProblemAttempt,
     SolverProblem,
     Task,
     TaskProposal,
@@ -75,21 +74,21 @@ def propose(
     key: str = PROPOSER,
     label: str = "",
 ) -> list[TaskProposal]:
-    """`train.batch_size` proposals of tasks of each kind, validated by running them.
+    """`train.batch_size` proposals of tasks of each kind; their programs have not been run yet.
 
     number: the step that their tasks are from (`Task.step`). key and label: of the samples, as in `Step.play`.
     """
-    requests = [
-        ProposalRequest(kind, _references(step, kind, buffers, (number, key, kind, place)))
+    asked: list[tuple[Kind, list[Task]]] = [
+        (kind, _references(step, kind, buffers, (number, key, kind, place)))
         for kind in kinds
         for place in range(step.cfg.train.batch_size)
     ]
-    prompts = [messages.for_proposer(step.cfg, request.kind, request.references) for request in requests]
-    proposals = []
-    for request, (sample,) in zip(requests, step.play(PROPOSER, prompts, key=key, label=label), strict=True):
-        draft = rules.draft(request.kind, sample.text, request.references, step.card)
-        proposals.append(TaskProposal(request.kind, sample, draft))
-    return _validate(step, proposals, number)
+    prompts = [messages.for_proposer(step.cfg, kind, references) for kind, references in asked]
+    groups = step.play(PROPOSER, prompts, key=key, label=label)
+    return [
+        TaskProposal(kind, sample, rules.draft(kind, sample.text, references, step.card))
+        for (kind, references), (sample,) in zip(asked, groups, strict=True)
+    ]
 
 
 def _references(
@@ -107,8 +106,11 @@ def _references(
     return references
 
 
-def _validate(step: Step[AbsoluteZeroSection], proposals: Sequence[TaskProposal], number: int) -> list[TaskProposal]:
-    """The proposals with their tasks: those whose program has a value for each input, the same in every run."""
+def validate(step: Step[AbsoluteZeroSection], proposals: Sequence[TaskProposal], *, number: int) -> list[TaskProposal]:
+    """The proposals with their tasks: those whose program has a value for each input, the same in every run.
+
+    number: as in `propose`.
+    """
     drafts = [proposal.draft for proposal in proposals]
     runs = [("", ()) if draft is None else (draft["program"], draft["inputs"]) for draft in drafts]
     values = functions.outputs(step.cfg.sandbox, step.tools, runs, repeats=RUNS)
@@ -170,25 +172,22 @@ def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buf
 
 def solve(
     step: Step[AbsoluteZeroSection], problems: Sequence[SolverProblem], *, samples: int = 1, key: str = SOLVER
-) -> list[Attempts]:
+) -> list[ProblemAttempt]:
     """`samples` answers to each problem, not yet graded. key: as in `Step.play`."""
     prompts = [messages.for_solver(step.cfg, problem.kind, problem.task) for problem in problems]
     groups = step.play(SOLVER, prompts, samples=samples, key=key)
-    return [Attempts(problem, tuple(group)) for problem, group in zip(problems, groups, strict=True)]
-
-
-def grade_attempts(step: Step[AbsoluteZeroSection], attempts: Sequence[Attempts], *, formal: bool) -> list[Attempts]:
-    """The attempts with the grades of their answers. formal: as in `rules.answer_of`."""
-    cases = {
-        (place, number): AnswerCase(group.problem, sample.text)
-        for place, group in enumerate(attempts)
-        for number, sample in enumerate(group.samples)
-    }
-    grades = dict(zip(cases, grade(step.cfg, step.tools, list(cases.values()), formal=formal), strict=True))
     return [
-        replace(group, grades=tuple(grades[place, number] for number in range(len(group.samples))))
-        for place, group in enumerate(attempts)
+        ProblemAttempt(problem, sample) for problem, group in zip(problems, groups, strict=True) for sample in group
     ]
+
+
+def grade_attempts(
+    step: Step[AbsoluteZeroSection], attempts: Sequence[ProblemAttempt], *, formal: bool
+) -> list[ProblemAttempt]:
+    """The attempts with their grades. formal: as in `rules.answer_of`."""
+    cases = [AnswerCase(attempt.problem, attempt.sample.text) for attempt in attempts]
+    grades = grade(step.cfg, step.tools, cases, formal=formal)
+    return [replace(attempt, grade=one) for attempt, one in zip(attempts, grades, strict=True)]
 
 
 def grade(cfg: Config, tools: Tools, cases: Sequence[AnswerCase], *, formal: bool) -> list[float | None]:

@@ -11,7 +11,7 @@ from scope_jax.play.step import Step
 BATCHES = 200  # most batches of proposals for a kind
 
 
-def seed(step: Step[AbsoluteZeroSection]) -> Buffers:
+def first_buffers(step: Step[AbsoluteZeroSection]) -> Buffers:
     """Buffers with `seeds` different tasks of each kind. Raises UserError if the base writes too few valid ones."""
     buffers: dict[str, list[Task]] = {
         kind: [state.identity(step.card.inputs if kind == "induction" else 1)] for kind in step.card.tasks
@@ -28,9 +28,9 @@ def _seeds(step: Step[AbsoluteZeroSection], kind: Kind, buffers: Buffers) -> lis
     """The buffer of a kind once it is full; every batch is shown the tasks of those before."""
     tasks = list(buffers[kind])
     for batch in range(BATCHES):
-        proposals = roles.propose(
-            step, (kind,), {**buffers, kind: tasks}, number=0, key=f"seeding {kind} {batch}", label="seeding"
-        )
+        key = f"seeding {kind} {batch}"
+        proposals = roles.propose(step, (kind,), {**buffers, kind: tasks}, number=0, key=key, label="seeding")
+        proposals = roles.validate(step, proposals, number=0)
         valid = roles.tasks_to_remember(step, kind, proposals)
         tasks = state.without_repetition([*tasks, *valid])[: step.card.seeds]
         if len(tasks) == step.card.seeds:

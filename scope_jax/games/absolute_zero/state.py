@@ -40,20 +40,10 @@ Buffers = Mapping[str, Sequence[Task]]  # by kind; the oldest task first
 class AbsoluteZeroOutcome(TypedDict):
     """What a step adds to the buffers."""
 
-    seeds: Buffers | None
-    """The buffers after the seeding, in the first step; None in later ones."""
+    first_buffers: Buffers | None
+    """Those that the seeding has filled, in the first step; None in later ones."""
     tasks: Buffers
     """The step's valid tasks."""
-
-
-@dataclass(frozen=True)
-class ProposalRequest:
-    """What a proposer is asked for."""
-
-    kind: Kind
-    """Of the task."""
-    references: Sequence[Task]
-    """The earlier tasks that it is shown; the one whose program an induction is to be about."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +68,8 @@ class SolverProblem:
     """What is asked for."""
     task: Task
     """What it is about."""
+    proposal: str = ""
+    """The name of the rollout that has proposed it in this step; "" if it is not new."""
 
 
 @dataclass(frozen=True)
@@ -91,20 +83,15 @@ class AnswerCase:
 
 
 @dataclass(frozen=True)
-class Attempts:
-    """The solver's attempts at a problem."""
+class ProblemAttempt:
+    """An answer of the solver to a problem."""
 
     problem: SolverProblem
     """What was asked."""
-    samples: tuple[Sample, ...]
-    """The answers."""
-    grades: tuple[float | None, ...] = ()
-    """Of each answer: 1 right, 0 wrong, None: there is none, or it is in a bad form; () before they are graded."""
-
-    @property
-    def rate(self) -> float:
-        """p, the share of right answers."""
-        return mean([grade or 0.0 for grade in self.grades])
+    sample: Sample
+    """The answer."""
+    grade: float | None = None
+    """1 right, 0 wrong; None: there is none, it is in a bad form, or it has not been graded yet."""
 
 
 def identity(count: int) -> Task:
@@ -118,9 +105,17 @@ def task_of(row: Mapping[str, Any]) -> Task:
     return Task(program=row["program"], inputs=row["inputs"], outputs=row["outputs"], message=row["message"], step=0)
 
 
-def valid_problems(proposals: Sequence[TaskProposal]) -> dict[str, SolverProblem]:
-    """The tasks of valid proposals, in order, by the names of the proposals' rollouts."""
-    return {one.sample.rollout: SolverProblem(one.kind, one.task) for one in proposals if one.task is not None}
+def new_problems(proposals: Sequence[TaskProposal]) -> list[SolverProblem]:
+    """The tasks of valid proposals, in order."""
+    return [SolverProblem(one.kind, one.task, one.sample.rollout) for one in proposals if one.task is not None]
+
+
+def solve_rates(estimates: Sequence[ProblemAttempt]) -> dict[str, float]:
+    """p, the share of right answers to each new task, by the name of the rollout that has proposed it."""
+    grades: dict[str, list[float]] = {}
+    for attempt in estimates:
+        grades.setdefault(attempt.problem.proposal, []).append(attempt.grade or 0.0)
+    return {proposal: mean(values) for proposal, values in grades.items()}
 
 
 def add_to_buffers(buffers: Buffers, new: Buffers, most: int) -> dict[str, list[Task]]:

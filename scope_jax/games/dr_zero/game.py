@@ -45,7 +45,7 @@ def train_proposer(step: Step[DrZeroSection], position: PhasePosition) -> Played
     proposals = roles.attempt(step, proposals, label=ATTEMPTS)
     attempts = attempts_of(proposals)
     # 3. the reward; proposals with as many hops are compared with each other (HRPO)
-    episodes = [proposer_episode(card, proposal, trained=True) for proposal in proposals]
+    episodes = [proposer_episode(card, proposal, samples=card.proposer.samples, trained=True) for proposal in proposals]
     episodes += [solver_episode(attempt, trained=False) for attempt in attempts]
     of_proposals = hop_shares(PROPOSER, [proposal.pair for proposal in proposals])
     of_attempts = hop_shares(ATTEMPTS, [attempt.pair for attempt in attempts])
@@ -62,10 +62,16 @@ def write_pairs(step: Step[DrZeroSection], position: PhasePosition) -> Played:
     # 4. several proposals for each passage, of which the first with the best format counts
     groups = roles.propose(step, passages, samples=card.samples, label=DATA)
     best = [max(group, key=lambda proposal: proposal.format.total) for group in groups]
+    # with a window these are attempted, and kept if they are neither too easy nor too hard
     if card.window is not None:
         best = roles.attempt(step, best, label=f"{DATA}_{ATTEMPTS}")
     kept = [proposal.pair for proposal in best if rules.keeps(card.window, proposal.solved)]
-    episodes = [proposer_episode(card, proposal, trained=False) for group in groups for proposal in group]
+    if first + count == card.partition and not (position.pairs or kept):
+        step.tell(f"iteration {position.iteration}: no pair is kept (dr_zero.window); the solver is not trained.")
+    # recorded, not trained: all proposals, with the reward that they have without attempts
+    episodes = [
+        proposer_episode(card, proposal, samples=card.samples, trained=False) for group in groups for proposal in group
+    ]
     episodes += [solver_episode(attempt, trained=False) for attempt in attempts_of(best)]
     metrics = measure_best(card, best) | {f"{DATA}/kept": len(kept) / count}
     return Played(episodes, outcome=[pair.plain for pair in kept], metrics=metrics)
@@ -93,13 +99,15 @@ def attempts_of(proposals: Sequence[PairProposal]) -> list[SolverAttempt]:
     return [attempt for proposal in proposals for attempt in proposal.attempts]
 
 
-def proposer_episode(card: DrZeroSection, proposal: PairProposal, *, trained: bool) -> Episode:
-    """The episode of a proposal, with the reward that it has so far."""
+def proposer_episode(card: DrZeroSection, proposal: PairProposal, *, samples: int, trained: bool) -> Episode:
+    """The episode of a proposal, one of so many for its prompt: with one it is compared with those of as many hops
+    (HRPO), else with those of the prompt (GRPO)."""
+    reward, parts = rules.proposer_reward(card, proposal)
     return proposal.sample.episode(
-        proposal.reward(card),
-        parts=proposal.parts,
+        reward,
+        parts=parts,
         text=proposal.pair.plain,
-        group=proposal.group,
+        group=f"{PROPOSER}/{proposal.pair.hops} hops" if samples == 1 else "",
         trained=trained,
     )
 
@@ -116,9 +124,10 @@ def solver_episode(attempt: SolverAttempt, *, trained: bool) -> Episode:
 
 def measure_best(card: DrZeroSection, best: Sequence[PairProposal]) -> Metrics:
     """What the second phase tells of the best proposal for each passage; its episodes are of all proposals."""
-    values = {f"{DATA}/reward": [proposal.reward(card) for proposal in best]}
+    values: dict[str, list[float]] = {}
     for proposal in best:
-        for name, value in proposal.parts.items():
+        reward, parts = rules.proposer_reward(card, proposal)
+        for name, value in {"reward": reward, **parts}.items():
             values.setdefault(f"{DATA}/{name}", []).append(value)
     return means(values) | hop_shares(DATA, [proposal.pair for proposal in best])
 

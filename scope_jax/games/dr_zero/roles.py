@@ -67,22 +67,19 @@ def draw_passages(step: Step[DrZeroSection], first: int, count: int) -> list[Pas
 def propose(
     step: Step[DrZeroSection], passages: Sequence[Passage], *, samples: int, label: str = ""
 ) -> list[list[PairProposal]]:
-    """`samples` proposals for each passage, not yet attempted. With one sample of a prompt those with as many hops are
-    a group, with more those of the prompt. label: of their metrics."""
+    """`samples` proposals for each passage, not yet attempted. label: of their metrics."""
     prompts = [messages.for_proposer(step.cfg, passage) for passage in passages]
     groups = step.play(PROPOSER, prompts, samples=samples, label=label)
-    proposals = []
-    for number, (passage, group) in enumerate(zip(passages, groups, strict=True)):
-        compared = f"{passage.hops} hops" if samples == 1 else f"{number}"
-        proposals.append([_proposal(step, passage, sample, f"{PROPOSER}/{compared}") for sample in group])
-    return proposals
+    return [
+        [_proposal(step, passage, sample) for sample in group] for passage, group in zip(passages, groups, strict=True)
+    ]
 
 
-def _proposal(step: Step[DrZeroSection], passage: Passage, sample: Sample, group: str) -> PairProposal:
-    read = rules.read_pair(sample, passage.text, passage.hops, dialects.load(step.cfg.model.dialect))
-    question = " ".join(read.question.split()[: step.card.question_words])
-    pair = QuestionPair(question, read.answer, passage.id, passage.hops)
-    return PairProposal(sample, pair, read.format, read.searches, group)
+def _proposal(step: Step[DrZeroSection], passage: Passage, sample: Sample) -> PairProposal:
+    written = rules.pair_of(sample, passage)
+    score = rules.format_of(sample, passage, written, dialects.load(step.cfg.model.dialect))
+    pair = replace(written, question=" ".join(written.question.split()[: step.card.question_words]))
+    return PairProposal(sample, pair, score, searching.searches_run(step.cfg, sample))
 
 
 # -------------------------------------------------------------------------------------------------------------- solver

@@ -1,11 +1,12 @@
-"""The rules of Dr. Zero: a proposal's format score and difficulty, which pairs are kept, answers. Pure functions."""
+"""The rules of Dr. Zero: a proposal's format score, difficulty and reward, which pairs are kept; pure functions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from scope_jax.games.dr_zero.options import DrZeroSection
+from scope_jax.games.dr_zero.state import FormatScore, PairProposal, Passage, QuestionPair
 from scope_jax.grading.rewards import normalise
 from scope_jax.play import searching
 from scope_jax.rollouts.types import Completion
@@ -15,46 +16,23 @@ from scope_jax.text.dialects import Dialect
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class FormatScore:
-    """How well a proposal keeps the format; all values are in 0..1."""
-
-    think: float
-    """Share of its turns that begin with a closed thought."""
-    tool: float
-    """Whether it searched as often as the hops take."""
-    answer: float
-    """Whether its answer is short, and stands in what it read."""
-    total: float
-    """(1 + think + tool + answer)/4; 0 for a malformed pair."""
-
-
-@dataclass(frozen=True)
-class ReadPair:
-    """What an episode of the proposer says; "" for what is missing."""
-
-    question: str
-    """The last closed <question>."""
-    answer: str
-    """The last closed <answer>."""
-    format: FormatScore
-    """Of the episode."""
-    searches: int
-    """How many were run."""
-
-
-def read_pair(completion: Completion, document: str, hops: int, dialect: Dialect) -> ReadPair:
-    """The pair of an episode on a document; its searches count for the format only if every one was answered."""
+def pair_of(completion: Completion, passage: Passage) -> QuestionPair:
+    """The last closed <question> and <answer> of a proposer's episode."""
     said = searching.contents(completion)
     question = parsing.last(said, "question") or ""
     answer = parsing.last(said, "answer") or ""
-    asked = sum(len(searching.queries_of(text, dialect)) for text in said)
+    return QuestionPair(question, answer, passage.id, passage.hops)
+
+
+def format_of(completion: Completion, passage: Passage, pair: QuestionPair, dialect: Dialect) -> FormatScore:
+    """The score of an episode that wrote this pair; its searches count only if every one was answered."""
+    asked = sum(len(searching.queries_of(text, dialect)) for text in searching.contents(completion))
     run = len(searching.queries_run(completion, dialect))
     counted = run if run == asked else 0
     results = searching.results_read(completion, dialect) if counted else []
     turns = [turn.written for turn in completion.turns if turn.kind == "sampled"]
-    score = format_score(turns, counted, hops, question, answer, "\n\n".join([document, *results]))
-    return ReadPair(question, answer, score, run)
+    read = "\n\n".join([passage.text, *results])
+    return format_score(turns, counted, passage.hops, pair.question, pair.answer, read)
 
 
 def format_score(turns: Sequence[str], searches: int, hops: int, question: str, answer: str, read: str) -> FormatScore:
@@ -84,6 +62,22 @@ def _shortness(words: int) -> float:
 def difficulty(right: int, attempts: int) -> float:
     """(n − k)/(n − 1) for k right ones of n > 1 attempts, 0 for k = 0 and k = n: most for one right attempt."""
     return (attempts - right) / (attempts - 1) if 0 < right < attempts else 0.0
+
+
+def proposer_reward(card: DrZeroSection, proposal: PairProposal) -> tuple[float, dict[str, float]]:
+    """The weighted sum of format score and difficulty, without attempts that of the format alone; and its parts, with
+    what they follow from."""
+    parts = {
+        "think": proposal.format.think,
+        "tool": proposal.format.tool,
+        "answer": proposal.format.answer,
+        "format": proposal.format.total,
+        "searches": float(proposal.searches),
+    }
+    if proposal.solved is not None:
+        parts["difficulty"] = difficulty(proposal.right, len(proposal.attempts))
+        parts["solved"] = proposal.solved
+    return card.format * parts["format"] + card.difficulty * parts.get("difficulty", 0.0), parts
 
 
 def keeps(window: tuple[float, float] | None, solved: float | None) -> bool:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from scope_jax.games.dr_zero import rules
 from scope_jax.games.dr_zero.options import DrZeroSection
-from scope_jax.games.dr_zero.rules import FormatScore
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Memory
 
@@ -32,7 +30,7 @@ class QuestionPair:
     """A question for the solver with the proposer's answer."""
 
     question: str
-    """Cut off; "" if the proposer wrote none."""
+    """"" if the proposer wrote none."""
     answer: str
     """"" if the proposer gave none."""
     passage: str
@@ -68,19 +66,31 @@ class SolverAttempt:
 
 
 @dataclass(frozen=True)
+class FormatScore:
+    """How well a proposal keeps the format; all values are in 0..1."""
+
+    think: float
+    """Share of its turns that begin with a closed thought."""
+    tool: float
+    """Whether it searched as often as the hops take."""
+    answer: float
+    """Whether its answer is short, and stands in what it read."""
+    total: float
+    """(1 + think + tool + answer)/4; 0 for a malformed pair."""
+
+
+@dataclass(frozen=True)
 class PairProposal:
     """One episode of the proposer."""
 
     sample: Sample
     """The episode."""
     pair: QuestionPair
-    """What it wrote."""
+    """What it wrote, with the question cut off."""
     format: FormatScore
     """How well the episode keeps the format."""
     searches: int
     """How many it ran."""
-    group: str
-    """Names those that its reward is compared with: of as many hops (HRPO), or of the same prompt (GRPO)."""
     attempts: tuple[SolverAttempt, ...] = ()
     """The solver's at a well-formed pair; none before, or of a malformed one."""
 
@@ -93,26 +103,6 @@ class PairProposal:
     def solved(self) -> float | None:
         """k/n; None without attempts."""
         return self.right / len(self.attempts) if self.attempts else None
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The parts of its reward, and what they follow from."""
-        parts = {
-            "think": self.format.think,
-            "tool": self.format.tool,
-            "answer": self.format.answer,
-            "format": self.format.total,
-            "searches": float(self.searches),
-        }
-        if self.solved is not None:
-            parts["difficulty"] = rules.difficulty(self.right, len(self.attempts))
-            parts["solved"] = self.solved
-        return parts
-
-    def reward(self, card: DrZeroSection) -> float:
-        """The weighted sum of format score and difficulty; without attempts that of the format alone."""
-        parts = self.parts
-        return card.format * parts["format"] + card.difficulty * parts.get("difficulty", 0.0)
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,15 @@ def train_challenger(step: Step[RZeroSection]) -> Played:
     """Section 3.2: the challenger is trained against the frozen solver."""
     card = step.card
     # questions, in groups
-    questions = roles.ask(step, card.challenger_batch, samples=card.challenger.samples)
+    replies = roles.ask(step, card.challenger_batch, samples=card.challenger.samples)
     # m answers of the solver to each; their majority is the label, its share is p
-    questions = roles.vote(step, questions, card.votes)
+    replies = roles.vote(step, replies, card.votes)
     # the repetition penalty: the share of the batch in a question's cluster
-    questions = roles.cluster(step, questions)
+    replies = roles.cluster(step, replies)
     # max(0, 1 − 2 |p − ½| − penalty)
-    episodes = challenger_episodes(step, questions)
-    repetition = {"challenger/repetition": [question.repetition for question in questions]}
-    return Played(episodes, metrics=question_metrics(step, questions) | means(repetition))
+    episodes = challenger_episodes(step, replies)
+    repetition = {"challenger/repetition": [reply.repetition for reply in replies]}
+    return Played(episodes, metrics=question_metrics(step, replies) | means(repetition))
 
 
 def write_pool(step: Step[RZeroSection]) -> Played:
@@ -55,81 +55,80 @@ def write_pool(step: Step[RZeroSection]) -> Played:
     labels."""
     card = step.card
     # N questions
-    questions = roles.ask(step, card.pool, sampling=card.pool_sampling, label=POOL)
+    replies = roles.ask(step, card.pool, sampling=card.pool_sampling, label=POOL)
     # m answers of the solver to each
-    questions = roles.vote(step, questions, card.pool_votes)
+    replies = roles.vote(step, replies, card.pool_votes)
     # |p − ½| ≤ δ
-    items = [question.item for question in questions if question.item is not None]
-    kept = [item for item in items if item["label"] and card.window[0] <= item["share"] <= card.window[1]]
+    kept = rules.keep(card, replies)
     if not kept:
         iteration = step.memory["iteration"]
         step.tell(f"iteration {iteration}: no question is kept (r_zero.window); the solver is not trained.")
     # recorded, not trained
-    episodes = challenger_episodes(step, questions)
+    episodes = challenger_episodes(step, replies)
     sizes = {"pool/kept": float(len(kept)), "pool/yield": len(kept) / card.pool}
-    return Played(episodes, outcome=kept, metrics=question_metrics(step, questions) | sizes)
+    return Played(episodes, outcome=kept, metrics=question_metrics(step, replies) | sizes)
 
 
 def train_solver(step: Step[RZeroSection]) -> Played:
     """Section 3.4: the solver is trained on the kept questions."""
     items = roles.next_items(step)
     # answers in groups; 1 for the label
-    attempts = roles.answer(step, items)
-    known = [attempt for attempt in attempts if rules.has_value(attempt.item["question"])]
-    right = equal(step.tools, [(attempt.answer, attempt.item["question"]) for attempt in known])
-    return Played(solver_episodes(step, attempts), metrics=means({"solver/right": [float(each) for each in right]}))
+    answers = roles.answer(step, items)
+    known = [(answer.text, answer.item["question"]) for answer in answers if rules.has_value(answer.item["question"])]
+    right = {"solver/right": [float(each) for each in equal(step, known)]}
+    return Played(solver_episodes(step, answers), metrics=means(right))
 
 
 def remember(cfg: Config, memory: Memory, outcome: list[Item] | None, number: int) -> tuple[Memory, Metrics]:
-    """The place after the step, with the pool's questions until the solver's phase ends."""
+    """The place after the step, with the kept questions until the solver's phase ends."""
     items = memory["items"] if outcome is None else outcome
     after = state.at_next_step(options(cfg), memory | {"place": memory["place"] + 1, "items": items})
     return after, {"skipped": float(after["skipped"])}
 
 
-def challenger_episodes(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> list[Episode]:
+def challenger_episodes(step: Step[RZeroSection], replies: Sequence[ChallengerReply]) -> list[Episode]:
     """An episode for each reply, trained in the challenger's own phase."""
-    return [
-        question.sample.episode(
-            rules.challenger_reward(question.share, question.repetition, step.card),
-            text=question.item or {"question": None, "share": None},
+    episodes = []
+    for reply in replies:
+        text = {"question": reply.question or None, "share": reply.share}
+        if reply.question:
+            text |= {"label": reply.label, "answers": list(reply.votes)}
+        episode = reply.sample.episode(
+            rules.challenger_reward(reply.share, reply.repetition, step.card),
+            text=text,
             trained=step.memory["phase"] == CHALLENGER,
         )
-        for question in questions
-    ]
+        episodes.append(episode)
+    return episodes
 
 
-def solver_episodes(step: Step[RZeroSection], attempts: Sequence[SolverAnswer]) -> list[Episode]:
+def solver_episodes(step: Step[RZeroSection], answers: Sequence[SolverAnswer]) -> list[Episode]:
     """An episode for each answer."""
     return [
-        attempt.sample.episode(
-            rules.solver_reward(attempt.agrees, attempt.sample.text, step.card.format_weight),
-            parts={"agrees": float(attempt.agrees)},
-            text={
-                "question": attempt.item["question"],
-                "label": attempt.item["label"],
-                "prediction": attempt.answer,
-            },
+        answer.sample.episode(
+            rules.solver_reward(answer.agrees, answer.sample.text, step.card.format_weight),
+            parts={"agrees": float(answer.agrees)},
+            text={"question": answer.item["question"], "label": answer.item["label"], "prediction": answer.text},
         )
-        for attempt in attempts
+        for answer in answers
     ]
 
 
-def question_metrics(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> Metrics:
+def question_metrics(step: Step[RZeroSection], replies: Sequence[ChallengerReply]) -> Metrics:
     """What episodes do not tell of the questions of a phase: how many are valid and distinct, the votes on them, and
     how often a label is the value of a question that has one."""
     phase = step.memory["phase"]
-    items = [question.item for question in questions if question.item is not None]
-    known = [item for item in items if rules.has_value(item["question"])]
-    right = equal(step.tools, [(item["label"], item["question"]) for item in known])
+    valid = [reply for reply in replies if reply.question]
+    agreement = [reply.share for reply in valid if reply.share is not None]
+    right = equal(step, [(reply.label, reply.question) for reply in valid if rules.has_value(reply.question)])
     values = {
-        f"{phase}/valid": [float(question.item is not None) for question in questions],
-        f"{phase}/unique": [len({item["question"] for item in items}) / len(items)] if items else [],
-        f"{phase}/answered": [float(answer is not None) for item in items for answer in item["answers"]],
-        f"{phase}/agreement": [item["share"] for item in items],
+        f"{phase}/valid": [float(bool(reply.question)) for reply in replies],
+        f"{phase}/unique": [len({reply.question for reply in valid}) / len(valid)] if valid else [],
+        f"{phase}/answered": [float(vote is not None) for reply in valid for vote in reply.votes],
+        f"{phase}/agreement": agreement,
         f"{phase}/label_right": [float(each) for each in right],
     }
-    bins = [BINS[max(ceil(round(item["share"] * 5, 6)), 1) - 1] for item in items]
+    bins = [BINS[max(ceil(round(share * 5, 6)), 1) - 1] for share in agreement]
     return means(values) | shares(f"{phase}/agreement_", bins, BINS)
 
 

@@ -86,26 +86,25 @@ def _question_of(step: Step[RZeroSection], sample: Sample) -> str:
     return question if step.tools.prompt_tokens(messages.for_solver(step.cfg, question)) <= limit else ""
 
 
-def cluster(step: Step[RZeroSection], questions: Sequence[ChallengerReply]) -> list[ChallengerReply]:
-    """The questions with their repetition: the share of the step's replies in the cluster of each."""
-    texts = [question.text for question in questions]
-    shares = step.tools.once("clusters", lambda: cluster_shares(texts, step.card.repetition_distance))
-    return [replace(question, repetition=share) for question, share in zip(questions, shares, strict=True)]
+def cluster(step: Step[RZeroSection], replies: Sequence[ChallengerReply]) -> list[ChallengerReply]:
+    """The replies with their repetition: the share of them that is in the cluster of each."""
+    questions = [reply.question for reply in replies]
+    shares = step.tools.once("clusters", lambda: cluster_shares(questions, step.card.repetition_distance))
+    return [replace(reply, repetition=share) for reply, share in zip(replies, shares, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
-def vote(step: Step[RZeroSection], questions: Sequence[ChallengerReply], votes: int) -> list[ChallengerReply]:
-    """The questions with the solver's answers: what most of them agree on is the label, and their share is p."""
-    texts = {place: question.text for place, question in enumerate(questions) if question.text}
-    prompts = [messages.for_solver(step.cfg, text) for text in texts.values()]
-    groups = step.play(SOLVER, prompts, samples=votes, sampling=step.card.vote_sampling, key=VOTER)
-    answers = [[answer_of(sample) for sample in group] for group in groups]
-    labels = majorities(answers, partial(equal, step.tools), step.card.unanswered_agree)
-    items = {
-        place: Item(question=texts[place], label=label, share=share, answers=group)
-        for place, group, (label, share) in zip(texts, answers, labels, strict=True)
-    }
-    return [replace(question, item=items.get(place)) for place, question in enumerate(questions)]
+def vote(step: Step[RZeroSection], replies: Sequence[ChallengerReply], samples: int) -> list[ChallengerReply]:
+    """The replies with the solver's votes: what most of them agree on is the label, and their share is p."""
+    places = [place for place, reply in enumerate(replies) if reply.question]
+    prompts = [messages.for_solver(step.cfg, replies[place].question) for place in places]
+    groups = step.play(SOLVER, prompts, samples=samples, sampling=step.card.vote_sampling, key=VOTER)
+    votes = [tuple(answer_of(sample) for sample in group) for group in groups]
+    labels = majorities(votes, partial(equal, step), step.card.unanswered_agree)
+    voted_on = list(replies)
+    for place, answers, (label, share) in zip(places, votes, labels, strict=True):
+        voted_on[place] = replace(replies[place], votes=answers, label=label, share=share)
+    return voted_on
 
 
 def next_items(step: Step[RZeroSection]) -> list[Item]:
@@ -123,13 +122,13 @@ def answer(step: Step[RZeroSection], items: Sequence[Item]) -> list[SolverAnswer
     """`solver.samples` answers to each question, and whether they are its label."""
     prompts = [messages.for_solver(step.cfg, item["question"]) for item in items]
     groups = step.play(SOLVER, prompts, samples=step.card.solver.samples)
-    replies = [(item, sample) for item, group in zip(items, groups, strict=True) for sample in group]
-    pairs = [(answer_of(sample), item["label"] or "") for item, sample in replies]  # a kept question has a label
-    agree = equal(step.tools, pairs)
-    return [
-        SolverAnswer(item, sample, answer_of(sample), agrees)
-        for (item, sample), agrees in zip(replies, agree, strict=True)
+    answers = [
+        SolverAnswer(item, sample, answer_of(sample))
+        for item, group in zip(items, groups, strict=True)
+        for sample in group
     ]
+    agree = equal(step, [(one.text, one.item["label"]) for one in answers])
+    return [replace(one, agrees=agrees) for one, agrees in zip(answers, agree, strict=True)]
 
 
 def answer_of(completion: Completion) -> str | None:

@@ -19,16 +19,12 @@ SOLVER = "solver"
 
 
 class Item(TypedDict):
-    """A question on which the solver has voted."""
+    """A question that is kept for the solver."""
 
     question: str
     """x."""
-    label: str | None
-    """The answer of the majority; None if it has none."""
-    share: float
-    """p, the share of the answers that agree with the label."""
-    answers: list[str | None]
-    """All of them; None: without a box."""
+    label: str
+    """The answer of the majority."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +33,16 @@ class ChallengerReply:
 
     sample: Sample
     """The reply."""
-    text: str
-    """Its question; "" if there is none that the solver can be asked."""
+    question: str
+    """x; "" if there is none that the solver can be asked."""
+    votes: tuple[str | None, ...] = ()
+    """The solver's answers; None: without a box."""
+    label: str | None = None
+    """The answer of the majority; None if it has none."""
+    share: float | None = None
+    """p, the share of the votes that agree with the label; None without a question, and before the votes."""
     repetition: float = 0.0
     """The share of the step's replies that are in its cluster; 0 if none were compared."""
-    item: Item | None = None
-    """The question with its votes; None: there is none, or it has not been voted on."""
-
-    @property
-    def share(self) -> float | None:
-        """p; None without a question."""
-        return None if self.item is None else self.item["share"]
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,10 @@ class SolverAnswer:
     """What was asked."""
     sample: Sample
     """The reply."""
-    answer: str | None
-    """The content of its box."""
-    agrees: bool
-    """Whether that is the label."""
+    text: str | None
+    """The content of its box; None without one."""
+    agrees: bool = False
+    """Whether that is the label; False before they are compared."""
 
 
 # --------------------------------------------------------------------------------------------------- place in the run

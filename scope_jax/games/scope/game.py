@@ -53,9 +53,10 @@ def challenger_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     attempted = roles.solve(step, roles.tasks_of(drafts), card.n_train, card.estimate, ESTIMATE)
     # l.11: grade them
     attempted = roles.grade(step, attempted)
-    # l.12, l.13, l.14, l.15: Eq. (4); a rejected draft gets only the format term
-    episodes = challenger_episodes(step, drafts, attempted, trained=True)
-    episodes += solver_episodes(step, attempted, trained=False)
+    # l.12 to l.15: Eq. (4); a rejected draft gets only the format term
+    drafts = roles.reward_challenger(card, drafts, attempted)
+    attempted = roles.reward_solver(card, attempted)
+    episodes = challenger_episodes(drafts, trained=True) + solver_episodes(card, attempted, trained=False)
     # l.16, l.17: the training loop trains on the challenger's episodes
     metrics = measure_drafts(step, drafts) | measure_attempts(attempted, ESTIMATE)
     return Played(episodes, outcome=ScopeOutcome(rows=len(rows), tasks=[], scores=[]), metrics=metrics)
@@ -78,10 +79,11 @@ def task_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     # l.23: a few attempts at each task, graded
     attempted = roles.solve(step, roles.tasks_of(drafts), card.n_filter, card.creation, f"{CREATION}/{SOLVER}")
     attempted = roles.grade(step, attempted)
+    drafts = roles.reward_challenger(card, drafts, attempted)
+    attempted = roles.reward_solver(card, attempted)
     # l.24, l.25, l.26: the difficulty window
-    tasks = state.retain(card, drafts, attempted)
-    episodes = challenger_episodes(step, drafts, attempted, trained=False)
-    episodes += solver_episodes(step, attempted, trained=False)
+    tasks = state.retain(card, drafts)
+    episodes = challenger_episodes(drafts, trained=False) + solver_episodes(card, attempted, trained=False)
     metrics = measure_drafts(step, drafts, f"{CREATION}/") | measure_attempts(attempted, f"{CREATION}/{SOLVER}")
     metrics["tasks/yield"] = len(tasks) / len(rows)
     # l.27: the memory continues with the next batch, or with the solver
@@ -97,7 +99,8 @@ def solver_step(step: Step[ScopeSection], rows: Sequence[Row]) -> Played:
     attempted = roles.solve(step, tasks, step.card.solver.samples)
     attempted = roles.grade(step, attempted)
     # l.31, l.32: Eq. (6)
-    episodes = solver_episodes(step, attempted, trained=True)
+    attempted = roles.reward_solver(step.card, attempted)
+    episodes = solver_episodes(step.card, attempted, trained=True)
     scores = [group.mean for group in attempted if group.mean is not None]
     outcome = ScopeOutcome(rows=len(rows), tasks=[], scores=[mean(scores)] if scores else [])
     # l.33: the training loop trains on these episodes
@@ -118,17 +121,12 @@ def remember(cfg: Config, memory: Memory, outcome: ScopeOutcome, number: int) ->
 
 
 # ------------------------------------------------------------------------------------------------ episodes and metrics
-def challenger_episodes(
-    step: Step[ScopeSection], drafts: Sequence[TaskDraft], attempted: Sequence[AttemptedTask], trained: bool
-) -> list[Episode]:
+def challenger_episodes(drafts: Sequence[TaskDraft], trained: bool) -> list[Episode]:
     """One episode per draft."""
-    solver_means = {group.task.index: group.mean for group in attempted}
-    episodes = []
-    for index, draft in enumerate(drafts):
-        reward, parts = roles.reward_challenger(step.card, draft, solver_means.get(index))
-        episode = draft.sample.episode(
-            reward,
-            parts=parts,
+    return [
+        draft.sample.episode(
+            draft.reward.value,
+            parts=draft.reward.parts,
             text={
                 "document": draft.order.key,
                 "task_type": draft.order.kind,
@@ -136,29 +134,28 @@ def challenger_episodes(
                 "task": draft.task,
                 "rejected": draft.rejected,
                 "rubric": [criterion.plain() for criterion in draft.rubric],
-                "draft": index,
+                "draft": draft.index,
             },
             trained=trained,
             judgements=draft.judgements,
         )
-        episodes.append(episode)
-    return episodes
+        for draft in drafts
+    ]
 
 
-def solver_episodes(step: Step[ScopeSection], attempted: Sequence[AttemptedTask], trained: bool) -> list[Episode]:
+def solver_episodes(card: ScopeSection, attempted: Sequence[AttemptedTask], trained: bool) -> list[Episode]:
     """One episode per attempt. An attempt without a score is not trained on, unless the card says that it counts as 0.
 
     Neither is an attempt that is the only one of its group with a score: there is nothing to compare it with.
     """
     episodes = []
     for group in attempted:
-        usable = [attempt.graded.score is not None or step.card.ungraded == "zero" for attempt in group.attempts]
+        usable = [attempt.graded.score is not None or card.ungraded == "zero" for attempt in group.attempts]
         alone = len(usable) > 1 and sum(usable) == 1
         for attempt, has_score in zip(group.attempts, usable, strict=True):
-            reward, parts = roles.reward_solver(step.card, attempt)
             episode = attempt.sample.episode(
-                reward,
-                parts=parts,
+                attempt.reward.value,
+                parts=attempt.reward.parts,
                 text={
                     "task": group.task.question,
                     "answer": attempt.answer,
@@ -213,7 +210,7 @@ def exam(cfg: Config) -> Exam:
         prompt=lambda row, tokens: messages.for_solver(cfg, row["question"], cfg.evaluate.max_turns),
         read=lambda completion: rules.answer_of(rules.parse_turns(cfg, completion, "answer")),
         measures=("rubric", "exact"),
-        grader=roles.grader(cfg),
+        grader=roles.grader(options(cfg), roles.grader_role(cfg)),
     )
 
 

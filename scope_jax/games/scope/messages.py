@@ -20,7 +20,7 @@ SOLVER = Prompt("solver", ("task", "searches"), required=("task",), searches=Tru
 NOT_RUN = Prompt("search_not_run", searches=True, system=False)  # the observation after a malformed search
 TURNS_LEFT = Prompt("turns_left", ("left",), system=False)
 TURNS_OVER = Prompt("turns_over", system=False)
-GATES = {
+GATE_PROMPTS = {
     "entity": Prompt("gate_entity", ("task", "document"), required=("task",), system=False),
     "relevance": Prompt("gate_relevance", ("task", "document"), system=False),
 }
@@ -70,7 +70,7 @@ def for_solver(cfg: Config, question: str, max_turns: int | None = None) -> Mess
 
 def for_gate(cfg: Config, gate: str, task: str, document: str) -> str:
     """Prompt of a quality gate. gate: "entity" or "relevance"."""
-    return GATES[gate].text(cfg, task=shown(cfg, task), document=shown(cfg, document))
+    return GATE_PROMPTS[gate].text(cfg, task=shown(cfg, task), document=shown(cfg, document))
 
 
 def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:

@@ -10,20 +10,20 @@ from typing import TypeVar
 from scope_jax.config import Config, RoleSection, SamplingSection
 from scope_jax.data.rows import Row
 from scope_jax.games.scope import messages, rules
-from scope_jax.games.scope.options import ScopeSection, options
-from scope_jax.games.scope.state import AttemptedTask, RubricTask, TaskAttempt, TaskDraft, TaskOrder
+from scope_jax.games.scope.options import ChallengerRewardSection, ScopeSection, SolverRewardSection, options
+from scope_jax.games.scope.state import AttemptedTask, RewardSum, RubricTask, TaskAttempt, TaskDraft, TaskOrder
 from scope_jax.learner.types import Judgement
 from scope_jax.play import documents, rubrics, searching
 from scope_jax.play.roles import Role, judge_role
 from scope_jax.play.rollouts import Agent, Rollout
-from scope_jax.play.rubrics import UNGRADED, Criterion, Grader, RubricCase
+from scope_jax.play.rubrics import Criterion, Grader, RubricCase
 from scope_jax.play.step import Step
 from scope_jax.play.tool_calls import SEARCH_NAME
 from scope_jax.play.tools import Tools
 from scope_jax.text import dialects
 
 CHALLENGER, SOLVER = "challenger", "solver"  # the policies, too
-GATES, RUBRIC_WRITER, GRADER = "gates", "rubric_writer", "grader"  # the jobs of the judge
+GATE_JUDGE, RUBRIC_WRITER, GRADER = "gates", "rubric_writer", "grader"  # the jobs of the judge
 
 Value = TypeVar("Value")
 
@@ -32,7 +32,7 @@ def card_roles(cfg: Config) -> tuple[Role, ...]:
     """Challenger and solver, and the judge in each of its jobs; with curated prompts only the solver and its grader."""
     if options(cfg).mode == "curated":
         return solver_role(cfg), grader_role(cfg)
-    gates = (gates_role(cfg),) if options(cfg).quality_gates else ()
+    gates = (gate_judge_role(cfg),) if options(cfg).quality_gates else ()
     return (challenger_role(cfg), solver_role(cfg), *gates, rubric_writer_role(cfg), grader_role(cfg))
 
 
@@ -82,10 +82,10 @@ def searcher(cfg: Config, card: RoleSection, policy: str, final: str, at_search:
     )
 
 
-def gates_role(cfg: Config) -> Role:
+def gate_judge_role(cfg: Config) -> Role:
     """The judge that passes tasks, or does not."""
-    prompts = (*messages.GATES.values(), rubrics.NUDGE)
-    return judge_role(GATES, "scope.gates", options(cfg).gates, prompts)
+    prompts = (*messages.GATE_PROMPTS.values(), rubrics.NUDGE)
+    return judge_role(GATE_JUDGE, "scope.gates", options(cfg).gates, prompts)
 
 
 def rubric_writer_role(cfg: Config) -> Role:
@@ -132,8 +132,7 @@ def propose(
     sampling: SamplingSection | None = None,
     label: str = "",
 ) -> list[TaskDraft]:
-    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with task extracted and format scored."""
-    card = step.card.challenger_reward
+    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with their tasks extracted."""
     rollouts = []
     for order in orders:
         remark = turns_left(step.cfg, order.searches) if step.card.dynamic_turns else None
@@ -143,11 +142,12 @@ def propose(
     for order, group in zip(orders, groups, strict=True):
         for sample in group:
             turns = rules.parse_turns(step.cfg, sample, "task")
-            task = rules.task_of(turns, card.require_question)
+            task = rules.task_of(turns, step.card.challenger_reward.require_question)
             draft = TaskDraft(
+                index=len(drafts),
                 order=order,
                 sample=sample,
-                format=rules.challenger_format(card, turns, order.searches),
+                turns=turns,
                 task=task,
                 rejected="no_task" if task is None else "",
             )
@@ -162,25 +162,32 @@ def turns_left(cfg: Config, searches: int) -> Callable[[int], str | None]:
 
 
 def reward_challenger(
-    card: ScopeSection, draft: TaskDraft, solver_mean: float | None
-) -> tuple[float, dict[str, float]]:
-    """(R_C, its parts) of a draft (Eq. (4)). solver_mean: ḡ of its task, or None if it has no score."""
+    card: ScopeSection, drafts: Sequence[TaskDraft], attempted: Sequence[AttemptedTask]
+) -> list[TaskDraft]:
+    """The drafts with ḡ of their tasks and R_C (Eq. (4))."""
+    means = {group.task.index: group.mean for group in attempted}
+    measured = [replace(draft, solver_mean=means.get(draft.index)) for draft in drafts]
+    return [replace(draft, reward=_challenger_reward(card.challenger_reward, draft)) for draft in measured]
+
+
+def _challenger_reward(card: ChallengerRewardSection, draft: TaskDraft) -> RewardSum:
+    form = rules.challenger_format(card, draft.turns, draft.order.searches)
     failed = draft.rejected in ("no_task", "no_rubrics")
-    format_score = 0.0 if failed and card.challenger_reward.failure_zeroes_format else draft.format.score
-    difficulty = 0.0 if solver_mean is None else rules.difficulty_reward(solver_mean, card.challenger_reward.target)
+    format_score = 0.0 if failed and card.failure_zeroes_format else form.score
+    difficulty = 0.0 if draft.solver_mean is None else rules.difficulty_reward(draft.solver_mean, card.target)
     passed = draft.rejected not in rules.GATES
     parts = {
         "format": format_score,
-        "think": draft.format.think,
-        "tool": draft.format.tool,
-        "structure": draft.format.result,
+        "think": form.think,
+        "tool": form.tool,
+        "structure": form.result,
         "difficulty": difficulty if passed else 0.0,
     }
-    if solver_mean is not None:
-        parts["solver_mean"] = solver_mean
+    if draft.solver_mean is not None:
+        parts["solver_mean"] = draft.solver_mean
     for gate, verdict in draft.gates.items():
         parts[f"gate_{gate}"] = float(bool(verdict))
-    return rules.challenger_reward(card.challenger_reward, format_score, passed, difficulty), parts
+    return RewardSum(rules.challenger_reward(card, format_score, passed, difficulty), parts)
 
 
 # --------------------------------------------------------------------------------------------------------------- judge
@@ -196,19 +203,20 @@ def pass_gates(step: Step[ScopeSection], drafts: Sequence[TaskDraft]) -> list[Ta
     if not step.card.quality_gates:
         return list(drafts)
     questions = {
-        (index, gate): messages.for_gate(step.cfg, gate, draft.task or "", draft.order.document)
-        for index, draft in enumerate(drafts)
+        (draft.index, gate): messages.for_gate(step.cfg, gate, draft.task or "", draft.order.document)
+        for draft in drafts
         if not draft.rejected
         for gate in rules.GATES
     }
-    replies = step.ask(GATES, list(questions.values()), rubrics.score_of, rubrics.NUDGE.text(step.cfg))
+    replies = step.ask(GATE_JUDGE, list(questions.values()), rubrics.score_of, rubrics.NUDGE.text(step.cfg))
     answers = replies.by(questions)
     passed = []
-    for index, draft in enumerate(drafts):
+    for draft in drafts:
         if not draft.rejected:
-            verdicts = {gate: answers[index, gate].read for gate in rules.GATES}
-            judged = [Judgement(GATES, gate, answers[index, gate].given, verdicts[gate]) for gate in rules.GATES]
-            rejected = next((gate for gate in rules.GATES if not verdicts[gate]), "")
+            replies_to = {gate: answers[draft.index, gate] for gate in rules.GATES}
+            verdicts = {gate: reply.read for gate, reply in replies_to.items()}
+            judged = [Judgement(GATE_JUDGE, gate, reply.given, reply.read) for gate, reply in replies_to.items()]
+            rejected = next((gate for gate, verdict in verdicts.items() if not verdict), "")
             draft = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
         passed.append(draft)
     return passed
@@ -223,39 +231,37 @@ def write_rubrics(step: Step[ScopeSection], drafts: Sequence[TaskDraft]) -> list
         return rules.rubric_of(reply, card.rubric_weights, card.min_rubrics, card.max_rubrics)
 
     questions = {}
-    for index, draft in enumerate(drafts):
+    for draft in drafts:
         if not draft.rejected:
             results = dict.fromkeys(searching.results_read(draft.sample, dialect))  # without duplicates
-            questions[index] = messages.for_rubric_writer(step.cfg, draft.task or "", [draft.order.document, *results])
+            sources = [draft.order.document, *results]
+            questions[draft.index] = messages.for_rubric_writer(step.cfg, draft.task or "", sources)
     replies = step.ask(RUBRIC_WRITER, list(questions.values()), read, messages.RUBRICS_NUDGE.text(step.cfg))
     answers = replies.by(questions)
     written = []
-    for index, draft in enumerate(drafts):
+    for draft in drafts:
         if not draft.rejected:
-            rubric = answers[index].read or ()
-            judged = Judgement(RUBRIC_WRITER, "", answers[index].given, len(rubric) or None)
+            rubric = answers[draft.index].read or ()
+            judged = Judgement(RUBRIC_WRITER, "", answers[draft.index].given, len(rubric) or None)
             rejected = "" if rubric else "no_rubrics"
             draft = replace(draft, rubric=rubric, rejected=rejected, judgements=(*draft.judgements, judged))
         written.append(draft)
     return written
 
 
-def grader(cfg: Config) -> Grader:
-    """The grader of the solver's attempts."""
-    card = options(cfg)
+def grader(card: ScopeSection, judge: Role) -> Grader:
+    """The grading of the solver's attempts by a judge."""
 
     def read(tools: Tools, answer: str) -> str:
         return documents.cut(answer, card.solver_reward.hard_limit, tools.tokens) if card.cut_answer else answer
 
-    return Grader(grader_role(cfg), card.prompts, card.ungraded, card.min_graded, read)
+    return Grader(judge, card.prompts, card.ungraded, card.min_graded, read)
 
 
 # -------------------------------------------------------------------------------------------------------------- solver
 def tasks_of(drafts: Sequence[TaskDraft]) -> list[RubricTask]:
     """The tasks the solver gets from the drafts that were not rejected."""
-    return [
-        RubricTask(index, draft.task or "", draft.rubric) for index, draft in enumerate(drafts) if not draft.rejected
-    ]
+    return [RubricTask(draft.index, draft.task or "", draft.rubric) for draft in drafts if not draft.rejected]
 
 
 def solve(
@@ -275,7 +281,7 @@ def solve(
             turns = rules.parse_turns(step.cfg, sample, "answer")
             answer = rules.answer_of(turns)
             length = step.tools.tokens(answer) if answer else 0
-            attempts.append(TaskAttempt(sample, turns, answer, length, UNGRADED))
+            attempts.append(TaskAttempt(sample, turns, answer, length))
         attempted.append(AttemptedTask(task, tuple(attempts)))
     return attempted
 
@@ -287,7 +293,8 @@ def grade(step: Step[ScopeSection], attempted: Sequence[AttemptedTask]) -> list[
         for group in attempted
         for number, attempt in enumerate(group.attempts)
     }
-    grades, replies = rubrics.grade(step.cfg, grader(step.cfg), step.tools, list(cases.values()))
+    grading = grader(step.card, step.roles[GRADER])
+    grades, replies = rubrics.grade(step.cfg, grading, step.tools, list(cases.values()))
     step.count(f"judge/{GRADER}", replies)
     by_attempt = dict(zip(cases, grades, strict=True))
     graded = []
@@ -300,13 +307,21 @@ def grade(step: Step[ScopeSection], attempted: Sequence[AttemptedTask]) -> list[
     return graded
 
 
-def reward_solver(card: ScopeSection, attempt: TaskAttempt) -> tuple[float, dict[str, float]]:
-    """(R_S, its parts) of an attempt (Eq. (6)). An answer that the judge failed to grade has no part `rubric`; its
-    score counts as 0."""
+def reward_solver(card: ScopeSection, attempted: Sequence[AttemptedTask]) -> list[AttemptedTask]:
+    """The attempts with R_S (Eq. (6)). An answer that the judge failed to grade has no part `rubric`; its score counts
+    as 0."""
+    rewarded = []
+    for group in attempted:
+        attempts = [replace(each, reward=_solver_reward(card.solver_reward, each)) for each in group.attempts]
+        rewarded.append(replace(group, attempts=tuple(attempts)))
+    return rewarded
+
+
+def _solver_reward(card: SolverRewardSection, attempt: TaskAttempt) -> RewardSum:
     score = attempt.graded.score
-    form = rules.solver_format(card.solver_reward, attempt.turns)
-    factor = rules.length_factor(card.solver_reward, attempt.tokens)
-    search = rules.search_reward(attempt.turns, card.solver_reward.searches)
+    form = rules.solver_format(card, attempt.turns)
+    factor = rules.length_factor(card, attempt.tokens)
+    search = rules.search_reward(attempt.turns, card.searches)
     parts = {
         "format": form.score,
         "think": form.think,
@@ -317,4 +332,4 @@ def reward_solver(card: ScopeSection, attempt: TaskAttempt) -> tuple[float, dict
     }
     if score is not None:
         parts["rubric"] = score
-    return rules.solver_reward(card.solver_reward, score or 0.0, factor, form.score, search), parts
+    return RewardSum(rules.solver_reward(card, score or 0.0, factor, form.score, search), parts)

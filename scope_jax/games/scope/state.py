@@ -12,13 +12,26 @@ from typing import Any, TypedDict
 from scope_jax.config import Config
 from scope_jax.games.scope import rules
 from scope_jax.games.scope.options import ScopeSection, options
-from scope_jax.games.scope.rules import Format, ParsedTurn
+from scope_jax.games.scope.rules import ParsedTurn
 from scope_jax.learner.types import Judgement
-from scope_jax.play.rubrics import Criterion, Graded, rubric_of
+from scope_jax.play.rubrics import UNGRADED, Criterion, Graded, rubric_of
 from scope_jax.play.samples import Sample
 from scope_jax.play.step import Memory, Step
 
-Entry = dict[str, Any]  # a task of the memory: question, rubric, document, task_type, score
+Entry = dict[str, Any]  # a task of the memory: question, rubric, document
+
+
+@dataclass(frozen=True)
+class RewardSum:
+    """A reward, and what it is the sum of."""
+
+    value: float
+    """R."""
+    parts: Mapping[str, float]
+    """Its terms, and what they follow from."""
+
+
+NO_REWARD = RewardSum(0.0, {})  # of what has not been rewarded yet
 
 
 @dataclass(frozen=True)
@@ -41,12 +54,14 @@ class TaskOrder:
 class TaskDraft:
     """One challenger episode."""
 
+    index: int
+    """Its position in the step."""
     order: TaskOrder
     """What was asked for."""
     sample: Sample
     """The challenger's episode."""
-    format: Format
-    """The parts of r_fmt(o^C)."""
+    turns: tuple[ParsedTurn, ...]
+    """Its turns, as the rules see them."""
     task: str | None
     """q; None if there is none."""
     rejected: str
@@ -57,6 +72,10 @@ class TaskDraft:
     """𝒢; empty if there is none."""
     judgements: tuple[Judgement, ...] = ()
     """The judge's replies about it."""
+    solver_mean: float | None = None
+    """ḡ of its task; None if it has no score, and before the solver's attempts."""
+    reward: RewardSum = NO_REWARD
+    """R_C."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +102,10 @@ class TaskAttempt:
     """a; None if there is none."""
     tokens: int
     """Length of the answer."""
-    graded: Graded
+    graded: Graded = UNGRADED
     """Its verdicts and g(o, 𝒢)."""
+    reward: RewardSum = NO_REWARD
+    """R_S."""
 
 
 @dataclass(frozen=True)
@@ -111,19 +132,14 @@ class ScopeOutcome(TypedDict):
 
 
 # --------------------------------------------------------------------------------------------------------------- tasks
-def retain(card: ScopeSection, drafts: Sequence[TaskDraft], attempted: Sequence[AttemptedTask]) -> list[Entry]:
+def retain(card: ScopeSection, drafts: Sequence[TaskDraft]) -> list[Entry]:
     """The tasks with ℓ ≤ ḡ ≤ u, one per document (App. G)."""
     tasks: dict[str, Entry] = {}
-    for group in attempted:
-        order = drafts[group.task.index].order
-        if rules.in_window(group.mean, card.window) and order.key not in tasks:
-            tasks[order.key] = {
-                "question": group.task.question,
-                "rubric": [criterion.plain() for criterion in group.task.rubric],
-                "document": order.key,
-                "task_type": order.kind,
-                "score": group.mean,
-            }
+    for draft in drafts:
+        document = draft.order.key
+        if rules.in_window(draft.solver_mean, card.window) and document not in tasks:
+            rubric = [criterion.plain() for criterion in draft.rubric]
+            tasks[document] = {"question": draft.task, "rubric": rubric, "document": document}
     return list(tasks.values())
 
 
@@ -137,14 +153,14 @@ def sample_tasks(step: Step[ScopeSection]) -> list[Entry]:
 
     A step has `solver_batch` tasks, or all tasks if there are fewer.
     """
-    tasks, place = step.memory["tasks"], step.memory["place"]
+    tasks = step.memory["tasks"]
     size = min(step.card.solver_batch, len(tasks))
-    sampled = []
-    for position in range(place * size, (place + 1) * size):
-        epoch, index = divmod(position, len(tasks))
+    first = step.memory["place"] * size
+    shuffled: list[Entry] = []  # every epoch has an order of its own
+    for epoch in range((first + size - 1) // len(tasks) + 1):
         order = step.rng("scope tasks", step.memory["iteration"], epoch).permutation(len(tasks))
-        sampled.append(tasks[order[index]])
-    return sampled
+        shuffled += [tasks[index] for index in order]
+    return shuffled[first : first + size]
 
 
 # -------------------------------------------------------------------------------------------------------------- stages

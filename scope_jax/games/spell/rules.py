@@ -14,7 +14,7 @@ from scope_jax.games.spell import candidates
 from scope_jax.games.spell.options import Containment, QuestionerReward, RuleText, SpellSection, SpellTask, Vote
 from scope_jax.games.spell.state import AnswerGroup, Question, QuestionDraft, Selection
 from scope_jax.grading import measures
-from scope_jax.grading.rewards import absolute_zero, r_zero
+from scope_jax.grading.rewards import learnability, uncertainty
 from scope_jax.play.step import Step
 from scope_jax.text.objects import has_control, last_object
 from scope_jax.text.parsing import with_options_below
@@ -164,7 +164,7 @@ def questioner_reward(name: str, success: float, target: float, width: float) ->
         return 0.0
     if name == "gaussian":
         return math.exp(-((success - target) ** 2) / (2 * width**2))
-    return {"absolute-zero": absolute_zero, "r-zero": r_zero}[name](success)
+    return {"absolute-zero": learnability, "r-zero": uncertainty}[name](success)
 
 
 def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[str]], family: str | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scope_jax.config import Config
@@ -19,7 +19,7 @@ from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.text.parsing import shorten
 
-ESTIMATE = "estimate"  # label of answers that only measure a task
+ESTIMATE = "estimate"  # label of episodes whose answers only measure a task; lengths are of all answers of the reasoner
 PROMPT_SHOWN = 2_000  # characters of a prompt with a document, as recorded in episodes.jsonl
 
 
@@ -34,31 +34,28 @@ def play(step: Step[SpiceSection]) -> Played:
     documents = roles.draw_documents(step)
     # l.6: until a document has enough valid tasks, or N attempts
     attempts = roles.write_tasks(step, documents)
-    # l.7: G attempts per document
+    # l.7: T_C, G attempts per document
     kept = roles.keep(step, attempts)
-    # l.16, drawn here already: one valid task per document, for the reasoner's update
+    # l.16, drawn here already: T_R, one valid attempt per document
     chosen = roles.select(step, kept)
-    # l.8: the valid ones; if the challenger is not trained, only those for the reasoner's update
+    # l.8, l.9: K answers to each valid attempt, graded; if the challenger is not trained, only to those of T_R
     valid = [attempt for group in kept for attempt in group if attempt.valid]
-    posed = valid if step.roles[CHALLENGER].learns else chosen
-    # l.9: K answers to each, graded
-    answers = roles.grade(step, roles.solve(step, posed))
+    answers = roles.grade(step, roles.solve(step, valid if step.roles[CHALLENGER].learns else chosen))
     # l.10 to l.14: Eq. (1)
-    written = challenger_episodes(step, kept, {group.attempt.key: group.pass_rate for group in answers})
-    # l.15, l.17: the reasoner's phase
-    keys = {attempt.key for attempt in chosen}
+    of_challenger = challenger_episodes(step, kept, answers)
+    # l.15, l.17: the reasoner learns from answers to T_R, new ones or those of l.9; the others are estimates
     if answers_are_new(step.card):
         learned = roles.grade(step, roles.solve(step, chosen, again=True))
-        others = answers
+        estimates = answers
     else:
+        keys = {attempt.key for attempt in chosen}
         learned = [group for group in answers if group.attempt.key in keys]
-        others = [group for group in answers if group.attempt.key not in keys]
+        estimates = [group for group in answers if group.attempt.key not in keys]
     # l.18 to l.20: correct or wrong
-    solved = reasoner_episodes(learned, trained=step.roles[REASONER].learns)
-    estimates = reasoner_episodes(others, trained=False, label=ESTIMATE)
+    of_reasoner = reasoner_episodes(learned, trained=step.roles[REASONER].learns)
+    of_reasoner += reasoner_episodes(estimates, trained=False, label=ESTIMATE)
     # l.21 to l.30: the training loop trains on these episodes, until all iterations are done
-    metrics = measure(step, attempts, written, learned)
-    return Played([*written, *solved, *estimates], metrics=metrics)
+    return Played(of_challenger + of_reasoner, metrics=measure(step, attempts, of_challenger, learned))
 
 
 def remember(cfg: Config, memory: Memory, outcome: None, number: int) -> tuple[Memory, Metrics]:
@@ -76,12 +73,13 @@ def answers_are_new(card: SpiceSection) -> bool:
 
 
 def challenger_episodes(
-    step: Step[SpiceSection], kept: Sequence[Sequence[ChallengerAttempt]], rates: Mapping[tuple[int, int], float]
+    step: Step[SpiceSection], kept: Sequence[Sequence[ChallengerAttempt]], answers: Sequence[Answers]
 ) -> list[Episode]:
     """One episode per attempt of T_C: r_C by the pass rate of its task, ρ if it is invalid (Eq. (1)).
 
     A valid attempt whose task was not answered has no episode; this occurs only if the challenger is not trained.
     """
+    rates = {group.attempt.key: group.pass_rate for group in answers}
     return [
         _attempt(step, attempt, rates.get(attempt.key))
         for attempts in kept
@@ -156,21 +154,21 @@ def reasoner_episodes(groups: Sequence[Answers], trained: bool, label: str = "")
 def measure(
     step: Step[SpiceSection],
     attempts: Sequence[Sequence[ChallengerAttempt]],
-    written: Sequence[Episode],
+    of_challenger: Sequence[Episode],
     learned: Sequence[Answers],
 ) -> Metrics:
     """What samples and episodes do not tell; a mean over no values is left out.
 
-    attempts: all, by document, of which `written` has those of T_C. learned: the answers to T_R.
+    attempts: all, by document, of which `of_challenger` has those of T_C. learned: the answers to T_R.
     """
     every = [attempt for group in attempts for attempt in group]
-    rates = [episode.parts["pass_rate"] for episode in written if "pass_rate" in episode.parts]
+    rates = [episode.parts["pass_rate"] for episode in of_challenger if "pass_rate" in episode.parts]
     values: dict[str, list[float]] = {
         "challenger/valid": [float(attempt.valid) for attempt in every],
         "challenger/attempts": [float(len(group)) for group in attempts],
         "challenger/documents": [float(any(attempt.valid for attempt in group)) for group in attempts],
         # also of attempts without a row that is trained, or by an external model
-        "challenger/reward": [episode.reward for episode in written],
+        "challenger/reward": [episode.reward for episode in of_challenger],
         "challenger/pass_rate": rates,
         "reasoner/no_spread": [float(group.pass_rate in (0.0, 1.0)) for group in learned],
     }

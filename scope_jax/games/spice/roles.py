@@ -171,7 +171,7 @@ def _choose_formats(
     numbers = range(first, first + count)
     if step.card.formats == "multiple-choice":
         return [
-            ChallengerAttempt(document, n, (), None, "", MULTIPLE_CHOICE) for document in documents for n in numbers
+            ChallengerAttempt(document, number, kind=MULTIPLE_CHOICE) for document in documents for number in numbers
         ]
     rollouts = [Rollout(f"{each.index} format {first}", messages.for_format(step.cfg, each)) for each in documents]
     attempts = []
@@ -179,7 +179,7 @@ def _choose_formats(
         for number, reply in zip(numbers, group, strict=True):
             missing = _missing(reply)
             kind, reason = ("", missing) if missing else rules.format_of(step.card, reply.text)
-            attempts.append(ChallengerAttempt(document, number, (reply,), None, reason, kind))
+            attempts.append(ChallengerAttempt(document, number, (reply,), kind=kind, reason=reason))
     return attempts
 
 

@@ -19,7 +19,7 @@ from scope_jax.games.spice.options import ChallengerReward, SpiceSection
 from scope_jax.games.spice.state import MULTIPLE_CHOICE, ChallengerAttempt, ReasonerTask
 from scope_jax.grading import measures
 from scope_jax.grading.math_answers import LONGEST, Verdict
-from scope_jax.grading.rewards import absolute_zero, r_zero
+from scope_jax.grading.rewards import learnability, uncertainty
 from scope_jax.text.objects import has_control, last_object, whole_object
 
 REASONS = (
@@ -165,7 +165,7 @@ def reward(name: str, pass_rate: float, width: float) -> float:
     one_of("name", name, ChallengerReward)
     if name == "variance":
         return variance(pass_rate, width)
-    return {"absolute-zero": absolute_zero, "threshold": threshold, "r-zero": r_zero}[name](pass_rate)
+    return {"absolute-zero": learnability, "threshold": threshold, "r-zero": uncertainty}[name](pass_rate)
 
 
 # ------------------------------------------------------------------------------------------------------- sub-sampling

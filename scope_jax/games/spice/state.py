@@ -61,14 +61,14 @@ class ChallengerAttempt:
     """What the task is about."""
     number: int
     """Among the attempts at this document."""
-    replies: tuple[StageReply, ...]
+    replies: tuple[StageReply, ...] = ()
     """One for each stage that took place."""
-    task: ReasonerTask | None
-    """None if the attempt is invalid, or before the second stage."""
-    reason: str
-    """Why it is invalid, one of `rules.REASONS`; "" if it is not."""
     kind: str = ""
     """The kind of task chosen in the first stage; "" if none was."""
+    task: ReasonerTask | None = None
+    """None if the attempt is invalid, or before the second stage."""
+    reason: str = ""
+    """Why it is invalid, one of `rules.REASONS`; "" if it is not."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -57,7 +57,8 @@ class Start:
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows have game, opponent, deal and moves; the measure `score` is what the policy wins from there."""
+    """Rows have game, opponent, deal and moves; the measure `score` is what the policy wins from there, in matches of its
+    own. The reply to a row that every exam records is the first seat's, and counts for nothing."""
     return Exam(
         role=card_roles(cfg)[0],
         prompt=partial(_prompt, cfg),
@@ -77,10 +78,8 @@ def score(cfg: Config, answers: Sequence[Answer], tools: Tools) -> list[float]:
     """What the policy wins: 1, 0 or -1, where an illegal action is a loss; in the worst case chips per hand."""
     sampling = answers[0].sampling
     starts = [Start.of(answer.row) for answer in answers]
-    scores: dict[int, float] = {}
-    for number, start in enumerate(starts):
-        if start.opponent == WORST_CASE:
-            scores[number] = worst_case(cfg, tools, start.player, sampling)
+    players = {start.player for start in starts if start.opponent == WORST_CASE}
+    worst = {player: worst_case(cfg, tools, player, sampling) for player in sorted(players)}
     played = {number: start for number, start in enumerate(starts) if start.opponent != WORST_CASE}
     rollouts = [
         Rollout(f"exam {number}", play=match(cfg, start.game, start.players, (start.deal, start.moves)))
@@ -88,9 +87,11 @@ def score(cfg: Config, answers: Sequence[Answer], tools: Tools) -> list[float]:
     ]
     agents = {role.name: replace(role.agent, sampling=sampling) for role in card_roles(cfg)}
     matches = tools.interact("spiral", rollouts, agents)
-    for (number, start), (one,) in zip(played.items(), matches, strict=True):
-        scores[number] = one.value["won"][start.player] if one.value["invalid"] is None else -1.0
-    return [scores[number] for number in range(len(answers))]
+    won = {
+        number: one.value["won"][start.player] if one.value["invalid"] is None else -1.0
+        for (number, start), (one,) in zip(played.items(), matches, strict=True)
+    }
+    return [won[number] if number in won else worst[start.player] for number, start in enumerate(starts)]
 
 
 def worst_case(cfg: Config, tools: Tools, player: int, sampling: SamplingSection) -> float:

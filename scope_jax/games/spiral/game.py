@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from scope_jax.games.spiral.exam import exam
 from scope_jax.games.spiral.match import RANDOM, SEATS, match
 from scope_jax.games.spiral.options import SpiralSection, options
 from scope_jax.games.spiral.roles import card_roles
-from scope_jax.games.spiral.state import MatchTurn, SeatResult
+from scope_jax.games.spiral.state import SeatResult
 from scope_jax.grading.rewards import by_turn, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import searching
@@ -30,16 +31,16 @@ PLAYERS = {  # by opponent; the matches take turns
 def play(step: Step[SpiralSection]) -> Played:
     """One step up to the updates: an episode for each turn, and what the seats have won, in order."""
     generator = step.rng("spiral", step.number)
-    # 1. whole matches, until they have enough turns
+    # 1. to 3. whole matches, until they have enough turns; what each seat wins is the reward of its turns
     results = play_matches(step, generator)
-    # 2. role-conditioned advantages: reward − b, with the b of game and seat before this match moves it
+    # 4. role-conditioned advantages: reward − b, with the b of game and seat before this match moves it
     won = [(result.key, result.reward) for result in results]
     baselines, _ = state.move_baselines(step.card.loss, step.memory["b"], won)
-    turns = split_into_turns(results, baselines)
-    # 3. of all turns as many as a step trains
-    trained = set(generator.permutation(len(turns))[: step.card.turns].tolist())
-    episodes = [turn_episode(turn, place in trained) for place, turn in enumerate(turns)]
-    # 4. the training loop trains on these episodes, `passes` times
+    episodes = turn_episodes(results, baselines)
+    # 5. of all turns as many as a step trains
+    trained = set(generator.permutation(len(episodes))[: step.card.turns].tolist())
+    episodes = [replace(episode, trained=place in trained) for place, episode in enumerate(episodes)]
+    # the training loop trains on these episodes, `passes` times
     return Played(episodes, outcome=won, metrics=measure(results))
 
 
@@ -74,23 +75,21 @@ def play_matches(step: Step[SpiralSection], generator: np.random.Generator) -> l
     return results
 
 
-def split_into_turns(results: Sequence[SeatResult], baselines: Sequence[float]) -> list[MatchTurn]:
-    """All sampled turns, whose tokens have the baseline before the match taken off their advantage."""
-    turns: list[MatchTurn] = []
+def turn_episodes(results: Sequence[SeatResult], baselines: Sequence[float]) -> list[Episode]:
+    """An episode for each sampled turn, whose reward is what its seat has won; its tokens have the baseline before the
+    match taken off their advantage. Text and end are those of all turns of the seat, which are a group."""
+    episodes: list[Episode] = []
     for result, baseline in zip(results, baselines, strict=True):
         if result.sample is None:
             continue
-        group = f"{len(turns)}/{result.key}"
+        group = f"{len(episodes)}/{result.key}"
         rows = by_turn(result.sample, [-baseline] * len(searching.contents(result.sample)))
-        turns += [MatchTurn(result, result.sample, row, group) for row in rows if row.sampled_T.any()]
-    return turns
-
-
-def turn_episode(turn: MatchTurn, trained: bool) -> Episode:
-    """The episode of a turn, whose reward is what its seat has won in the match."""
-    return turn.sample.episode(
-        turn.result.reward, text=turn.result.match, group=turn.group, datums=(turn.datum,), trained=trained
-    )
+        episodes += [
+            result.sample.episode(result.reward, text=result.match, group=group, datums=(row,))
+            for row in rows
+            if row.sampled_T.any()
+        ]
+    return episodes
 
 
 def measure(results: Sequence[SeatResult]) -> Metrics:

@@ -23,7 +23,7 @@ def match(cfg: Config, game: str, players: Sequence[str], start: tuple[Any, Move
     """A match of players by seat: the seat's name for its agent, or an opponent that plays by rule.
 
     start: deal and actions so far; None: a new deal. Its value is plain data: `game`, `players`, `deal`, `moves`, who
-    made no legal action (`invalid`, None if nobody), and what each player has `won`.
+    made no legal action (`invalid`, None if nobody), as one whose prompt is too long, and what each player has `won`.
     """
     card = options(cfg)
 

@@ -1,4 +1,4 @@
-"""What a step of SPIRAL holds: the results of seats, their baselines, and the turns that may be trained."""
+"""What a step of SPIRAL holds: the results of seats, and their baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from scope_jax.config import LossCard
 from scope_jax.games.spiral.match import SEATS
-from scope_jax.learner.types import Datum
 from scope_jax.play.rollouts import Interaction
 from scope_jax.play.samples import Sample
 
@@ -34,20 +33,6 @@ class SeatResult:
     def turns(self) -> int:
         """How many turns it sampled."""
         return 0 if self.sample is None else sum(bool(row.sampled_T.any()) for row in self.sample.rows)
-
-
-@dataclass(frozen=True)
-class MatchTurn:
-    """A turn that may be trained, as a sequence of its own."""
-
-    result: SeatResult
-    """Of its seat."""
-    sample: Sample
-    """All turns of its seat."""
-    datum: Datum
-    """Its row."""
-    group: str
-    """Names the turns of its seat in its match."""
 
 
 def seat_results(match: Interaction[Sample]) -> list[SeatResult]:
