@@ -58,8 +58,8 @@ def process(core: int, slow: float, fixed: bool, arguments: list[str]) -> None:
         time.sleep((slow - 1) * (time.monotonic() - began))
         return result
 
-    def at_once(handed: HandedOut, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
-        begin(handed, costs, sizes, sum(sizes) if fixed else slots)
+    def at_once(handed: HandedOut, what: str, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
+        begin(handed, what, costs, sizes, sum(sizes) if fixed else slots)
 
     sys.argv = ["scope-jax", *arguments]
     with mock.patch.object(DecodeLoop, "round", slowed), mock.patch.object(HandedOut, "__init__", at_once):

@@ -33,6 +33,11 @@ class Spoken:
 class Driver(Protocol):
     """Decides who speaks next in one rollout. Called in a responder's thread, one call at a time."""
 
+    @property
+    def immediate(self) -> bool:
+        """Whether the next `advance` returns at once, so that the decode loop calls it itself."""
+        ...
+
     def advance(self, spoken: Mapping[str, Spoken]) -> Mapping[str, Move]:
         """The moves of the agents that are asked next, by name; {} if the rollout is over. spoken: the answers of those
         that were asked before, {} at the start."""
@@ -50,6 +55,11 @@ class ActiveInteraction:
         self.started = self.over = False
         self.waiting: list[ActiveEpisode] = []  # rows that wait for other weights
         self._asked: dict[str, bool | None] = {}  # by agent, whether it is exhausted; None while it speaks
+
+    @property
+    def immediate(self) -> bool:
+        """Whether the next `advance` needs no thread."""
+        return self._driver.immediate
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -71,7 +81,7 @@ class ActiveInteraction:
         self._asked[self.agent(row)] = row.exhausted
 
     def advance(self) -> Mapping[str, Move]:
-        """The driver's next moves; in a thread."""
+        """The driver's next moves; in a thread unless `immediate`."""
         self.started = True
         return self._driver.advance(
             {name: Spoken(tuple(self.rows[name].turns), bool(over)) for name, over in self._asked.items()}
@@ -110,20 +120,45 @@ class ActiveInteraction:
         return {name: row.completion() for name, row in self.rows.items()}
 
 
+@runtime_checkable
+class InteractionEngine(Protocol):
+    """What plays rollouts whose rows a driver asks for; implemented by `LocalRollouts` and `ScriptedRollouts`."""
+
+    @property
+    def slots(self) -> int:
+        """How many rows are sampled at a time."""
+        ...
+
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
+        ...
+
+    def interact(
+        self,
+        interactions: Sequence[ActiveInteraction],
+        weights: str,
+        more: Iterator[Sequence[ActiveInteraction]] | None = None,
+    ) -> None:
+        """Plays interactions until each is over or waits for other weights. weights: the name of those in use. more:
+        further ones, which are taken as slots have nothing to do."""
+        ...
+
+
 class Interactions:
     """The interactions of one decode loop. weights: the name of those in use; rows that want others wait. most: how
-    many may be under way; those that wait for other weights do not count."""
+    many may be under way; those that wait for other weights, or start immediately, do not count."""
 
     def __init__(self, weights: str, most: int) -> None:
         self._weights = weights
         self._most = most
         self._unstarted: deque[ActiveInteraction] = deque()
+        self._immediate: list[ActiveInteraction] = []  # of those to be started
         self._under_way: dict[ActiveInteraction, None] = {}
         self._rows = 0
 
     def __bool__(self) -> bool:
         """Whether one is to be started."""
-        return bool(self._unstarted)
+        return bool(self._unstarted or self._immediate)
 
     @property
     def room(self) -> bool:
@@ -133,7 +168,9 @@ class Interactions:
     def add(self, interactions: Sequence[ActiveInteraction]) -> list[ActiveEpisode]:
         """Takes over interactions, which are started in their order; returns the rows that have waited for the weights
         in use."""
-        self._unstarted.extend(each for each in interactions if not each.started)
+        for each in interactions:
+            if not each.started:
+                (self._immediate if each.immediate else self._unstarted).append(each)
         rows: list[ActiveEpisode] = []
         for each in interactions:
             here = [row for row in each.waiting if row.request.weights == self._weights]
@@ -146,11 +183,16 @@ class Interactions:
         return rows
 
     def start(self) -> Iterator[ActiveInteraction]:
-        """Those that start now, as fewer than `most` are under way."""
+        """Those that start now, as fewer than `most` are under way, for which the driver is to be asked in a thread."""
         while self._unstarted and len(self._under_way) < self._most:
             interaction = self._unstarted.popleft()
             self._under_way[interaction] = None
             yield interaction
+
+    def start_immediate(self) -> list[ActiveInteraction]:
+        """All that are to be started and immediate."""
+        starting, self._immediate = self._immediate, []
+        return starting
 
     def step(
         self, interaction: ActiveInteraction, moves: Mapping[str, Move], holder: ActiveEpisode | None

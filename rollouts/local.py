@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode
@@ -14,8 +14,6 @@ from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec
-
-T = TypeVar("T")
 
 
 class LocalRollouts:
@@ -70,6 +68,11 @@ class LocalRollouts:
         return 0 if loop is None else loop.dispatches * self.engine.config.decode_steps
 
     @property
+    def slots(self) -> int:
+        """How many episodes decode at a time."""
+        return self.engine.config.slots
+
+    @property
     def params(self) -> Any:
         """The weights that requests are sampled with, in the engine's own form; None if there are none."""
         return self._params
@@ -104,40 +107,29 @@ class LocalRollouts:
         Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request, and
         NonFiniteError if the model computes NaN or infinity for one.
         """
-        return self.run_parts([requests])[0]
+        keyed = [
+            request if request.key is not None else replace(request, key=key_data(self._seed, self._calls, place))
+            for place, request in enumerate(requests)
+        ]
+        episodes: list[ActiveEpisode] = []
 
-    def run_parts(
-        self, parts: Sequence[Sequence[Request]], more: Iterator[Sequence[Request]] | None = None
-    ) -> list[list[Completion]]:
-        """`run` of the requests of each part, and of those of `more`, which are taken one by one as slots have nothing
-        to do. A group is in one part."""
-        call, limit, begun = self._calls, self.engine.config.max_length, list[list[ActiveEpisode]]()
+        def submit(loop: DecodeLoop) -> None:
+            episodes.extend(self._episode(request, place) for place, request in enumerate(keyed))
+            self._over += [lambda e=e: e.finish_reason is not None for e in episodes]
+            loop.submit(episodes)
 
-        def submit(loop: DecodeLoop, requests: Sequence[Request]) -> None:
-            first = sum(map(len, begun))
-            keyed = [
-                r if r.key is not None else replace(r, key=key_data(self._seed, call, first + i))
-                for i, r in enumerate(requests)
-            ]
-            begun.append([ActiveEpisode(r, first + i, self._tokenizer, limit) for i, r in enumerate(keyed)])
-            for request in requests:
-                stop_row(request.params)
-                self.engine.number(request.policy)
-            self._over += [lambda e=e: e.finish_reason is not None for e in begun[-1]]
-            loop.submit(begun[-1])
-
-        self._decode(submit, parts, more)
-        return [[episode.completion() for episode in episodes] for episodes in begun]
+        self._decode(submit)
+        return [episode.completion() for episode in episodes]
 
     def interaction(self, driver: Driver) -> ActiveInteraction:
         """A rollout whose rows the driver asks for."""
+        return ActiveInteraction(driver, self._episode)
 
-        def row(request: Request, number: int) -> ActiveEpisode:
-            stop_row(request.params)
-            self.engine.number(request.policy)
-            return ActiveEpisode(request, number, self._tokenizer, self.engine.config.max_length)
-
-        return ActiveInteraction(driver, row)
+    def _episode(self, request: Request, number: int) -> ActiveEpisode:
+        """Raises ValueError for a request that the engine does not take."""
+        stop_row(request.params)
+        self.engine.number(request.policy)
+        return ActiveEpisode(request, number, self._tokenizer, self.engine.config.max_length)
 
     def interact(
         self,
@@ -155,16 +147,15 @@ class LocalRollouts:
             self._over += [lambda i=i: i.over for i in part]
             loop.interact(part)
 
-        self._decode(add, [interactions], more, weights)
+        def begin(loop: DecodeLoop) -> None:
+            add(loop, interactions)
+            if more is not None:
+                loop.follow(add(loop, part) for part in more)
 
-    def _decode(
-        self,
-        add: Callable[[DecodeLoop, Sequence[T]], None],
-        parts: Sequence[Sequence[T]],
-        more: Iterator[Sequence[T]] | None,
-        weights: str = "",
-    ) -> None:
-        """Runs one decode loop, to which `add` gives each part of the work, to its end."""
+        self._decode(begin, weights)
+
+    def _decode(self, begin: Callable[[DecodeLoop], None], weights: str = "") -> None:
+        """Runs one decode loop, to which `begin` gives its work, to its end."""
         if self._params is None:
             raise RolloutError("The engine has no weights; call load_params before run.")
         self._calls += 1
@@ -174,10 +165,7 @@ class LocalRollouts:
             self.engine, self._params, state, self._threads, self._tool, self._ahead, weights=weights
         )
         try:
-            for part in parts:
-                add(loop, part)
-            if more is not None:
-                loop.follow(add(loop, part) for part in more)
+            begin(loop)
             with loop.responders.running():
                 while loop.busy:
                     for _, error in loop.round():

@@ -14,7 +14,7 @@ moves to host memory and returns, unchanged, when there is room.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -23,7 +23,7 @@ import numpy as np
 
 from scope_jax.rollouts.engine import Engine, PagingEngine
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
-from scope_jax.rollouts.interactions import ActiveInteraction, Interactions
+from scope_jax.rollouts.interactions import ActiveInteraction, Interactions, Move
 from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
@@ -125,8 +125,7 @@ class DecodeLoop:
 
     def interact(self, interactions: Sequence[ActiveInteraction]) -> None:
         """Puts interactions at the end of the queue: those to be started, and rows that wait for the loop's weights."""
-        for row in self._interactions.add(interactions):
-            self._queue.append([row])
+        self._queue.append(self._interactions.add(interactions))
 
     def follow(self, more: Iterator[None]) -> None:
         """Gets further work whenever slots have nothing to do: each step of `more` submits a part of it, or adds
@@ -140,11 +139,11 @@ class DecodeLoop:
         and nothing can be placed, the round ends with news of a responder, or after a moment.
         """
         self._failed = []
+        self._start()
         while self._more is not None and self._hungry:
             if next(self._more, "over") == "over":
                 self._more = None
-        for interaction in self._interactions.start():
-            self._advance_interaction(interaction, None, None)
+            self._start()
         self._resume()
         self._place()
         before = len(self._free), len(self._suspended)
@@ -262,13 +261,14 @@ class DecodeLoop:
         for future in sorted(replied, key=lambda f: self._asked[f].order):
             asked = self._asked.pop(future)
             if asked.interaction is not None:
-                extensions += self._move(asked, asked.interaction, future)
+                moves = cast(Mapping[str, Move], future.result())
+                extensions += self._move(asked.interaction, moves, asked.slot, asked.episode)
                 continue
             episode, slot = asked.episode, asked.slot
             assert episode is not None
             reply = episode.reply_of(future)
             if reply is None and episode.interaction is not None:
-                self._turn_over(slot, episode)
+                extensions += self._turn_over(slot, episode)
                 continue
             extensions += self._continue(slot, episode, episode.observe(reply))
         self._extend(extensions)
@@ -287,20 +287,36 @@ class DecodeLoop:
         if slot is not None:
             self._end(slot)
         if outcome == "starts anew":
-            self._queue.add(episode)
+            self._queue.add([episode])
         elif episode.interaction is not None:
-            self._turn_over(None, episode)
+            return self._turn_over(None, episode)
         return []
 
     # ------------------------------------------------------------------------------------------------ interactions
+    def _start(self) -> None:
+        """Starts interactions. First turns of one group share a prefill where no thread has to be waited for."""
+        for interaction in self._interactions.start():
+            self._advance_interaction(interaction, None, None)
+        rows: list[ActiveEpisode] = []
+        for interaction in self._interactions.start_immediate():
+            _, placed, again = self._interactions.step(interaction, interaction.advance(), None)
+            rows += placed
+            if again:
+                self._advance_interaction(interaction, None, None)
+        self._queue.append(rows)
+
     def _advance_interaction(
         self, interaction: ActiveInteraction, slot: int | None, episode: ActiveEpisode | None
-    ) -> None:
+    ) -> list[tuple[int, ActiveEpisode]]:
+        """Asks the driver for its moves: at once, see `_move` for what is returned, or in a thread."""
+        if interaction.immediate:
+            return self._move(interaction, interaction.advance(), slot, episode)
         self._asked[self.responders.ask(interaction.advance)] = _Asked(slot, episode, interaction)
+        return []
 
-    def _turn_over(self, slot: int | None, episode: ActiveEpisode) -> None:
+    def _turn_over(self, slot: int | None, episode: ActiveEpisode) -> list[tuple[int, ActiveEpisode]]:
         """An agent has ended its turn. The last of those that were asked together lets the rollout go on; one that was
-        asked alone keeps its slot meanwhile."""
+        asked alone keeps its slot meanwhile. Returns as `_move`."""
         interaction: ActiveInteraction = episode.interaction
         interaction.answered(episode)
         keeps = interaction.alone and (slot is not None or episode.index in self._aside)
@@ -310,26 +326,31 @@ class DecodeLoop:
                 self._keep_picks(slot, aside, episode, episode.restarts)
             if slot is not None:
                 self._end(slot)
-        if interaction.complete:
-            self._advance_interaction(interaction, slot if keeps else None, episode if keeps else None)
+        if not interaction.complete:
+            return []
+        return self._advance_interaction(interaction, slot if keeps else None, episode if keeps else None)
 
     def _move(
-        self, asked: _Asked, interaction: ActiveInteraction, future: Future[Any]
+        self,
+        interaction: ActiveInteraction,
+        moves: Mapping[str, Move],
+        slot: int | None,
+        episode: ActiveEpisode | None,
     ) -> list[tuple[int, ActiveEpisode]]:
-        """Lets an interaction go on with its driver's moves; returns observations that are to be appended in slots."""
-        kept, placed, again = self._interactions.step(interaction, future.result(), asked.episode)
+        """Lets an interaction go on with its driver's moves; returns observations that are to be appended in slots.
+        slot, episode: see `_Asked`."""
+        kept, placed, again = self._interactions.step(interaction, moves, episode)
         extensions: list[tuple[int, ActiveEpisode]] = []
-        if asked.episode is not None and kept != "over":
-            extensions = self._continue(asked.slot, asked.episode, kept)
-        elif asked.episode is not None:
-            aside = self._aside.pop(asked.episode.index, None)
-            self._keep_picks(asked.slot, aside, asked.episode, asked.episode.restarts)
-            if asked.slot is not None:
-                self._end(asked.slot)
-        for row in placed:
-            self._queue.add(row)
+        if episode is not None and kept != "over":
+            extensions = self._continue(slot, episode, kept)
+        elif episode is not None:
+            aside = self._aside.pop(episode.index, None)
+            self._keep_picks(slot, aside, episode, episode.restarts)
+            if slot is not None:
+                self._end(slot)
+        self._queue.add(placed)
         if again:
-            self._advance_interaction(interaction, None, None)
+            extensions += self._advance_interaction(interaction, None, None)
         return extensions
 
     def _extend(self, asked: Sequence[tuple[int, ActiveEpisode]]) -> None:
@@ -484,5 +505,4 @@ class DecodeLoop:
         for slot, episode in ended:
             self._keep_picks(slot, None, episode, episode.restarts)
             self._end(slot)
-        for slot, episode in turned:
-            self._turn_over(slot, episode)
+        self._extend([extension for place in turned for extension in self._turn_over(*place)])

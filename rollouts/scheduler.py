@@ -24,10 +24,11 @@ class PromptGroup:
 
 
 def grouped(episodes: Sequence[ActiveEpisode]) -> list[PromptGroup]:
-    """Episodes by group. Raises ValueError if prompts or policies of a group differ."""
+    """Episodes by group, those that have begun each alone. Raises ValueError if prompts or policies of a group
+    differ."""
     groups: dict[str | int, PromptGroup] = {}
     for episode in episodes:
-        name = episode.index if episode.request.group is None else episode.request.group
+        name = episode.index if episode.request.group is None or episode.turns else episode.request.group
         policy = episode.request.policy
         group = groups.setdefault(name, PromptGroup(episode.prompt, policy))
         if group.policy != policy:
@@ -76,9 +77,9 @@ class Queue:
         """How many episodes wait."""
         return sum(len(group.members) for group in self._groups)
 
-    def add(self, episode: ActiveEpisode) -> None:
-        """Puts an episode with a new prompt at the head of the queue."""
-        self._groups.appendleft(PromptGroup(episode.prompt, episode.request.policy, deque([episode])))
+    def add(self, episodes: Sequence[ActiveEpisode]) -> None:
+        """Puts episodes with new prompts at the head of the queue; otherwise as `append`."""
+        self._groups.extendleft(grouped(episodes))
 
     def next_prompts(self, count: int) -> list[np.ndarray]:
         """The prompts of the next `count` episodes, in order."""

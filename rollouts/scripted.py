@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,11 @@ class ScriptedRollouts:
         self._script = script
         self._tokenizer = tokenizer
         self._max_length = max_length
+
+    @property
+    def slots(self) -> int:
+        """A script answers one at a time."""
+        return 1
 
     @property
     def params(self) -> Any:
@@ -57,21 +62,33 @@ class ScriptedRollouts:
                         episode.end()
         return [episode.completion() for episode in episodes]
 
-    def interact(self, driver: Driver) -> dict[str, Completion]:
-        """Runs one rollout in which agents take turns; the completion of each, by name."""
-        interaction = ActiveInteraction(
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
+        return ActiveInteraction(
             driver, lambda request, number: ActiveEpisode(request, number, self._tokenizer, self._max_length)
         )
+
+    def interact(
+        self,
+        interactions: Sequence[ActiveInteraction],
+        weights: str = "",
+        more: Iterator[Sequence[ActiveInteraction]] | None = None,
+    ) -> None:
+        """Plays interactions one after the other, and then those of `more`; a script has one set of weights."""
         with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
-            while not interaction.over:
-                outcomes = interaction.ask(pool.submit(interaction.advance).result(), lambda: 0)
-                for row, outcome in outcomes:
-                    while outcome != "over" and self._goes_on(row, pool):
-                        pass
-                    interaction.answered(row)
-                if not outcomes:
-                    interaction.end()
-        return interaction.completions()
+            for part in (interactions, *(more or ())):
+                for interaction in part:
+                    self._play(interaction, pool)
+
+    def _play(self, interaction: ActiveInteraction, pool: ThreadPoolExecutor) -> None:
+        while not interaction.over:
+            outcomes = interaction.ask(pool.submit(interaction.advance).result(), lambda: 0)
+            for row, outcome in outcomes:
+                while outcome != "over" and self._goes_on(row, pool):
+                    pass
+                interaction.answered(row)
+            if not outcomes:
+                interaction.end()
 
     def _goes_on(self, episode: ActiveEpisode, pool: ThreadPoolExecutor) -> bool:
         """Lets an episode have one turn, and its responder reply; whether it has another turn."""

@@ -266,7 +266,7 @@ class TextCodec(Protocol):
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """The interface used by games and the training loop, implemented by `LocalRollouts` and `ScriptedRollouts`."""
+    """The weights that an engine samples with; implemented by `LocalRollouts` and `ScriptedRollouts`."""
 
     def load_params(self, params: Any) -> None:
         """Copies stacked weights and samples with them from now on."""
@@ -291,8 +291,4 @@ class Rollouts(Protocol):
 
     def clear(self) -> None:
         """Frees the cache; weights stay."""
-        ...
-
-    def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Runs every request; completions are in the order of the requests."""
         ...

@@ -4,7 +4,7 @@ A rollout fails of what the code of others raises, which is the generator of a g
 program: its agents' turns are not trained, the reason names the place, and the run goes on. A tool that raises fails
 nothing, as the policy reads why (`tool_execution`). The run ends of what the user has to mend (UserError), of a game
 that asks for what there is not (RolloutError), of MemoryError and interrupts, and of a bug: whatever this package
-raises itself.
+raises itself. What a clean-up raises is shown, and neither fails a rollout nor hides the error that has ended the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scope_jax.play.tool_calls import ToolError
 from scope_jax.rollouts.types import RolloutError
 from scope_jax.web.exchange import whole
 
-END_RUN = (UserError, RolloutError, MemoryError, KeyboardInterrupt, GeneratorExit)
+END_RUN = (UserError, RolloutError, MemoryError, KeyboardInterrupt)
 LEAST = 20  # rollouts of a call that end the run if all of them fail
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}) + ("<frozen",)
@@ -35,7 +35,7 @@ def blaming(what: str) -> Iterator[None]:
     beginning of a sentence, such as "the environment Walk.step raised"."""
     try:
         yield
-    except (Failed, *END_RUN):
+    except (Failed, GeneratorExit, *END_RUN):
         raise
     except BaseException as error:
         raise failed(error, what) from error

@@ -8,13 +8,18 @@ of the episode, its `finally` is the clean-up, and what it returns is the outcom
         heard = yield Ask("second", Messages(f"Is {said.content} prime?"))
         return {"number": said.content, "answer": heard.content}
 
+An agent asked for several samples of a prompt, which is computed once, answers with a tuple of them:
+
+        answers = yield Ask("first", Messages("Name a number."), samples=4)
+        better = yield Ask(sample_name("first", 2), "Name a larger one.")
+
 It never waits for a model while it holds a thread or a slot of the engine, so thousands of them share one batch. What
 an agent reads of others is text in its prompt or in a message; only its own tokens are sampled, and trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -70,13 +75,28 @@ class Ask:
     """What a generator yields: an agent is asked for a turn. A tuple of several is answered together."""
 
     agent: str
-    """The agent's name."""
+    """The agent's name, or `sample_name` of one of its samples."""
     say: str | Messages
     """What it reads: a prompt (text alone: a user message) when it is asked first, later a message."""
     keep: int | None = None
     """How many characters of its last turn stay in its context; None: all."""
     anew: bool = False
     """A new row begins: only `say` is in its context."""
+    samples: int | None = None
+    """How many samples of a first turn it gives, from 1 on: the answer is a tuple of them. Each has a completion of its
+    own under `sample_name`, and goes on by itself when that is asked. An agent that has been asked before cannot give
+    them. None: one, and the answer is a `Response`."""
+
+
+def sample_name(agent: str, number: int) -> str:
+    """The name of a sample of an agent that was asked for several (`Ask.samples`): the first is the agent itself, "a",
+    and the others are "a/1", "a/2", …"""
+    return agent if number == 0 else f"{agent}/{number}"
+
+
+def agent_of(name: str, agents: Collection[str]) -> str:
+    """Which of these agents a `sample_name` belongs to."""
+    return name if name in agents else name.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -156,7 +176,7 @@ class Rollout:
     name: str
     """Unique within a step and role; folded into every sample's PRNG key."""
     messages: Messages = field(default_factory=lambda: Messages(""))
-    """The prompt of its only agent; later turns may render the conversation again with it."""
+    """The prompt of its only agent if there is no `play`; later turns may render the conversation again with it."""
     remark: Callable[[int], str | None] | None = None
     """What follows the results of a turn's calls on a line of its own, by the number of turns so far; None: they are
     not run, and the move ends."""
@@ -165,7 +185,7 @@ class Rollout:
     label: str = ""
     """What the names of its samples' metrics begin with; "": as the step says."""
     play: Play | None = None
-    """The generator of an interaction, for `Tools.interact`; None: one prompt for one agent, for `Tools.play`."""
+    """The generator of an interaction; None: one that asks the only agent once, for a turn after `messages`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +195,7 @@ class Interaction(Generic[Said]):
     value: Any
     """What its generator returned: plain data. None if it failed."""
     completions: Mapping[str, Said]
-    """By name, of each agent that was asked."""
+    """By name, of each agent that was asked; of several samples of one, each under its `sample_name`."""
     calls: tuple[ToolResult, ...] = ()
     """The generator's own calls of tools."""
     failed: str = ""

@@ -17,7 +17,7 @@ from scope_jax.play import asking, judging
 from scope_jax.play.asking import Replies
 from scope_jax.play.prompting import folder_of
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Interaction, Rollout
+from scope_jax.play.rollouts import Interaction, Rollout, agent_of
 from scope_jax.play.samples import Sample, sample_of
 from scope_jax.play.settings import SettingRecord
 from scope_jax.play.tools import Tools
@@ -117,7 +117,8 @@ class Step(Generic[Card]):
         self, roles: Sequence[str], rollouts: Sequence[Rollout], *, samples: int = 1, key: str
     ) -> list[list[Interaction[Sample]]]:
         """`samples` of each rollout, in order, whose generators ask these roles for turns; their completions are
-        samples, whose metrics begin with the role's name after the rollout's label, if it has one."""
+        samples, whose metrics begin with the role's name after the rollout's label, if it has one. Several samples of a
+        role (`Ask.samples`) are of one group, as all of a role in one rollout are, unless an episode says otherwise."""
         speakers = {name: self._speaker(name) for name in roles}
         agents = {name: role.agent for name, role in speakers.items()}
         groups = self.tools.interact(key, rollouts, agents, samples)
@@ -173,8 +174,8 @@ class Step(Generic[Card]):
         self, played: Interaction[Completion], speakers: Mapping[str, Role], rollout: Rollout
     ) -> Interaction[Sample]:
         prefix = f"{rollout.label}_" if rollout.label else ""
-        said = {
-            name: self._sample(completion, speakers[name], rollout, f"{prefix}{name}", shown=False)
-            for name, completion in played.completions.items()
-        }
+        said: dict[str, Sample] = {}
+        for name, completion in played.completions.items():
+            role = agent_of(name, speakers)
+            said[name] = self._sample(completion, speakers[role], rollout, f"{prefix}{role}", shown=False)
         return Interaction(played.value, said, played.calls, played.failed)

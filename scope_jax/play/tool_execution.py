@@ -221,6 +221,11 @@ class RolloutCalls:
         self._closed = False
         self.results: dict[str, list[ToolResult]] = {}  # by agent, in order
 
+    @property
+    def holds(self) -> bool:
+        """Whether a tool has a state in it."""
+        return bool(self._opened)
+
     def run(self, agent: str, turn: int, calls: Sequence[ToolCall | MalformedCall]) -> list[ToolResult]:
         """The results of the calls of one turn, in order; those of one state run in order, others together."""
         numbers = range(first := self._numbers.get(agent, 0), first + len(calls))
@@ -274,25 +279,22 @@ class RolloutCalls:
         self._record.write("", number, ToolResult(-1, "", name, dict(arguments), text, "ok"))
         return data
 
-    def end(
-        self,
-        name: str,
-        work: Callable[[], Any],
-        seconds: float,
-        is_bug: Callable[[BaseException], bool] = lambda error: False,
-    ) -> None:
-        """Runs a clean-up. An error, or that it takes longer, is shown to the user once, and changes nothing.
+    def end(self, name: str, work: Callable[[], Any], seconds: float) -> None:
+        """Runs a clean-up. An error, or that it takes longer, is shown to the user once, and changes nothing."""
+        what = f"the clean-up of {name} raised"
 
-        is_bug: whether an error is one of this package, which is raised.
-        """
-        try:
-            self._execution.within(name, work, seconds)
-        except (UserError, MemoryError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            if is_bug(error):
+        def shown() -> None:
+            try:
+                work()
+            except (MemoryError, KeyboardInterrupt):
                 raise
-            self._execution.tell_once(f"the clean-up of {name} raised", error)
+            except BaseException as error:  # noqa: BLE001 (of others' code)
+                self._execution.tell_once(what, error)
+
+        try:
+            self._execution.within(name, shown, seconds)
+        except TimeoutError as error:
+            self._execution.tell_once(what, error)
 
     def tell(self, what: str, error: BaseException) -> None:
         """See `Execution.tell_once`."""

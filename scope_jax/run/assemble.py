@@ -32,7 +32,7 @@ from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, t
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
 from scope_jax.run.opened import OpenedCard
-from scope_jax.run.processes import DividedRollouts, teller
+from scope_jax.run.processes import teller
 from scope_jax.run.programs import programs
 from scope_jax.run.recording import Recording
 from scope_jax.run.rules import ALL, enforce
@@ -191,7 +191,7 @@ def assemble_world(opened: OpenedCard, run: Path, part: Part | None = None, tell
     lookup = lookup_of(cfg, run, mesh, part, teller(tell), corpus=opened.corpus_if_read) if opened.searches else None
     search = search_of(cfg, tokenizer, lookup)
     local = rollouts_of(cfg, engine, tokenizer, lookup)
-    sampler = Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None)
+    sampler = Sampler(local, cfg.model.adapter is not None)
     tools = [*([] if search is None else [search_tool(search, joiner.dialect)]), *opened.tools]
     return World(
         cfg=cfg,

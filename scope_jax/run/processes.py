@@ -30,16 +30,15 @@ from scope_jax.multihost import distributed
 from scope_jax.multihost.watch import PeerWatch
 from scope_jax.play.driver import IN_GENERATOR
 from scope_jax.play.rollouts import Interaction
-from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.types import Completion, Request, Row, ToolResult, Turn
+from scope_jax.rollouts.types import Completion, Row, ToolResult, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
 
 T = TypeVar("T")
 Item = TypeVar("Item")
+OTHERWISE = "what no game decides"  # for what has no name, see `together`
 EXIT_CODE = 1  # of a process that ends because another one has
 FAREWELL = 5.0  # seconds in which a process tells the others why it ends
 
-_handed_out = 0  # values of `HandedOut`
 _watch: PeerWatch | None = None  # over the other processes of the run
 
 
@@ -53,27 +52,37 @@ def writes() -> bool:
     return distributed.index() == 0
 
 
-def together(work: Callable[[], T]) -> list[T]:
+def together(work: Callable[[], T], what: str = "") -> list[T]:
     """The results of `work` on all processes, by process. If it fails on one, that one raises its own error and the
-    others a PeerError, so that all end alike. work: its result is made of what `encoded` takes."""
-    _check_caller()
+    others a PeerError, so that all end alike; so do all if they do not do the same.
+
+    work: its result is made of what `encoded` takes. what: names it, where a game has a say in what is done next.
+    """
+    check_caller()
     if distributed.count() == 1:
         return [work()]
     failure = None
     try:
-        message = encoded(("", work()))
+        message = encoded(("", what, work()))
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
-        failure, message = error, encoded((sentence(error) or type(error).__name__, None))
+        failure, message = error, encoded((sentence(error) or type(error).__name__, what, None))
     outcomes = [decoded(part) for part in distributed.gather(message)]
     if failure is not None:
         raise failure
-    for number, (problem, _) in enumerate(outcomes):
+    for number, (problem, _, _) in enumerate(outcomes):
         if problem:
             raise PeerError(f"process {number} has failed: {problem}")
-    return [result for _, result in outcomes]
+    for number, (_, other, _) in enumerate(outcomes):
+        if other != what:
+            raise PeerError(
+                f"process {number} does something else ({other or OTHERWISE}) than process {distributed.index()} "
+                f"({what or OTHERWISE}); let the game depend on its step, rows and memory alone, and not on the "
+                "process, the time or random numbers without a seed."
+            )
+    return [result for _, _, result in outcomes]
 
 
-def _check_caller() -> None:
+def check_caller() -> None:
     """Raises RuntimeError in a rollout's generator, which one process runs: it would wait for the others for ever."""
     if IN_GENERATOR.get():
         raise RuntimeError(
@@ -117,17 +126,19 @@ def shares(costs: Sequence[float], processes: int) -> list[int]:
     return places
 
 
-def divided(work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], costs: Sequence[float]) -> list[T]:
+def divided(
+    work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], costs: Sequence[float], what: str = ""
+) -> list[T]:
     """`work(items)`, of which each process does its share; all get all results, in the order of the items.
 
-    work: its result for an item must not depend on the other items. Raises as `together` does.
+    work: its result for an item must not depend on the other items. what: see `together`, as which it raises.
     """
-    _check_caller()
+    check_caller()
     if distributed.count() == 1:
         return list(work(list(items)))
     places = shares(costs, distributed.count())
     own = [item for item, place in zip(items, places, strict=True) if place == distributed.index()]
-    results = [iter(part) for part in together(lambda: list(work(own)) if own else [])]
+    results = [iter(part) for part in together(lambda: list(work(own)) if own else [], what)]
     return [next(results[place]) for place in places]
 
 
@@ -135,24 +146,27 @@ class HandedOut:
     """Items of work that are handed out: what fills the slots at first by the items alone, the rest to whichever
     process asks, in an order that the items give.
 
-    costs: of the items. sizes: the slots that each needs. slots: of a process. All processes must make one equally
-    often, take all of `later`, and then call `gathered`.
+    what: names the items, the same in all processes. costs: of the items. sizes: the slots that each needs. slots: of a
+    process. All processes must take all of `later`, then do something `together`, and then call `gathered`.
     """
 
-    def __init__(self, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
-        global _handed_out
-        self._count, processes = len(costs), distributed.count()
-        self._counter, _handed_out = f"items/{_handed_out}", _handed_out + 1
+    def __init__(self, what: str, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
+        self._what, self._count = what, len(costs)
+        self._counter = f"items/{what}"
         self.first: list[int] = []  # with which this process begins
         self._rest: list[int] = []
+        processes = distributed.count()
+        if processes == 1:
+            self.first = [*range(self._count)]
+            return
         loads, room = [0.0] * processes, [slots] * processes
         for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
             # As `shares`, as far as there are slots; an item that needs more than a process has goes to an empty one.
             fitting = [place for place in range(processes) if room[place] >= min(sizes[item], slots)]
-            if processes > 1 and not fitting:
+            if not fitting:
                 self._rest.append(item)
                 continue
-            place = min(fitting, key=lambda place: loads[place], default=0)
+            place = min(fitting, key=lambda place: loads[place])
             loads[place] += costs[item]
             room[place] -= sizes[item]
             if place == distributed.index():
@@ -167,68 +181,15 @@ class HandedOut:
     def gathered(self, work: Callable[[], list[tuple[int, T]]]) -> list[T]:
         """What all processes have done, by item. work: gives what this one has, with the item. Raises as `together`
         does, and ConnectionError if an item has come to none of them."""
-        found = dict(pair for part in together(work) for pair in part)
+        if self._rest and writes():
+            distributed.forget(self._counter)  # nobody asks for more, and the next items may have the same name
+        found = dict(pair for part in together(work, self._what) for pair in part)
         if len(found) < self._count:
             raise ConnectionError(
                 "a prompt has come to no process, as somebody else counts at the coordinator's port; see that nobody "
                 "else reaches it, and run the same command again."
             )
-        if self._rest and writes():
-            distributed.forget(self._counter)
         return [found[item] for item in range(self._count)]
-
-
-class DividedRollouts:
-    """`Rollouts` of a run of several processes: each generates its part of the prompts, with its own engine, and gets
-    the completions of the others."""
-
-    def __init__(self, rollouts: LocalRollouts) -> None:
-        self._rollouts = rollouts
-        self.load_params = rollouts.load_params
-        self.take_params = rollouts.take_params
-        self.use = rollouts.use
-        self.load_adapter = rollouts.load_adapter
-        self.clear = rollouts.clear
-
-    @property
-    def params(self) -> Any:
-        return self._rollouts.params
-
-    def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `Rollouts.run`; requests of one group stay together, as they share a prefill. They need keys."""
-        if any(request.key is None for request in requests):
-            raise ValueError("A request of a run of several processes has no key; give it one.")
-        _check_caller()
-        groups: dict[object, list[int]] = {}
-        for place, request in enumerate(requests):
-            groups.setdefault(place if request.group is None else request.group, []).append(place)
-        members = [*groups.values()]
-        costs = [sum(_cost(requests[place]) for place in places) for places in members]
-        handed = HandedOut(costs, [*map(len, members)], self._rollouts.engine.config.slots)
-        taken = [*handed.first]
-
-        def part(group: int) -> list[Request]:
-            return [requests[place] for place in members[group]]
-
-        def more() -> Iterator[list[Request]]:
-            for group in handed.later:
-                taken.append(group)
-                yield part(group)
-
-        def work() -> list[tuple[int, list[Completion]]]:
-            found = self._rollouts.run_parts([*map(part, handed.first)], more())
-            return list(zip(taken, found, strict=True))
-
-        results: list[Completion | None] = [None] * len(requests)
-        for places, found in zip(members, handed.gathered(work), strict=True):
-            for place, completion in zip(places, found, strict=True):
-                results[place] = completion
-        return [completion for completion in results if completion is not None]
-
-
-def _cost(request: Request) -> float:
-    """The tokens of a request, as far as they are known before it is sampled."""
-    return len(request.prompt_ids) + request.max_turns * request.params.max_tokens
 
 
 # ------------------------------------------------------------------------------------------------------ begin and end
@@ -255,7 +216,7 @@ def joined() -> Iterator[None]:
             if error.step is None:
                 raise
             stopped = error  # in all processes after the same step
-        distributed.gather(b"")  # all have come to the end
+        together(lambda: None, "the end")  # all have come to it
     except BaseException as error:
         if isinstance(error, JaxRuntimeError):  # so end collectives whose other processes are gone, and real errors
             watch.wait()

@@ -169,7 +169,7 @@ class Recording:
             raise UserError(
                 f"the record has no answer of {name!r} to {next(iter(new))[1][:200]}; it cannot be replayed."
             )
-        values = divided(work, list(new.values()), [costs(item) for item in new.values()]) if new else []
+        values = divided(work, [*new.values()], [costs(item) for item in new.values()], name) if new else []
         values = [whole_texts(value) for value in values]
         if writes():
             self.write(

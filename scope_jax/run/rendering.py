@@ -83,7 +83,7 @@ def _sampled(*_: Any, **__: Any) -> NoReturn:
     raise _Sampled(None)
 
 
-def _asked(name: str, messages: Messages) -> NoReturn:
+def _asked(name: str, messages: Messages, number: int) -> NoReturn:
     raise _FirstRequest(name, messages)
 
 
@@ -122,10 +122,8 @@ class RenderingTools:
         return len(self._joiner.tokenizer.encode(text))
 
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
-        if not rollouts:
-            return []
-        check_answered(ONLY, agent, self._joiner.mode)
-        raise _Sampled(self._rendered(role, [rollout.messages for rollout in rollouts], agent))
+        groups = self.interact(role, rollouts, {ONLY: agent}, samples)
+        return [[each.completions[ONLY] for each in group] for group in groups]
 
     def interact(
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
@@ -152,7 +150,7 @@ class RenderingTools:
         """What the rollout asks first, or its end without a turn."""
         execution = Execution(self._joiner.tokenizer.encode, self._joiner.tokenizer.decode, self.tell, 1)
         calls = RolloutCalls(execution, lambda tool: rng("check", tool), _Off())
-        context = EpisodeContext(rollout.name, 0, rng("check", rollout.name), calls, self._toolbox)
+        context = EpisodeContext(rollout.name, 0, lambda: rng("check", rollout.name), calls, self._toolbox)
         driver = InteractionDriver(rollout, agents, context, self._joiner, _asked)
         try:
             driver.advance({})

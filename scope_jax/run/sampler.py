@@ -129,8 +129,8 @@ class Sampler:
             self.rollouts.use(None)
         self._policy = None
 
-    def use(self, policy: str) -> Rollouts:
-        """The engine with the policy's weights. Raises ValueError for a policy without weights."""
+    def use(self, policy: str) -> None:
+        """Loads the policy's weights into the engine. Raises ValueError for a policy without weights."""
         if policy != self._policy:
             if policy not in self._load:
                 raise ValueError(
@@ -141,7 +141,6 @@ class Sampler:
             self._load[policy]()
             self.publishing += time.monotonic() - began
             self._policy = policy
-        return self.rollouts
 
     def named(self, policy: str) -> str | None:
         """What requests for this policy name: its adapter, if it is one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -21,31 +22,28 @@ from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.multihost import distributed
 from scope_jax.play.conversations import given_rows
-from scope_jax.play.driver import EpisodeContext, InteractionDriver
+from scope_jax.play.driver import EpisodeContext, InteractionDriver, is_whole
 from scope_jax.play.failures import check_failures
 from scope_jax.play.game import Game, Memory, services_of
-from scope_jax.play.rollouts import Agent, Ask, Context, Interaction, Response, Rollout
+from scope_jax.play.rollouts import Agent, Interaction, Rollout, sample_name
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
-from scope_jax.play.tool_responder import stops_of, tool_responder
-from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
-from scope_jax.rollouts.interactions import ActiveInteraction
-from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request
 from scope_jax.run.activity import Activity
-from scope_jax.run.processes import HandedOut, divided, together
+from scope_jax.run.playing import Call
+from scope_jax.run.processes import check_caller, divided
 from scope_jax.run.recording import Recording
+from scope_jax.run.requests import AgentRequests
 from scope_jax.run.sampler import Sampler
 from scope_jax.run.scoring import Scoring
 from scope_jax.text.messages import Messages
 
-T = TypeVar("T")
 Tell = Callable[[str], None]
-ONLY = "agent"  # the name of the agent of an interaction with one question
+ONLY = "agent"  # the name of the agent of `play`
 
 
 @dataclass(frozen=True)
@@ -115,125 +113,78 @@ class StepTools:
         return len(self.world.joiner.prompt(messages))
 
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
-        if not rollouts:
-            return []
-        _check_names(role, rollouts)
-        tools = tools_of(agent.tools, self.world.toolbox)
-        if not all(tool.pure and tool.open is None for tool in tools):
-            return self._with_tools(role, rollouts, agent, samples)
-        schemas = [tool.schema for tool in tools]
-        distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
-        encoded = {messages: tuple(self.world.joiner.prompt(messages.declaring(schemas))) for messages in distinct}
-        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
-        requests = [
-            self._request(
-                ONLY,
-                agent,
-                rollout,
-                rollout.messages.declaring(schemas),
-                ids,
-                (role, rollout.name, sample),
-                self._calls((role, rollout.name, sample)),
-                alike.setdefault(ids, rollout.name),
-            )
-            for rollout in rollouts
-            for ids in [rollout.prompt_ids or encoded[rollout.messages]]
-            for sample in range(samples)
-        ]
-        with self._naming(role, agent.policy), self.world.activity(f"sampling {role}"):
-            flat = self.world.sampler.use(agent.policy).run(requests)
-        self.world.sampler.count(flat)
-        return _in_groups(flat, samples)
-
-    def _with_tools(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int) -> list[list[Completion]]:
-        """`play` of an agent with tools that have a state, or are recorded: interactions with one question."""
-
-        def asked(rollout: Rollout) -> Rollout:
-            def play(context: Context) -> Generator[Ask, Response, None]:
-                yield Ask(ONLY, rollout.messages)
-
-            if rollout.prompt_ids is not None:
-                raise ValueError(f"the rollout {rollout.name!r} has prompt_ids, its agent has tools with a state.")
-            return replace(rollout, play=play)
-
-        played = self.interact(role, [asked(rollout) for rollout in rollouts], {ONLY: agent}, samples)
-        return [[each.completions[ONLY] for each in group] for group in played]
+        if asking := [rollout.name for rollout in rollouts if rollout.play is not None]:
+            raise UserError(f"the rollout {asking[0]!r} of role {role!r} has a generator; play it by step.interact.")
+        groups = self.interact(role, rollouts, {ONLY: agent}, samples)
+        return [[each.completions[ONLY] for each in group] for group in groups]
 
     def interact(
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
-        _check_names(role, rollouts)
-        cost = samples * sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values())
-        count, slots = len(rollouts), self.world.local.engine.config.slots
-        handed = HandedOut([float(cost)] * count, [samples] * count, slots)
-        drivers: dict[int, list[InteractionDriver]] = {}
-
-        def begun(places: Iterable[int]) -> Iterator[list[InteractionDriver]]:
-            for place in places:
-                rollout = rollouts[place]
-                drivers[place] = [self._driver(role, rollout, agents, sample) for sample in range(samples)]
-                yield drivers[place]
-
-        try:
-            names = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
-            with self._naming(role, names), self.world.activity(f"playing {role}"):
-                completions = self._interact(
-                    [driver for group in begun(handed.first) for driver in group],
-                    begun(handed.later),
-                    [agent.policy for agent in agents.values()],
-                )
-        finally:
-            for driver in (driver for group in drivers.values() for driver in group):
-                driver.close()
-        said = iter(completions)
-        played = {place: [driver.interaction(next(said)) for driver in group] for place, group in drivers.items()}
-        groups = handed.gathered(lambda: [*played.items()])
+        check_caller()
+        _check(role, rollouts, agents, samples)
+        if not rollouts:
+            return []
+        speakers = {name: self._speaker(name, agent) for name, agent in agents.items()}
+        prompts = next(iter(speakers.values())).prompts(rollouts)
+        weights: dict[str, str] = {}
+        for name, agent in agents.items():
+            weights.setdefault(speakers[name].weights, agent.policy)
+        call = Call(
+            step=f"{self._place}, role {role!r}",
+            rollouts=rollouts,
+            samples=samples,
+            prompts=prompts,
+            tokens=sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values()),
+            weights=weights,
+            driver=partial(self._driver, role, agents, speakers, prompts),
+            local=self.world.local,
+            sampler=self.world.sampler,
+        )
+        policies = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
+        doing = "sampling" if len(prompts) == len(rollouts) else "playing"
+        with self._naming(role, policies), self.world.activity(f"{doing} {role}"):
+            groups = call.played()
         check_failures(role, groups)
         self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
         return groups
 
-    def _interact(
+    def _speaker(self, name: str, agent: Agent) -> AgentRequests:
+        world = self.world
+        return AgentRequests(
+            name,
+            agent,
+            tools_of(agent.tools, world.toolbox),
+            cfg=world.cfg,
+            joiner=world.joiner,
+            eos_ids=world.tokenizer.eos_ids,
+            sampler=world.sampler,
+            exam=self.exam,
+        )
+
+    def _driver(
         self,
-        drivers: Sequence[InteractionDriver],
-        later: Iterator[Sequence[InteractionDriver]],
-        policies: Sequence[str],
-    ) -> list[dict[str, Completion]]:
-        """What the agents of each driver sample, also of those that are handed out later. Weights are loaded in turns,
-        by all processes together: those of a policy are used until no rollout goes on with them."""
-        local, weights = self.world.local, {self._weights(policy): policy for policy in reversed(policies)}
-        active, wanted = [local.interaction(driver) for driver in drivers], {self._weights(policies[0])}
-
-        def begun() -> Iterator[list[ActiveInteraction]]:
-            for group in later:
-                active.extend(new := [local.interaction(driver) for driver in group])
-                yield new
-
-        more = begun()
-        while wanted:
-            name = next(name for name in reversed(weights) if name in wanted)
-            self.world.sampler.use(weights[name])
-            if left := [each for each in active if not each.over] or next(more, []):
-                local.interact(left, name, more)
-            wanted = set().union(*together(lambda: sorted(set().union(*(each.wanted for each in active)))))
-        return [each.completions() for each in active]
-
-    def _weights(self, policy: str) -> str:
-        """The name of the weights that a policy samples with: one for all policies that are adapters."""
-        return "" if self.world.sampler.adapters else policy
-
-    def _driver(self, role: str, rollout: Rollout, agents: Mapping[str, Agent], sample: int) -> InteractionDriver:
+        role: str,
+        agents: Mapping[str, Agent],
+        speakers: Mapping[str, AgentRequests],
+        prompts: Mapping[str, tuple[int, ...]],
+        rollout: Rollout,
+        sample: int,
+        group: str,
+    ) -> InteractionDriver:
+        """That of a sample of a rollout. group: the name of the first of those with an equal prompt."""
         place = (role, rollout.name, sample)
+        where = (self.world.cfg.seed, self.step, *place)
         calls = self._calls(place)
-        generator = rng("rollout", self.world.cfg.seed, self.step, *place)
-        context = EpisodeContext(rollout.name, sample, generator, calls, self.world.toolbox)
+        context = EpisodeContext(rollout.name, sample, partial(rng, "rollout", *where), calls, self.world.toolbox)
+        known = prompts.get(rollout.name)
 
-        def request(name: str, messages: Messages) -> Request:
-            agent = agents[name]
-            messages = messages.declaring([tool.schema for tool in tools_of(agent.tools, self.world.toolbox)])
-            ids = tuple(self.world.joiner.prompt(messages))
-            where = place if len(agents) == 1 else (*place, name)
-            row = self._request(name, agent, rollout, messages, ids, where, calls, None)
-            return replace(row, weights=self._weights(agent.policy))
+        def request(name: str, messages: Messages, number: int) -> Request:
+            named = () if len(agents) == 1 and number == 0 else (name,)
+            key = (*where, *named, *([number] if number else []))
+            ids = speakers[name].prompt(messages) if known is None else known
+            whose = sample_name(name, number)
+            return speakers[name].request(rollout, messages, ids, key, calls, whose, None if known is None else group)
 
         return InteractionDriver(rollout, agents, context, self.world.joiner, request)
 
@@ -245,55 +196,17 @@ class StepTools:
         record = self.world.recording.calls(self._number, name, rollout, sample)
         return RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
 
-    def _request(
-        self,
-        name: str,
-        agent: Agent,
-        rollout: Rollout,
-        messages: Messages,
-        ids: tuple[int, ...],
-        place: tuple[Any, ...],
-        calls: RolloutCalls,
-        group: str | None,
-    ) -> Request:
-        """The request of a row of the agent `name`, whose prompt has these ids. place: role, rollout, sample and
-        perhaps the agent's name, for the key."""
-        sampling, joiner, tools = agent.sampling, self.world.joiner, tools_of(agent.tools, self.world.toolbox)
-        respond = tool_responder(name, agent, tools, calls.run, joiner, rollout.remark) if tools else None
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            stop=stops_of(agent, tools, joiner),
-            stop_ids=self.world.tokenizer.eos_ids,
-            tempered_logprobs=agent.tempered,
-            thought=joiner.thought,
-            tags_in_thinking=self.world.cfg.model.tags_in_thinking,
-            ends=self.world.cfg.model.stop,
-        )
-        return Request(
-            prompt_ids=ids,
-            params=params,
-            key=key_data(self.world.cfg.seed, self.step, *place),
-            group=group,
-            max_turns=agent.max_turns,
-            respond=None if respond is None else joiner.responder(respond, messages),
-            max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
-            max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
-            policy=self.world.sampler.named(agent.policy),
-            picks=not self.exam and agent.policy != BASE,
-            calls=lambda: calls.results.get(name, ()),
-        )
-
     @contextmanager
     def _naming(self, role: str, policy: str) -> Iterator[None]:
         """Adds step, role and policy to the sentence about a model that computes NaN or infinity."""
         try:
             yield
         except NonFiniteError as error:
-            where = self.step if isinstance(self.step, str) else f"step {self.step + 1}"
-            raise NonFiniteError(f"{where}, role {role!r}, policy {policy!r}: {error}") from error
+            raise NonFiniteError(f"{self._place}, role {role!r}, policy {policy!r}: {error}") from error
+
+    @property
+    def _place(self) -> str:
+        return self.step if isinstance(self.step, str) else f"step {self.step + 1}"
 
     @property
     def _number(self) -> int | None:
@@ -310,20 +223,11 @@ class StepTools:
     def once(self, name: str, work: Callable[[], Any]) -> Any:
         return self.world.recording.answers(self._number, f"once {name}", [None], lambda _: [work()], again=True)[0]
 
-    def _shorter(self, limit: int | None, used: int) -> int | None:
-        """A limit on a prompt or what follows it, lowered to what `used` tokens leave of the longest episode here, if
-        the engine has room for a longer one."""
-        cfg = self.world.cfg
-        longest = cfg.exam_length if self.exam else cfg.rollout.max_length
-        if longest == cfg.engine_length:
-            return limit
-        return min(max(longest - used, 1), limit or longest)
-
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
             raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
         with self.world.activity(f"searching for {len(queries)} queries"):
-            return divided(self.world.search, queries, [1.0] * len(queries))
+            return divided(self.world.search, queries, [1.0] * len(queries), f"{self._place}, searches")
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))
@@ -396,10 +300,16 @@ class StepTools:
         return self.world.judges[name]
 
 
-def _check_names(role: str, rollouts: Sequence[Rollout]) -> None:
+def _check(role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int) -> None:
+    """Raises UserError for rollouts that cannot be played."""
     if len({rollout.name for rollout in rollouts}) != len(rollouts):
-        raise ValueError(f"two rollouts of role {role!r} have the same name; give each its own.")
-
-
-def _in_groups(flat: Sequence[T], samples: int) -> list[list[T]]:
-    return [list(flat[first : first + samples]) for first in range(0, len(flat), samples)]
+        raise UserError(f"two rollouts of role {role!r} have the same name; give each its own.")
+    if not is_whole(samples) or samples < 1:
+        raise UserError(f"role {role!r} is asked for samples={samples!r}; give a whole number from 1 on.")
+    if not agents:
+        raise UserError(f"the rollouts of role {role!r} have no agent; name at least one role.")
+    if len(agents) > 1 and (silent := [rollout.name for rollout in rollouts if rollout.play is None]):
+        raise UserError(
+            f"the rollout {silent[0]!r} of role {role!r} has no generator, which says whom of {', '.join(agents)} it "
+            "asks; give it one (Rollout.play)."
+        )

@@ -222,7 +222,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     trainer = assemble(cfg, tmp_path / "run")
     resumed = Checkpoints(tmp_path / "run" / "checkpoints", cfg).resume(trainer.targets(), pytest.fail)
     trainer.world.sampler.publish(trainer.start(resumed)[0])
-    published = trainer.world.sampler.use("actor")._params  # type: ignore[attr-defined]
+    published = trainer.world.local.params
     for target in (tmp_path / "run", tmp_path / "hf"):
         with evaluation([target], SSP, None, settings, card_sets, print) as ready:
             world, taken = ready.world, stored.engine_weights(ready.world, ready.model)

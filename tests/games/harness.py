@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from scope_jax.play import searching
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game
 from scope_jax.play.game import play_step as game_step
-from scope_jax.play.rollouts import Ask, Context, Interaction, Play, Response
+from scope_jax.play.rollouts import Interaction, sample_name
 from scope_jax.play.step import Memory
 from scope_jax.play.tool_calls import SEARCH_NAME, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, tools_of
@@ -159,8 +159,7 @@ class ScriptedTools:
             return []
         assert len({rollout.name for rollout in rollouts}) == len(rollouts), "names must differ within a call"
         if any(tool != SEARCH_NAME for tool in agent.tools):
-            asked = [replace(rollout, play=one_question(rollout.messages)) for rollout in rollouts]
-            groups = self.interact(role, asked, {"agent": agent}, samples)
+            groups = self.interact(role, rollouts, {"agent": agent}, samples)
             return [[each.completions["agent"] for each in group] for group in groups]
         encoded = {r.name: r.prompt_ids or self.encoded(r.messages) for r in rollouts}
         for name, ids in encoded.items():
@@ -219,10 +218,11 @@ class ScriptedTools:
         place = role, rollout.name, sample
         record = self.record or Recording().calls(0, *place)
         calls = RolloutCalls(execution, lambda tool: rng("tool", *place, tool), record)
-        context = EpisodeContext(rollout.name, sample, rng("rollout", *place), calls, self.toolbox)
+        context = EpisodeContext(rollout.name, sample, lambda: rng("rollout", *place), calls, self.toolbox)
 
-        def request(name: str, messages: Messages) -> Request:
-            agent, tools = agents[name], tools_of(agents[name].tools, self.toolbox)
+        def request(of: str, messages: Messages, number: int) -> Request:
+            name = sample_name(of, number)
+            agent, tools = agents[of], tools_of(agents[of].tools, self.toolbox)
             self.prompts[role, f"{rollout.name} {name}"] = messages.text
             respond = None
             if tools:
@@ -237,8 +237,10 @@ class ScriptedTools:
             return self.script(TurnContext(role, rollout.name, sample, prompt, turns))
 
         driver = InteractionDriver(rollout, agents, context, joiner, request)
-        completions = ScriptedRollouts(speak, self.codec, max_length=100_000).interact(driver)
-        return driver.interaction(completions)
+        script = ScriptedRollouts(speak, self.codec, max_length=100_000)
+        interaction = script.interaction(driver)
+        script.interact([interaction])
+        return driver.interaction(interaction.completions())
 
     def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [work(item) for item in items]
@@ -301,15 +303,6 @@ def search_responder(search: Any, dialect: dialects.Dialect, mode: Mode = "raw",
     agent = replace(searching.with_searches(Agent("actor", SamplingSection()), "answer"), **fields)
     tools = (searching.search_tool(search, dialect),)
     return tool_responder("agent", agent, tools, run_batches, Joiner(mode, Characters(), dialect))
-
-
-def one_question(messages: Messages) -> Play:
-    """The generator of a rollout with one question to one agent."""
-
-    def play(context: Context) -> Generator[Ask, Response, None]:
-        yield Ask("agent", messages)
-
-    return play
 
 
 def play_step(

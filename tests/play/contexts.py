@@ -43,4 +43,4 @@ def calls(record: Record | None = None, run: Execution | None = None) -> Rollout
 
 
 def context(record: Record | None = None, toolbox: Mapping[str, Tool] | None = None) -> EpisodeContext:
-    return EpisodeContext("a", 0, rng("tests"), calls(record), toolbox or {})
+    return EpisodeContext("a", 0, lambda: rng("tests"), calls(record), toolbox or {})

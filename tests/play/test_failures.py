@@ -248,7 +248,16 @@ def test_adapters_name_what_others_give() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("a"), SystemExit(1), ValueError("b"), ToolError("c"), TimeoutError("d"), AssertionError()]
+    "error",
+    [
+        KeyError("a"),
+        SystemExit(1),
+        ValueError("b"),
+        ToolError("c"),
+        TimeoutError("d"),
+        AssertionError(),
+        GeneratorExit(),
+    ],
 )
 def test_an_error_of_a_generator_fails_its_rollout(error: BaseException) -> None:
     def play(context: Context) -> Generator[Ask, Any, Any]:

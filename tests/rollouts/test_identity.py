@@ -50,18 +50,29 @@ def test_any_order_any_slot(rollouts, together):
         assert [bits(c) for c in shuffled] == [bits(together[i]) for i in order]
 
 
+class Once:
+    """A driver of one request."""
+
+    immediate = True
+
+    def __init__(self, one):
+        self.one = one
+
+    def advance(self, spoken):
+        return {} if spoken else {"agent": self.one}
+
+
 def test_work_that_is_taken_as_slots_are_free_changes_nothing(rollouts, together):
-    requests, open_ = mixed(32), []
+    interactions, open_ = [rollouts.interaction(Once(one)) for one in mixed(32)], []
 
     def more():
-        for one in requests[6:]:
+        for one in interactions[6:]:
             over, begun = rollouts.counts
             open_.append(begun - over)
             yield [one]
 
-    parts = rollouts.run_parts([requests[:2], requests[2:6]], more())
-    assert [len(part) for part in parts] == [2, 4] + [1] * 26
-    assert [bits(c) for part in parts for c in part] == [bits(c) for c in together]
+    rollouts.interact(interactions[:6], "", more())
+    assert [bits(each.completions()["agent"]) for each in interactions] == [bits(c) for c in together]
     assert max(open_) == ENGINE.slots - 1  # none is taken before there is a slot for it
 
 

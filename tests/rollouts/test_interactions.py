@@ -18,6 +18,8 @@ class Game:
     delay: seconds that each decision takes, by number. weights: by agent.
     """
 
+    immediate = False
+
     def __init__(self, name, rounds=3, delay=lambda number: 0.0, weights=None, limits=None):
         self.name, self.rounds, self.delay = name, rounds, delay
         self.weights = weights or {}
@@ -101,6 +103,66 @@ def test_rows_of_an_agent_are_its_own_turns(rollouts, params):
 def tokens(played):
     """Ids of every row: those of engines of other sizes differ from these by nothing, log-probs by rounding."""
     return [{name: (said[0][0], said[1]) for name, said in each.items()} for each in played]
+
+
+class At(Game):
+    """One that the decode loop asks itself, in every other turn or always."""
+
+    def __init__(self, name, always):
+        super().__init__(name)
+        self._always = always
+
+    @property
+    def immediate(self):
+        return self._always or self.number % 2 == 0
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_same_bits_where_no_thread_is_asked(engine, params, alone, always, ahead):
+    """Also with a small paged cache, in which observations are appended while others are set aside."""
+    assert play(make_rollouts(engine, params, ahead=ahead), [At(name, always) for name in range(12)]) == alone
+    small = make_rollouts(make_paged(ENGINE, pages=14), params, ahead=ahead)
+    assert tokens(play(small, [At(name, always) for name in range(12)])) == tokens(alone)
+
+
+class Once:
+    """One request, which the decode loop asks for itself."""
+
+    immediate = True
+
+    def __init__(self, one):
+        self.one = one
+
+    def advance(self, spoken):
+        return {} if spoken else {"agent": self.one}
+
+
+def prefills(engine, monkeypatch):
+    """How many prompts are computed, as they come."""
+    counted = []
+    prefill = engine.prefill
+
+    def watched(params, prompts, policies):
+        counted.extend(len(prompt) for prompt in prompts)
+        return prefill(params, prompts, policies)
+
+    monkeypatch.setattr(engine, "prefill", watched)
+    return counted
+
+
+def test_single_requests_are_what_run_gives_and_share_their_prefill(engine, params, monkeypatch):
+    """More than there are slots, some of which fit into no slot, or have a tool."""
+    rollouts = make_rollouts(engine, params)
+    carol = Game(1).request("carol")
+    asked = [request(f"prompt number {g}", key=s, group=f"{g}") for g in range(3) for s in range(6)]
+    asked += [dataclasses.replace(carol, group="c"), request("x" * 170, key=7)]
+    expected = [bits(completion) for completion in rollouts.run(asked)]
+    counted = prefills(engine, monkeypatch)
+    interactions = [rollouts.interaction(Once(one)) for one in asked]
+    rollouts.interact(interactions, "")
+    assert [bits(each.completions()["agent"]) for each in interactions] == expected
+    assert len(counted) == 4  # the last has no room
 
 
 @pytest.mark.parametrize("slots", [2, pytest.param(64, marks=pytest.mark.slow)])

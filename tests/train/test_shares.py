@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +18,25 @@ from scope_jax.config.tables import SamplingSection
 from scope_jax.games import load_card
 from scope_jax.multihost import distributed
 from scope_jax.play import searching
+from scope_jax.play.driver import EpisodeContext, InteractionDriver
+from scope_jax.play.rollouts import Ask, Context
 from scope_jax.play.tool_execution import Execution
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Joiner, raw
-from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.rollouts.keys import key_data
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.run.activity import Activity
-from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
+from scope_jax.run.playing import Call
+from scope_jax.run.processes import PeerError, by_one, divided, one_first, shares, together
 from scope_jax.run.recording import Recording
+from scope_jax.run.sampler import Sampler
 from scope_jax.run.world import StepTools, World
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
-from tests.games.harness import Characters, sampled_turn
+from tests.games.harness import Characters
+from tests.play.contexts import calls
+from tests.train.test_requests import Asked, made_world
 
 XML = dialects.load("xml")
 
@@ -62,15 +70,15 @@ class Threads:
         monkeypatch.setattr(distributed, "count", lambda: 3)
         monkeypatch.setattr(distributed, "index", lambda: self._here.index)
         monkeypatch.setattr(distributed, "gather", self._gather)
-        self.counted = 0  # by the one counter that a test has: here the processes do not number theirs alike
+        self.counted: dict[str, int] = {}  # by counter
         self._lock = threading.Lock()
         monkeypatch.setattr(distributed, "number", self._number)
-        monkeypatch.setattr(distributed, "forget", lambda counter: setattr(self, "counted", 0))
+        monkeypatch.setattr(distributed, "forget", lambda counter: self.counted.pop(counter, None))
 
     def _number(self, counter: str) -> int:
         with self._lock:
-            self.counted += 1
-            return self.counted
+            self.counted[counter] = self.counted.get(counter, 0) + 1
+            return self.counted[counter]
 
     def _gather(self, payload: bytes) -> list[bytes]:
         self._parts[self._here.index] = payload
@@ -98,46 +106,109 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Threads:
     return Threads(monkeypatch)
 
 
-def request(group: str | None, tokens: int) -> Request:
-    params = SamplingParams(1.0, 0, 1.0, 8, (), (), False)
-    return Request(tuple(range(tokens)), params, np.zeros(2, np.uint32), group, 1, None)
-
-
-class Recorded(LocalRollouts):
-    """Rollouts of so many slots whose completions name their request; `asked` has the groups of each call, first those
-    that it began with. late: the process that takes no more work until the others have taken all."""
+class Recorded(ScriptedRollouts):
+    """Agents that repeat the last character of their prompt, on an engine of so many slots; `asked` has what each
+    process was given, first that with which it began. late: the process that takes no more until the others have taken
+    all."""
 
     def __init__(self, slots: int, late: int | None = None) -> None:
-        self.engine: Any = SimpleNamespace(config=SimpleNamespace(slots=slots))
+        super().__init__(lambda prompt, turns: prompt[-1], Characters(), max_length=99)
+        self._slots = slots
         self.asked: dict[int, tuple[str, str]] = {}
         self._late, self._taken = late, threading.Barrier(3, timeout=30)
 
-    def run_parts(self, parts: Any, more: Any = None) -> Any:
-        first, late = len(parts), distributed.index() == self._late
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def interact(self, interactions: Any, weights: str = "", more: Any = None) -> None:
+        late = distributed.index() == self._late
         if late:
             self._taken.wait()
-        parts = [*parts, *more]
+        later = [each for part in more for each in part]
         if self._late is not None and not late:
             self._taken.wait()
-        names = ["".join(request.group for part in some for request in part) for some in (parts[:first], parts[first:])]
-        self.asked[distributed.index()] = (names[0], names[1])
-        return [
-            [Completion((), (sampled_turn(f"{r.group}{len(r.prompt_ids)}"),), "eos") for r in part] for part in parts
-        ]
+        super().interact([*interactions, *later])
+        texts = ["".join(each.completions()["agent"].turns[0].text for each in part) for part in (interactions, later)]
+        self.asked[distributed.index()] = (texts[0], texts[1])
 
 
-REQUESTS = [request(*each) for each in zip("abadbcd", (30, 20, 31, 5, 21, 50, 6), strict=True)]
-TEXTS = ["a30", "b20", "a31", "d5", "b21", "c50", "d6"]
+SIZES = (30, 20, 30, 5, 20, 50, 5)
+PROMPTS = {
+    f"{place}": (*[ord(" ")] * size, ord(letter))
+    for place, (letter, size) in enumerate(zip("abadbcd", SIZES, strict=True))
+}
+AGENT = Agent("actor", SamplingSection(max_tokens=8))
 
 
-def texts(engine: Recorded) -> list[str]:
-    return [completion.text for completion in DividedRollouts(engine).run(REQUESTS)]
+def driver(rollout: Rollout, sample: int, group: str) -> InteractionDriver:
+    params = SamplingParams(1.0, 0, 1.0, 8, (), Characters.eos_ids, False)
+
+    def request(name: str, messages: Messages, number: int) -> Request:
+        return Request(PROMPTS[rollout.name], params, np.zeros(2, np.uint32), group, 1, None)
+
+    context = EpisodeContext(rollout.name, sample, lambda: np.random.default_rng(0), calls())
+    return InteractionDriver(rollout, {"agent": AGENT}, context, Joiner("raw", Characters(), XML), request)
 
 
-def test_every_process_gets_all_completions_and_a_group_stays_together(three: Threads) -> None:
+def texts(engine: Recorded, step: str = "step 1", samples: int = 1) -> str:
+    """What all rollouts have said."""
+    sampler = Sampler(engine)
+    sampler.load({"actor": None})
+    call = Call(
+        step=step,
+        rollouts=[Rollout(name) for name in PROMPTS],
+        samples=samples,
+        prompts=PROMPTS,
+        tokens=8,
+        weights={"actor": "actor"},
+        driver=driver,
+        local=engine,
+        sampler=sampler,
+    )
+    return "".join(each.completions["agent"].turns[0].text for group in call.played() for each in group)
+
+
+def test_every_process_gets_all_completions_and_equal_prompts_stay_together(three: Threads) -> None:
     engine = Recorded(slots=4)
-    assert three.all(lambda: texts(engine)) == [TEXTS] * 3
-    assert engine.asked == {0: ("aa", ""), 1: ("c", ""), 2: ("bbdd", "")}  # of 77, 58 and 57 + 27 tokens
+    assert three.all(lambda: texts(engine)) == ["abadbcd"] * 3
+    assert engine.asked == {0: ("aa", ""), 1: ("c", ""), 2: ("bbdd", "")}  # of 78, 59 and 58 + 28 tokens
+    assert not three.counted
+
+
+def test_keys_and_names_of_samples_do_not_depend_on_the_number_of_processes(three: Threads) -> None:
+    def play(context: Context) -> Generator[Ask, Any, None]:
+        yield Ask("agent", f"Question {context.name}", samples=2)
+
+    local, names = Asked(lambda prompt, turns: "x", 999), [str(place) for place in range(5)]
+    tools = StepTools(made_world(local, []), 0)
+    rollouts = [Rollout(name, play=play) for name in names]
+    found = three.all(lambda: [[*each.completions] for (each,) in tools.interact("r", rollouts, {"agent": AGENT})])
+    assert found == [[["agent", "agent/1"]] * 5] * 3
+    expected = [key_data(0, 0, "r", name, 0, *more).tolist() for name in names for more in ((), ("agent", 1))]
+    assert sorted(np.asarray(request.key).tolist() for request in local.asked) == sorted(expected)
+
+
+def test_processes_that_play_something_else_are_told_and_do_not_wait(three: Threads) -> None:
+    """As in a game that branches by process; what each plays is named by step, role, rollouts and samples."""
+    found = three.all(lambda: texts(Recorded(1), f"step 1, role {'judge' if distributed.index() == 2 else 'solver'!r}"))
+    assert all(isinstance(error, PeerError) for error in found)
+    assert "process 2 does something else (step 1, role 'judge': 7 rollouts of 1 samples, " in str(found[0])
+    assert ") than process 0 (step 1, role 'solver': 7 rollouts of 1 samples, " in str(found[0])
+    assert "let the game depend on its step, rows and memory alone" in str(found[0])
+    assert all(
+        isinstance(error, PeerError) for error in three.all(lambda: texts(Recorded(1), samples=1 + distributed.index()))
+    )
+
+
+def test_a_process_that_ends_while_others_play_is_told(three: Threads) -> None:
+    found = three.all(lambda: texts(Recorded(4)) if distributed.index() else together(lambda: "ended", "the end"))
+    assert "process 0 does something else (the end) than process 1 (step 1: 7 rollouts" in str(found[1])
+    assert "process 1 does something else (step 1: 7 rollouts of 1 samples" in str(found[0])
+
+
+def test_the_same_call_twice_is_handed_out_twice(three: Threads) -> None:
+    assert three.all(lambda: texts(Recorded(1)) + texts(Recorded(1))) == ["abadbcd" * 2] * 3
     assert not three.counted
 
 
@@ -147,7 +218,7 @@ def test_what_does_not_fit_into_the_slots_goes_to_those_that_ask_and_completions
 ) -> None:
     """A group of two has a process of one slot alone, and d is left."""
     engine = Recorded(1, late)
-    assert three.all(lambda: texts(engine)) == [TEXTS] * 3
+    assert three.all(lambda: texts(engine)) == ["abadbcd"] * 3
     assert [engine.asked[process][0] for process in range(3)] == ["aa", "c", "bb"]
     assert engine.asked[late][1] == "" and sorted(later for _, later in engine.asked.values()) == ["", "", "dd"]
     assert not three.counted  # forgotten
@@ -177,25 +248,6 @@ def test_the_first_process_works_before_the_others(three: Threads) -> None:
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
 
 
-class _Engine:
-    """A sampler whose engine asks the responder of each request once, in the thread that plays."""
-
-    def use(self, policy: str) -> _Engine:
-        return self
-
-    def named(self, policy: str) -> None:
-        return None
-
-    def run(self, requests: Any) -> Any:
-        turn = sampled_turn("<search>Oslo</search>")
-        return [
-            Completion((), (sampled_turn(request.respond((turn,)).text),), "eos", calls=tuple(request.calls()))
-            for request in requests
-        ]
-
-    def count(self, completions: Any) -> None: ...
-
-
 def _world(asked: list[tuple[str, ...]]) -> World:
     """One with what a search takes part in; `asked` gets the queries of each search."""
     cfg = load_card("ssp/atlas")
@@ -205,7 +257,11 @@ def _world(asked: list[tuple[str, ...]]) -> World:
         asked.append(tuple(queries))
         return [f"found {query}" for query in queries]
 
-    parts = {"cfg": cfg, "joiner": joiner, "tokenizer": SimpleNamespace(eos_ids=()), "sampler": _Engine()}
+    local = ScriptedRollouts(lambda prompt, turns: "<search>Oslo</search>", Characters(), max_length=9999)
+    sampler = Sampler(local)
+    sampler.load({"actor": None})
+    tokenizer = SimpleNamespace(eos_ids=Characters.eos_ids)
+    parts = {"cfg": cfg, "joiner": joiner, "tokenizer": tokenizer, "sampler": sampler, "local": local}
     execution = Execution(lambda text: [*map(ord, text)], str, print, 1)
     toolbox = {"search": searching.search_tool(search, XML)}
     parts |= {"recording": Recording(), "execution": execution, "toolbox": toolbox}
@@ -216,20 +272,21 @@ def _world(asked: list[tuple[str, ...]]) -> World:
     return world
 
 
-def test_the_search_of_a_responder_is_made_by_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the main thread: the other processes, which have no such episode, would not answer."""
-    monkeypatch.setattr(distributed, "count", lambda: 3)
-    monkeypatch.setattr(distributed, "index", lambda: 0)
-    monkeypatch.setattr(distributed, "gather", lambda payload: pytest.fail("the others were asked"))
+def test_the_search_of_a_responder_is_made_by_its_process_alone(three: Threads) -> None:
+    """The other processes, which have no such episode, would not answer."""
     asked: list[tuple[str, ...]] = []
     world = _world(asked)
-    tools = StepTools(world, 0)
     agent = searching.with_searches(Agent("actor", SamplingSection()), "answer")
-    found = tools.play("solver", [Rollout("q", Messages("?"))], agent)
-    assert [[completion.text for completion in samples] for samples in found] == [
-        [raw(XML.observation(["found Oslo"]))]
-    ]
-    assert asked == [("Oslo",)]
+
+    def play() -> list[str]:
+        ((completion,),) = StepTools(world, 0).play(
+            "solver", [Rollout("q", Messages("?"))], replace(agent, max_turns=2)
+        )
+        return [turn.text for turn in completion.turns]
+
+    said = "<search>Oslo</search>"
+    assert three.all(play) == [[said, raw(XML.observation(["found Oslo"])), said]] * 3
+    assert asked == [("Oslo",), ("Oslo",)]
 
 
 def test_a_search_of_the_game_is_made_by_all_processes_together_in_whichever_thread(three: Threads) -> None:
