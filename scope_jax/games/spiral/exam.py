@@ -57,8 +57,8 @@ class Start:
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows have game, opponent, deal and moves; the measure `score` is what the policy wins from there, in matches of its
-    own. The reply to a row that every exam records is the first seat's, and counts for nothing."""
+    """Rows have game, opponent, deal and moves; the measure `score` is what the policy wins from there, in matches of
+    its own. The reply to a row that every exam records is the first seat's, and counts for nothing."""
     return Exam(
         role=card_roles(cfg)[0],
         prompt=partial(_prompt, cfg),
