@@ -27,7 +27,6 @@ from scope_jax.models.files import weights
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
 from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.types import Rollouts
 from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
@@ -106,10 +105,9 @@ def sampled_weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     speak = Sampler.use
 
-    def noted(self: Sampler, policy: str) -> Rollouts:
-        rollouts = speak(self, policy)
-        found.setdefault(policy, []).append(digest(rollouts._params))  # type: ignore[attr-defined]
-        return rollouts
+    def noted(self: Sampler, policy: str) -> None:
+        speak(self, policy)
+        found.setdefault(policy, []).append(digest(self.rollouts._params))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Sampler, "use", noted)
     return found
