@@ -220,6 +220,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     trainer = assemble(cfg, tmp_path / "run")
     resumed = Checkpoints(tmp_path / "run" / "checkpoints", cfg).resume(trainer.targets(), pytest.fail)
     trainer.world.sampler.publish(trainer.start(resumed)[0])
+    trainer.world.sampler.use("actor")
     published = trainer.world.local.params
     for target in (tmp_path / "run", tmp_path / "hf"):
         with evaluation([target], SSP, None, settings, card_sets, print) as ready:
