@@ -141,7 +141,8 @@ class InteractionDriver:
 
     def _return(self, value: Any) -> None:
         try:
-            plain(value)
+            if value is not None:  # as that of a single ask, of which there are many
+                plain(value)
         except NotPlain as error:
             self._fail(Failed(f"the rollout {self.rollout.name!r} returned what is no plain data ({error})"))
         else:

@@ -26,7 +26,7 @@ class _Sample:
 
 
 @dataclass(frozen=True)
-class Call:
+class PlayCall:
     """One call of `Tools.play` or `Tools.interact`."""
 
     step: str

@@ -34,7 +34,7 @@ from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, NonFiniteError, Request
 from scope_jax.run.activity import Activity
-from scope_jax.run.playing import Call
+from scope_jax.run.playing import PlayCall
 from scope_jax.run.processes import check_caller, divided
 from scope_jax.run.recording import Recording
 from scope_jax.run.requests import AgentRequests
@@ -130,7 +130,7 @@ class StepTools:
         weights: dict[str, str] = {}
         for name, agent in agents.items():
             weights.setdefault(speakers[name].weights, agent.policy)
-        call = Call(
+        call = PlayCall(
             step=f"{self._place}, role {role!r}",
             rollouts=rollouts,
             samples=samples,

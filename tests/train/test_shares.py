@@ -27,7 +27,7 @@ from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.run.activity import Activity
-from scope_jax.run.playing import Call
+from scope_jax.run.playing import PlayCall
 from scope_jax.run.processes import PeerError, by_one, divided, one_first, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
@@ -155,7 +155,7 @@ def texts(engine: Recorded, step: str = "step 1", samples: int = 1) -> str:
     """What all rollouts have said."""
     sampler = Sampler(engine)
     sampler.load({"actor": None})
-    call = Call(
+    call = PlayCall(
         step=step,
         rollouts=[Rollout(name) for name in PROMPTS],
         samples=samples,
