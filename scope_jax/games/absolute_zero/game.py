@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.roles import ESTIMATE, PROPOSER, SOLVER, card
 from scope_jax.games.absolute_zero.state import (
     AbsoluteZeroOutcome,
     AnswerCase,
-    ProblemAttempt,
+    ProgramAttempt,
     SolverProblem,
     TaskProposal,
 )
@@ -78,7 +78,7 @@ def proposer_episodes(
     return episodes
 
 
-def solver_episodes(attempts: Sequence[ProblemAttempt]) -> list[Episode]:
+def solver_episodes(attempts: Sequence[ProgramAttempt]) -> list[Episode]:
     """An episode for each answer, rewarded if it is right."""
     episodes = []
     for attempt in attempts:

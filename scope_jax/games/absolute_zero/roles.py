@@ -13,7 +13,7 @@ from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, Kind, opt
 from scope_jax.games.absolute_zero.state import (
     AnswerCase,
     Buffers,
-    ProblemAttempt,
+    ProgramAttempt,
     SolverProblem,
     Task,
     TaskProposal,
@@ -172,18 +172,18 @@ def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buf
 
 def solve(
     step: Step[AbsoluteZeroSection], problems: Sequence[SolverProblem], *, samples: int = 1, key: str = SOLVER
-) -> list[ProblemAttempt]:
+) -> list[ProgramAttempt]:
     """`samples` answers to each problem, not yet graded. key: as in `Step.play`."""
     prompts = [messages.for_solver(step.cfg, problem.kind, problem.task) for problem in problems]
     groups = step.play(SOLVER, prompts, samples=samples, key=key)
     return [
-        ProblemAttempt(problem, sample) for problem, group in zip(problems, groups, strict=True) for sample in group
+        ProgramAttempt(problem, sample) for problem, group in zip(problems, groups, strict=True) for sample in group
     ]
 
 
 def grade_attempts(
-    step: Step[AbsoluteZeroSection], attempts: Sequence[ProblemAttempt], *, formal: bool
-) -> list[ProblemAttempt]:
+    step: Step[AbsoluteZeroSection], attempts: Sequence[ProgramAttempt], *, formal: bool
+) -> list[ProgramAttempt]:
     """The attempts with their grades. formal: as in `rules.answer_of`."""
     cases = [AnswerCase(attempt.problem, attempt.sample.text) for attempt in attempts]
     grades = grade(step.cfg, step.tools, cases, formal=formal)

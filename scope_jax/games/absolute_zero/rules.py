@@ -130,7 +130,7 @@ def proposer_reward(rate: float | None, card: AbsoluteZeroSection) -> float:
 
 
 def solver_reward(grade: float | None) -> float:
-    """1 for a right answer, −0.5 for a wrong one, −1 for none, or one in a bad form. grade: as in `ProblemAttempt`."""
+    """1 for a right answer, −0.5 for a wrong one, −1 for none, or one in a bad form. grade: as in `ProgramAttempt`."""
     if grade is None:
         return BAD_FORM
     return 1.0 if grade else -0.5

@@ -83,7 +83,7 @@ class AnswerCase:
 
 
 @dataclass(frozen=True)
-class ProblemAttempt:
+class ProgramAttempt:
     """An answer of the solver to a problem."""
 
     problem: SolverProblem
@@ -110,7 +110,7 @@ def new_problems(proposals: Sequence[TaskProposal]) -> list[SolverProblem]:
     return [SolverProblem(one.kind, one.task, one.sample.rollout) for one in proposals if one.task is not None]
 
 
-def solve_rates(estimates: Sequence[ProblemAttempt]) -> dict[str, float]:
+def solve_rates(estimates: Sequence[ProgramAttempt]) -> dict[str, float]:
     """p, the share of right answers to each new task, by the name of the rollout that has proposed it."""
     grades: dict[str, list[float]] = {}
     for attempt in estimates:
