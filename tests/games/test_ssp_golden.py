@@ -58,14 +58,14 @@ def test_one_step(mixed: Plan):
 
     solver, proposer = episodes_of(episodes, "solver"), episodes_of(episodes, "proposer")
     assert [(e.group, e.reward, dict(e.parts)) for e in solver] == [
-        ("solver/0", 1.0, {"format": 1.0}),
-        ("solver/0", 0.0, {"format": 1.0}),
-        ("solver/1", 0.0, {"format": 1.0}),  # dummies
-        ("solver/1", 0.0, {"format": 1.0}),
-        ("solver/2", 0.0, {"format": 1.0}),
-        ("solver/2", 0.0, {"format": 1.0}),
-        ("solver/3", 0.0, {"format": 1.0}),
-        ("solver/3", 0.0, {"format": 0.0}),  # no <answer>
+        ("solver/0", 1.0, {"correct": 1.0, "format": 1.0}),
+        ("solver/0", 0.0, {"correct": 0.0, "format": 1.0}),
+        ("solver/1", 0.0, {"correct": 0.0, "format": 1.0}),  # dummies
+        ("solver/1", 0.0, {"correct": 0.0, "format": 1.0}),
+        ("solver/2", 0.0, {"correct": 0.0, "format": 1.0}),
+        ("solver/2", 0.0, {"correct": 0.0, "format": 1.0}),
+        ("solver/3", 0.0, {"correct": 0.0, "format": 1.0}),
+        ("solver/3", 0.0, {"correct": 0.0, "format": 0.0}),  # no <answer>
     ]
     assert [e.text["origin"] for e in solver[::2]] == ["fresh", "dummy", "dummy", "fresh"]
     assert [e.text["prediction"] for e in solver] == ["Paris", *["London"] * 5, "Bonn", None]
@@ -94,6 +94,7 @@ def test_one_step(mixed: Plan):
     assert tuple(rejected) == rules.REASONS
     expected = {
         "solver/reward": 0.25,  # over the two real questions: (1 + 0 + 0 + 0)/4
+        "solver/correct": 0.25,
         "solver/format": 0.75,
         "proposer/reward": 0.375,  # (½ + 0 + 0 + 1)/4
         "proposer/valid": 0.5,

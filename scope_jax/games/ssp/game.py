@@ -69,7 +69,7 @@ def solver_episodes(step: Step[SSPSection], attempts: Sequence[ProblemAttempt]) 
         dummy = problem.origin == "dummy"
         episode = attempt.sample.episode(
             attempt.reward,
-            parts={"format": float(attempt.keeps_format)},
+            parts={"correct": attempt.reward, "format": float(attempt.keeps_format)},
             text={
                 "question": problem.question,
                 "answer": problem.golds[0] if problem.golds else None,
