@@ -3,7 +3,7 @@
     python benchmarks/cascade.py [--groups 8] [--samples 8] [--prompts 64 256 1024] [--repetitions 7]
 
 The model is that of `benchmarks.peers`: 4 layers of width 256, two query heads for each of two kv heads, float32. Both
-paged engines sample 64 tokens for every member of every group, prompts included, in turn; a repetition during which
+engines sample 64 tokens for every member of every group, prompts included, in turn; a repetition during which
 others used more than 5 % of the cores is repeated. Reports the median of tokens per second, and of the ratio of a
 repetition's times; both engines must sample the same tokens. Prints one JSON line for each length of the prompt.
 """
@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.peers import cases, ours
 from benchmarks.peers.machine import LIMIT, cores, others_share, usage
 from scope_jax.models.decoder.pages import PAGE
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 
@@ -39,10 +39,8 @@ def sampler(prompt: int, groups: int, samples: int, cascade: int) -> Callable[[]
     """All completions of all groups. prompt: tokens of one in the cache."""
     length = prompt + 1 + ANSWER
     model = replace(ours.MODEL, max_positions=max(length, ours.MODEL.max_positions))
-    config = EngineConfig(
-        *(groups * samples, length, (length,), 1, 16, jnp.float32), prefill_tokens=512, cascade=cascade
-    )
-    engine = PagedEngine(model, config, ours.one_device())
+    config = EngineConfig(groups * samples, length, 16, jnp.float32, prefill_tokens=512, cascade=cascade)
+    engine = Engine(model, config, ours.one_device())
     rollouts = LocalRollouts(engine, cases.Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(ours.random_params())
     prompts = np.random.default_rng(0).integers(0, cases.VOCABULARY, (groups, prompt + 1))

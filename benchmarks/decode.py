@@ -1,4 +1,4 @@
-"""Decoding over a paged cache on devices that need not be present: memory, copies and an estimate of the time.
+"""Decoding over pages on devices that need not be present: memory, copies and an estimate of the time.
 
     python benchmarks/decode.py [--model qwen3-8b] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
     python benchmarks/decode.py --topology 8xH100 --pages 43690            # needs jax[cuda12] or jax[cuda13], no GPU
@@ -36,7 +36,7 @@ from scope_jax.models.files.families import from_hf
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
@@ -87,7 +87,7 @@ def engine_on(
     pages: int | None = None,
     cascade: int = 0,
     tensor: int | None = None,
-) -> PagedEngine:
+) -> Engine:
     """The engine on a topology, with tensor groups of so many chips; None: of as many as there are kv heads, at most
     all."""
     on = hardware(topology)
@@ -95,14 +95,13 @@ def engine_on(
         raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda13]' (no GPU is needed).")
     devices = list(on.devices)
     tensor = math.gcd(len(devices), kv_heads(model)) if tensor is None else tensor
-    config = EngineConfig(
-        *(requests, length, (length,), 1, 16, jnp.bfloat16), prefill_tokens=1024, pages=pages, cascade=cascade
-    )
+    sizes = requests, length, 16
+    config = EngineConfig(*sizes, jnp.bfloat16, prefill_tokens=1024, pages=pages, cascade=cascade)
     how = attention_over_pages(on.platform, head_dim(model), has_sinks(model))
-    return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
+    return Engine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
 
-def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
+def measured(engine: Engine, topology: str) -> dict[str, Any]:
     on = hardware(topology)
     decode = compiled(next(one for one in engine.programs() if one.kind == "decode"), on.platform)
     if decode.refused:

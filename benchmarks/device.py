@@ -7,7 +7,7 @@ is JSON. Weights are random; Qwen3-8B/8 is the model's first 8 layers. In order:
 
     rates                 a large bfloat16 product, large vectors, a tiny operation
     selftest              scope-jax selftest, in several processes at a time, as it mostly compiles
-    decode MODEL N        the paged engine, N slots of 640 tokens in the mean: milliseconds for a token of every slot
+    decode MODEL N        the engine, N slots of 640 tokens in the mean: milliseconds for a token of every slot
     torch decode MODEL N  transformers' generate from N prompts of 512 tokens, 256 more each, with its dynamic cache
     sample MODEL N        the same as a run has it, the host's part included: models of other layers, or with experts
     update MODEL N        one step over N rows of 1,024 tokens: float32 weights and moments, layers recomputed, AdamW

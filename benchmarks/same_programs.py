@@ -3,8 +3,8 @@
     python -m benchmarks.same_programs > after.txt      # the same in a checkout of the code before, then diff
 
 For six tiny models that cover families, windows, biases and experts it prints the first digits of a hash of the
-StableHLO text of seven programs: the gradient with remat none, full and dots, a step and a prefill of the dense cache,
-a token and 32 tokens over pages. Equal texts compile to equal instructions: the same bits in the same time.
+StableHLO text of seven programs: the gradient with remat none, full and dots, and a token and 32 tokens over pages
+of slots and over shared ones. Equal texts compile to equal instructions: the same bits in the same time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scope_jax.models.decoder import cache as kv
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.pages import Loop, Where, feed, init_pages, layer_groups
+from scope_jax.models.decoder.pages import Implementation, Loop, Where, feed, init_pages, layer_groups
 from scope_jax.models.files.families import from_hf
 from scope_jax.sharding.collectives import LOCAL
 
@@ -69,17 +69,15 @@ def programs(cfg: ModelConfig) -> Iterator[str]:
     for remat in ("none", "full", "dots"):
         yield lowered(jax.grad(partial(loss, remat)), params, ids_BT, ids_BT, ids_BT)
     layers = jax.eval_shape(partial(transformer.unstack_layers, cfg), params)
-    cache = jax.eval_shape(lambda: kv.init_cache(cfg, ROWS, 128, jnp.float32))
-    yield lowered(partial(kv.step, cfg), layers, cache, lengths_B, lengths_B)
-    yield lowered(partial(kv.append, cfg), layers, cache, ids_BT, lengths_B, lengths_B)
-    pages = jax.eval_shape(lambda: init_pages(cfg, Loop(), 9, jnp.float32))
-    where = Where(integers(ROWS, len(layer_groups(cfg)), 4), lengths_B, lengths_B)
+    for how, count, columns in ((Columns(128), ROWS, 1), (Loop(), 9, 4)):
+        pages = jax.eval_shape(partial(init_pages, cfg, how, count, jnp.float32))
+        where = Where(integers(ROWS, len(layer_groups(cfg, how.paging)), columns), lengths_B, lengths_B)
 
-    def fed(layers: Any, pages: Any, ids_RQ: Any, where: Where) -> Any:
-        return feed(cfg, Loop(), layers, pages, ids_RQ, where, LOCAL)
+        def fed(layers: Any, pages: Any, ids_RQ: Any, where: Where, how: Implementation = how) -> Any:
+            return feed(cfg, how, layers, pages, ids_RQ, where, LOCAL)
 
-    for queries in (1, 32):
-        yield lowered(fed, layers, pages, integers(ROWS, queries), where)
+        for queries in (1, 32):
+            yield lowered(fed, layers, pages, integers(ROWS, queries), where)
 
 
 def main() -> None:

@@ -1,187 +1,456 @@
-"""The interface of the two engines, `rollouts.dense` and `rollouts.paged`: the same operations, the same completions.
+"""The engine: compiled programs for one model and mesh, and the operations that a decode loop (`rollouts.loop`) calls.
 
-An engine holds compiled programs for one model and mesh, but neither weights nor state: both are arguments of the
-operations, and a state that an operation returns replaces the one it was given. The order of operations is the
-caller's, see `rollouts.loop`.
+It holds neither weights nor state: both are arguments of the operations, and a state that an operation returns replaces
+the one it was given. `insert` and `extend` say what is to be computed, `advance` computes it; episodes that are set
+aside and brought back are the same, bit for bit.
+
+Keys and values lie in pages. Where pages are shared, memory follows the tokens that are there, and equal beginnings are
+computed once; where gathering pages is slow each slot has one, as long as the longest episode, and equal prompts are
+computed once and copied (`models.decoder.pages.Paging`).
+Every program has one shape, whatever the lengths: `slots` rows when decoding, blocks of CHUNK tokens for
+prompts and observations, as many per dispatch as `prefill_tokens` allows. Row shards of the mesh (data × fsdp) have
+slots and pages of their own and never communicate, unless experts are distributed over them; a tensor group splits the
+heads.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.delta import RowBounds
+from scope_jax.models.decoder.pages import Implementation, Loop, Where, picks_group, tables_in_smem
 from scope_jax.models.decoder.transformer import Params
-from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result
-from scope_jax.sharding.program import AbstractProgram
-
-State = Any  # of an engine: what is kept between operations
-Prompt = Sequence[int] | np.ndarray  # token ids
+from scope_jax.rollouts.budget import PageBudget, PageNeeds, page_bytes, state_bytes
+from scope_jax.rollouts.paged_state import Chunk, PagedState, Unfinished
+from scope_jax.rollouts.pages import CHUNK, Counts, OutOfPages, Pool, Snapshots
+from scope_jax.rollouts.programs import PagedPrograms
+from scope_jax.rollouts.slots import (
+    DecodeState,
+    EngineConfig,
+    Extension,
+    Placement,
+    Result,
+    past_the_end,
+    rows_of,
+    stop_row,
+)
+from scope_jax.rollouts.weights import EngineWeights
+from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.program import AbstractProgram, name_of
 
 
 @dataclass(frozen=True)
-class PageBudget:
-    """The pages of one row shard of the mesh, of each shape."""
+class Aside:
+    """An episode in host memory."""
 
-    pages: tuple[int, ...]
-    """So many, with the one that is never given away."""
-    least: tuple[int, ...]
-    """So many hold an episode of max_length and what a dispatch may add to it."""
-    page_bytes: tuple[int, ...]
-    """Of one page on each device, all layers of a group together."""
-    state_bytes: int = 0
-    """Of all states on each device, of a model whose layers have some."""
+    length: int
+    """Its tokens in the cache."""
+    turn: int | None
+    """Where its turn began, see PagedState."""
+    held: np.ndarray
+    """bool [groups, columns], True where it has a page."""
+    pages: Any
+    """Their contents in this order, for each shape, by array."""
+    states: Any = ()
+    """What layers with states keep."""
+    begun: Any = ()
+    """The same when the turn began; () if it cannot be cut."""
+    said: tuple[int, ...] = ()
+    """Tokens since then, of a model with states."""
+    picks: np.ndarray | None = None
+    """As `Engine.picks` gives them, with `EngineConfig.picks`."""
 
-    @property
-    def least_bytes(self) -> int:
-        """Of the smallest cache."""
-        return sum(count * size for count, size in zip(self.least, self.page_bytes, strict=True)) + self.state_bytes
 
+class Engine:
+    """An engine over `config.pages` pages of each shape on each row shard.
 
-@runtime_checkable
-class Engine(Protocol):
-    """What generation, serving and plans know of an engine."""
+    how: layout of the pages and attention over them; None: the loop that runs everywhere. Raises UserError if slots or
+    heads cannot be sharded over the mesh, or if an episode of max_length can never fit, and ValueError for a number of
+    pages that belong to slots or are shorter than max_length.
+    """
 
-    model: ModelConfig
-    config: EngineConfig
-    mesh: Mesh
-    keeps_prompts: bool
-    """Whether a state holds prompts for later requests, as long as the weights are the same."""
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, how: Implementation | None = None) -> None:
+        self.model, self.config, self.mesh = model, config, mesh
+        self.how = how = Loop() if how is None else how
+        self.paging = paging = how.paging
+        if paging.by_slot and (config.pages is not None or paging.length < config.max_length):
+            raise ValueError(
+                f"each slot has one page of {paging.length} tokens; EngineConfig.pages is {config.pages}, but must be "
+                f"None, and max_length {config.max_length}, but must be at most a page."
+            )
+        shards = row_shards(mesh)
+        self._needs = needs = PageNeeds(model, config, shards, paging)
+        self.windows, self.chunks = needs.windows, needs.chunks
+        self.columns = paging.count(config.max_length)  # of a page table
+        pages = needs.enough if config.pages is None else np.broadcast_to(config.pages, needs.enough.shape)
+        for own, least in zip(pages.tolist(), needs.least.tolist(), strict=True):
+            if own < least:
+                raise UserError(
+                    f"a shard of the rollout engine has {own} pages of {paging.length} tokens, but one episode of "
+                    f"rollout.max_length = {config.max_length} (or evaluate.max_length, if that is longer) needs "
+                    f"{least}; raise the budget or lower it."
+                )
+        self.pages = tuple(pages.tolist())
+        tensor, dtype = mesh.shape["tensor"], config.compute_dtype
+        states = state_bytes(model, dtype, config.slots // shards, tensor)
+        sizes = page_bytes(model, dtype, tensor, config.picks, paging)
+        self.budget = PageBudget(self.pages, tuple(needs.least.tolist()), sizes, states)
+        self.weights = EngineWeights(model, config, mesh)
+        self.jitted = PagedPrograms(self.weights, how, [count - paging.by_slot for count in self.pages])
+        self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
+        self._check_tables("slots", self.slots)
+        self._check_tables("prefill_tokens", self.chunks)
+
+    def _check_tables(self, setting: str, rows: int) -> None:
+        """Raises ValueError if the page tables of so many rows are too large for the kernel over pages."""
+        most = self.how.table_bytes
+        columns = max(
+            self.columns if window is None else min(self.columns, self.paging.touched(window + CHUNK - 1))
+            for window in self.windows
+        )
+        if most is not None and (needed := tables_in_smem(rows, columns)) > most:
+            raise UserError(
+                f"rollout.{setting} = {getattr(self.config, setting)} is too much for episodes of "
+                f"{self.config.max_length} tokens: the page tables of {rows} rows take {needed / 2**20:.2f} MiB of the "
+                f"scalar memory of a TPU core, which has room for {most / 2**20:.2f}; lower rollout.{setting} or "
+                "rollout.max_length, or give [rollout.mesh] more row shards (data or fsdp)."
+            )
 
     # ------------------------------------------------------------------------------------------------------ weights
     def load_params(self, params: Params) -> Params:
         """The engine's own copy of stacked weights, see `EngineWeights.load_params`."""
-        ...
+        return self.weights.load_params(params)
 
     def take_params(self, params: Params) -> Params:
         """Like load_params, but frees the source weight by weight."""
-        ...
+        return self.weights.take_params(params)
 
     def load_adapter(self, params: Params, policy: str, factors: Params) -> Params:
         """The engine's weights with a copy of this policy's factors."""
-        ...
+        return self.weights.load_adapter(params, policy, factors)
 
     def number(self, policy: str | None) -> int:
         """The policy's place among the adapters. Raises ValueError if there is no such policy."""
-        ...
+        return self.weights.number(policy)
 
     # --------------------------------------------------------------------------------------------------- operations
-    def init_decode_state(self) -> State:
+    def init_decode_state(self) -> PagedState:
         """A state in which no slot decodes."""
-        ...
+        sizes = self.pages, self.windows, self._needs.shapes, self.paging
+        pools = [Pool(shard, *sizes) for shard in range(self.row_shards)]
+        count = self.jitted.snapshots
+        snapshots = [Snapshots(self.slots, count) for _ in range(self.row_shards)] if count else []
+        return PagedState(self.jitted.init(), pools, self.config.slots, self.columns, snapshots)
 
-    def prefill(self, params: Params, prompts: Sequence[Prompt], policies: Sequence[int] = ()) -> Any:
-        """A prefix of prompts for `insert`. policies: the number of each prompt's, with adapters; () if all are 0.
-        Raises ValueError for prompts that the engine does not take."""
-        ...
+    def checked(self, prompt: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The prompt's ids. Raises ValueError if it is empty or too long."""
+        longest = self.config.max_length - 1
+        if not 0 < len(prompt) <= longest:
+            raise ValueError(f"A prompt has {len(prompt)} tokens; the engine takes 1 to {longest}.")
+        return np.asarray(prompt, np.int32)
 
-    def room(self, state: State, asked: Sequence[tuple[np.ndarray, int]]) -> int:
-        """How many of these (prompt, slot), from the first on, can be placed."""
-        ...
+    def room(self, state: PagedState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
+        """How many of these (prompt, slot), from the first on, can be placed: so many that all live slots still decode
+        for one dispatch."""
+        left = [self._left(state, shard) for shard in range(self.row_shards)]
+        for count, (prompt, slot) in enumerate(asked):
+            shard = slot // self.slots
+            left[shard] = left[shard] - self._needs.with_dispatch(len(prompt))
+            if (left[shard] < 0).any():
+                return count
+        return len(asked)
 
-    def insert(self, state: State, prefix: Any, placements: Sequence[Placement]) -> State:
-        """Places rows of a prefix in slots, for which there is `room`; one row may be placed in many. Raises ValueError
-        if a placement has too many stop ids."""
-        ...
+    def fits(self, state: PagedState, aside: Aside, kept: int, more: int, slot: int) -> bool:
+        """Whether an episode in host memory can return to a slot, keep the first `kept` of its tokens there and be
+        extended by `more`, and all live slots still decode for one dispatch."""
+        columns = self.paging.count(kept)
+        grown = self._needs.of_row(kept + more) - self._needs.of_shape * columns
+        needed = np.maximum(state.counted(aside.held), state.counted(aside.held[:, :columns]) + grown)
+        return bool((self._left(state, slot // self.slots) >= needed).all())
 
-    def extend(self, params: Params, state: State, extensions: Sequence[Extension]) -> State:
-        """Appends tokens to at most prefill_batch paused slots, all in one bucket. Raises OutOfPages before anything is
-        appended."""
-        ...
+    def insert(self, state: PagedState, placements: Sequence[Placement]) -> PagedState:
+        """Places prompts in slots, for which there is `room`: they decode when `advance` has computed them. Equal ones
+        are computed once on each shard. Raises ValueError, before anything has changed, if a prompt is empty or too
+        long, or a placement has too many stop ids."""
+        prompts = [self.checked(placement.prompt) for placement in placements]
+        for placement in placements:
+            stop_row(placement.params)
+        for placement, prompt in zip(placements, prompts, strict=True):
+            ids, last = np.split(prompt, [-1])
+            pages = self._needs.with_dispatch(len(ids))
+            chunks = state.place(ids, placement)
+            state.queue(Unfinished(placement.slot, len(ids), chunks, pages, placement, int(last[0])))
+        return state
 
-    def advance(self, params: Params, state: State, most: int | None = None) -> tuple[State, Sequence[int]]:
-        """Computes what `insert` and `extend` have left to be computed, with at most `most` dispatches (None: all).
-        Slots whose last token has been computed decode from now on; returns the others."""
-        ...
+    def extend(self, state: PagedState, extensions: Sequence[Extension]) -> PagedState:
+        """Appends tokens to paused slots, which decode again when `advance` has computed them. Raises OutOfPages before
+        anything is appended."""
+        for e in extensions:
+            state.keep(e.slot, e.length)
+        lengths = [e.length + len(e.ids) - 1 for e in extensions]
+        for shard in range(self.row_shards):
+            own = [pair for pair in zip(extensions, lengths, strict=True) if pair[0].slot // self.slots == shard]
+            missing = sum((state.missing(e.slot, length) for e, length in own), np.zeros_like(self._needs.of_shape))
+            if (missing > state.spare(shard)).any():
+                raise OutOfPages(shard)
+        for e, length in zip(extensions, lengths, strict=True):
+            ids, last = np.split(np.asarray(e.ids, np.int32), [-1])
+            pages = self._needs.of_row(length)
+            chunks = (state.again if state.snapshots else state.chunks)(e.slot, e.length, ids)
+            state.queue(Unfinished(e.slot, length, chunks, pages, e, int(last[0])))
+        return state
 
-    def generate(
-        self, params: Params, state: State, longest: int | None = None, patience: int | None = None
-    ) -> tuple[State, Result]:
-        """Samples up to decode_steps tokens for every live slot; the result is still to be `read`.
+    def advance(self, params: Params, state: PagedState, most: int | None = None) -> tuple[PagedState, list[int]]:
+        """Computes prompts and observations in the order of `insert` and `extend`, up to `prefill_tokens` per dispatch
+        and shard, with at most `most` dispatches (None: all). Slots whose last token has been computed decode from now
+        on; returns the others. What windows have passed is given back after each dispatch, so that no page has two rows
+        in one."""
+        while any(state.unfinished) and most != 0:
+            drawn = [state.draw(shard, self.chunks) for shard in range(self.row_shards)]
+            self._append_chunks(params, state, [chunks for chunks, _ in drawn])
+            self._begin_decoding(state, [one for _, finished in drawn for one in finished])
+            most = None if most is None else most - 1
+        return state, [one.slot for queue in state.unfinished for one in queue]
 
-        longest: tokens in the cache of the longest live slot (None: max_length). patience: the dispatch ends early once
-        this many slots have finished (None: all of them). Neither changes any token or log-prob. Raises OutOfPages,
-        before anything has changed but for pages already reserved.
+    def generate(self, params: Params, state: PagedState, patience: int | None = None) -> tuple[PagedState, Result]:
+        """Samples up to decode_steps tokens for every live slot; the result is still to be `read`, but this may be
+        called again before: pages are reserved for all that has not been.
+
+        patience: the dispatch ends early once this many slots have finished (None: all of them), which changes no token
+        or log-prob. Raises OutOfPages, before anything has changed but for pages already reserved.
         """
-        ...
+        for slot, live in enumerate(state.live):
+            if live:
+                turn = state.turn[slot]
+                state.pass_by(slot, state.length[slot] if turn is None else turn)
+                ahead, shard = self._ahead(state, slot), slot // self.slots
+                if state.unfinished[shard] and (state.missing(slot, ahead) > state.spare(shard)).any():
+                    raise OutOfPages(shard)  # there may be pages, but prompts need them
+                state.grow(slot, ahead)
+        patience = self.config.slots if patience is None else patience
+        tables = state.tables(self.config.cascade)
+        state.device, result = self.jitted.generate(params, state.device, tables, self.jitted.patience(patience))
+        for slot, live in enumerate(state.live):
+            state.unread[slot] += live * self.config.decode_steps
+        return state, result
 
-    def read(self, state: State, result: Result, slots: Sequence[int]) -> Result:
+    def read(self, state: PagedState, result: Result, slots: Iterable[int]) -> Result:
         """A dispatch's result in host memory, once it has been computed. slots: those whose turn has not been ended or
-        replaced since its launch; `state` is the current one."""
-        ...
+        replaced since its launch, whose lengths are updated."""
+        result = jax.device_get(result)
+        for slot in slots:
+            state.length[slot] += int(result.counts_S[slot])
+            state.unread[slot] -= self.config.decode_steps
+            state.live[slot] = bool(result.live_S[slot])
+            if state.snapshots:
+                state.said[slot] += result.tokens_NS[: result.counts_S[slot], slot].tolist()
+        return result
 
-    def pause(self, state: State, slots: Sequence[int]) -> State:
+    def pause(self, state: PagedState, slots: Sequence[int]) -> PagedState:
         """Pauses slots; their caches are kept."""
-        ...
+        paused = np.zeros(self.config.slots, bool)
+        paused[list(slots)] = True
+        state.device = self.jitted.pause(state.device, paused)
+        for slot in slots:
+            state.live[slot] = False
+        return state
 
-    def picks(self, state: State, slot: int) -> Callable[[], np.ndarray]:
+    def picks(self, state: PagedState, slot: int) -> Callable[[], np.ndarray]:
         """With `config.picks`: launches what reads the experts that were picked of the tokens in a slot's cache. Its
         result waits for them: [tokens, L, k], L in the order of `expert_layers`, and meaningless behind the slot's
         tokens."""
-        ...
+        columns = self.paging.count(state.length[slot])
+        pages = state.on_devices(state.table[slot])[picks_group(self.model, self.paging), :columns]
+        return self.jitted.picks(state.device.cache, slot // self.slots, pages)
 
-    def release(self, state: State, slots: Iterable[int]) -> State:
-        """Slots that do not decode have ended; their memory is free."""
-        ...
+    def release(self, state: PagedState, slots: Iterable[int]) -> PagedState:
+        """Slots that do not decode have ended: gives back their pages; prompts of theirs are not computed any
+        further."""
+        for slot in slots:
+            shard = slot // self.slots
+            state.unfinished[shard] = deque(one for one in state.unfinished[shard] if one.slot != slot)
+            state.keep(slot, 0)
+        return state
 
-    def compile(self, params: Params, state: State, *, extends: bool) -> State:
-        """Compiles every program by running it for no slot. extends: that of `extend` as well. No slot decodes."""
-        ...
+    def set_aside(self, state: PagedState, slot: int) -> Aside:
+        """Moves the tokens of a paused slot to host memory, and frees it."""
+        state.keep(slot, state.length[slot])
+        held, shard = state.table[slot] > 0, slot // self.slots
+        cache, begun = state.device.cache, state.begun[slot]
+        table = state.on_devices(state.table[slot])
+        pages = self.jitted.contents(cache, shard, [table[own] for own in state.by_shape(slot, held)])
+        aside = Aside(
+            *(state.length[slot], state.turn[slot], held, pages),
+            self.jitted.states_of(cache, shard, slot - shard * self.slots),
+            () if begun is None else self.jitted.states_of(cache, shard, begun),
+            tuple(state.said[slot]),
+            self.picks(state, slot)() if self.config.picks else None,
+        )
+        self.release(state, [slot])
+        return aside
+
+    def bring_back(
+        self, state: PagedState, aside: Aside, slot: int, token: int, placement: Placement, *, live: bool
+    ) -> PagedState:
+        """Returns an episode to a slot of any shard. token: the input of its next step. live: it decodes on; otherwise
+        it waits for `extend`. Raises OutOfPages before anything has changed."""
+        shard = slot // self.slots
+        parts = state.by_shape(slot, aside.held)
+        state.give(slot, parts)
+        table = state.on_devices(state.table[slot])
+        pages = [table[own].tolist() for own in parts]
+        cache = self.jitted.written(state.device.cache, shard, pages, aside.pages)
+        cache = self.jitted.with_states(cache, shard, slot - shard * self.slots, aside.states)
+        if aside.begun:
+            state.begun[slot] = row = state.snapshots[shard].take()
+            cache = self.jitted.with_states(cache, shard, row, aside.begun)
+        state.device = state.device._replace(cache=cache)
+        state.columns[slot], state.length[slot] = self.paging.count(aside.length), aside.length
+        state = self._begin(state, [placement], [token])
+        state.turn[slot], state.said[slot] = aside.turn, list(aside.said)
+        return state if live else self.pause(state, [slot])
+
+    def compile(self, params: Params, state: PagedState, *, extends: bool) -> PagedState:
+        """Compiles every program by running it for no slot and no page. extends: that of `extend` as well."""
+        rows, slots = self.row_shards * self.chunks, self.config.slots
+        nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
+        begins = RowBounds(nothing, nothing, nothing) if state.snapshots else None
+        where = Where(table, nothing, nothing, rows=begins)
+        cache = self.jitted.append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
+        cache = self.jitted.run_for_nothing(cache)
+        number, limits, *how = rows_of([past_the_end(slots)], slots)
+        nowhere = np.zeros_like(limits)
+        state.device = self.jitted.start(state.device._replace(cache=cache), number, nowhere, nowhere, limits, *how)
+        if extends:
+            self._resume(state, [], [])
+        state, _ = self.generate(params, self.pause(state, []))
+        jax.block_until_ready(state.device)
+        return state
 
     def most_programs(self) -> dict[str, int]:
-        """How many programs `compile` compiles that take long, by the name of their function; requests of fewer lengths
-        need fewer."""
-        ...
+        """How many programs `compile` compiles that take long, by the name of their function."""
+        own = self.jitted
+        return {name_of(program): 1 for program in (own.append, own.start, own.resume, own.generate)}
 
     # -------------------------------------------------------------------------------------------------------- plans
-    def abstract_weights(self) -> Params:
-        """Shapes and shardings of the weights as the programs get them, one tree per layer."""
-        ...
-
-    def abstract_state(self) -> Any:
-        """Shapes and shardings of the `DecodeState` on the devices."""
-        ...
-
-    def programs(self) -> list[AbstractProgram]:
-        """Decoding, over whole rows of the cache, and the largest program for prompts."""
-        ...
-
-    def with_model(self, model: ModelConfig) -> Engine:
-        """The same engine, with as large a cache, for a model of other layers."""
-        ...
-
     @property
     def full_rows(self) -> int:
         """Episodes of max_length that the cache holds at a time, over the whole mesh."""
-        ...
+        rows = (np.asarray(self.pages) - 1) // self._needs.of_tokens(self.config.max_length)
+        return min(self.slots, int(rows.min())) * self.row_shards
 
-    @property
-    def budget(self) -> PageBudget | None:
-        """None if every slot has memory of its own for max_length tokens."""
-        ...
+    def with_model(self, model: ModelConfig) -> Engine:
+        """The same engine, with as large a cache, for a model of other layers."""
+        config = self.config if self.paging.by_slot else replace(self.config, pages=self.pages)
+        return Engine(model, config, self.mesh, self.how)
 
+    def abstract_weights(self) -> Params:
+        """Shapes and shardings of the weights as the programs get them, one tree per layer."""
+        return self.weights.abstract()
 
-@runtime_checkable
-class PagingEngine(Engine, Protocol):
-    """An engine whose memory may run out: only such a one raises OutOfPages, and moves episodes to host memory then."""
+    def abstract_state(self) -> DecodeState:
+        """Shapes and shardings of the `DecodeState` on the devices."""
+        return self.jitted.abstract_state()
 
-    slots: int
-    """Of one row shard."""
+    def programs(self) -> list[AbstractProgram]:
+        """Decoding, and computing prompts and observations."""
+        return self.jitted.programs(self.chunks)
 
-    def set_aside(self, state: State, slot: int) -> Any:
-        """Moves the tokens of a paused slot to host memory, and frees it."""
-        ...
+    # -------------------------------------------------------------------------------------------------------- pages
+    def _ahead(self, state: PagedState, slot: int) -> int:
+        """Tokens that may be in the slot's cache after the next dispatch."""
+        most = state.length[slot] + state.unread[slot] + self.config.decode_steps
+        return min(most, max(state.limit[slot], state.length[slot] + 1))
 
-    def fits(self, state: State, aside: Any, kept: int, more: int, slot: int) -> bool:
-        """Whether an episode in host memory can return to a slot, keep the first `kept` of its tokens there and be
-        extended by `more`, and all live slots still decode for one dispatch."""
-        ...
+    def _left(self, state: PagedState, shard: int) -> Counts:
+        """Pages of a shard that its live slots do not need for the next dispatch."""
+        left = state.spare(shard)
+        for slot in range(shard * self.slots, (shard + 1) * self.slots):
+            if state.live[slot]:
+                left = left - state.missing(slot, self._ahead(state, slot))
+        return left
 
-    def bring_back(self, state: State, aside: Any, slot: int, token: int, placement: Placement, *, live: bool) -> State:
-        """Returns an episode to a slot of any shard. token: the input of its next step. live: it decodes on; otherwise
-        it waits for `extend`. Raises OutOfPages before anything has changed."""
-        ...
+    # -------------------------------------------------------------------------------------------------- dispatches
+    def _append_chunks(self, params: Params, state: PagedState, drawn: Sequence[Sequence[Chunk]]) -> None:
+        """Computes chunks of each shard in one dispatch."""
+        if not any(drawn):
+            return
+        rows = self.row_shards * self.chunks
+        ids = np.zeros((rows, CHUNK), np.int32)
+        table = np.zeros((rows, *state.table.shape[1:]), np.int32)
+        starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
+        begins = RowBounds(*(np.zeros(rows, np.int32) for _ in range(3))) if state.snapshots else None
+        for shard, chunks in enumerate(drawn):
+            for row, chunk in enumerate(chunks, start=shard * self.chunks):
+                counts[row], starts[row] = len(chunk.ids), chunk.start
+                table[row] = state.on_devices(state.table[chunk.slot])
+                policies[row] = state.policy[chunk.slot]
+                ids[row, : len(chunk.ids)] = chunk.ids
+                if begins is not None:
+                    own = chunk.slot - shard * self.slots
+                    begins.sources_R[row] = own if chunk.source is None else chunk.source
+                    begins.targets_R[row], begins.copies_R[row] = own, own if chunk.copy is None else chunk.copy
+        where = Where(table, starts, counts, rows=begins)
+        cache = self.jitted.append(params, state.device.cache, ids, where, policies)
+        state.device = state.device._replace(cache=cache)
+        for chunk in (chunk for chunks in drawn for chunk in chunks):
+            state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
+
+    def _begin_decoding(self, state: PagedState, finished: Sequence[Unfinished]) -> None:
+        """Makes slots decode whose tokens are in the cache."""
+        copies, shared, placed, resumed = [], [], [], []
+        for one in finished:
+            state.length[one.slot] = one.length
+            state.said[one.slot] = [one.token]
+            if isinstance(one.start, Extension):
+                resumed.append((one.start, one.token))
+                continue
+            placed.append((one.start, one.token))
+            if state.shares_last(one.slot, one.length):  # with other rows that begin so: each decodes in a copy
+                shard = one.slot // self.slots
+                before, pairs = state.copy_last(one.slot, one.length)
+                copies += [(shard, *pair, one.length) for pair in pairs]
+                shared.append((state.pool(one.slot), before))
+        state.device = state.device._replace(cache=self.jitted.copied(state.device.cache, copies))
+        for pool, pages in shared:
+            pool.drop(pages)
+        if placed:
+            self._begin(state, *zip(*placed, strict=True))
+        if resumed:
+            self._resume(state, *zip(*resumed, strict=True))
+
+    def _begin(self, state: PagedState, placements: Sequence[Placement], tokens: Sequence[int]) -> PagedState:
+        for p in placements:
+            state.limit[p.slot], state.live[p.slot] = p.limit, True
+            state.turn[p.slot] = state.length[p.slot] if p.may_be_cut else None
+            state.policy[p.slot] = p.policy
+            state.grouped[p.slot] = p.grouped // self.paging.length
+        slots, limits, stops, policies, sampling = rows_of(placements, self.config.slots)
+        token, length = np.zeros_like(limits), np.zeros_like(limits)
+        token[: len(tokens)], length[: len(tokens)] = tokens, [state.length[p.slot] for p in placements]
+        state.device = self.jitted.start(state.device, slots, token, length, limits, stops, policies, sampling)
+        return state
+
+    def _resume(self, state: PagedState, extensions: Sequence[Extension], tokens: Sequence[int]) -> None:
+        slots, first, lengths, limits = (np.zeros(self.config.slots, np.int32) for _ in range(4))
+        slots[:] = self.config.slots  # padding is dropped
+        keys = np.zeros((self.config.slots, 2), np.uint32)
+        for row, (e, token) in enumerate(zip(extensions, tokens, strict=True)):
+            state.limit[e.slot], state.live[e.slot], state.turn[e.slot] = e.limit, True, state.length[e.slot]
+            slots[row], first[row], lengths[row], limits[row], keys[row] = (
+                e.slot,
+                token,
+                state.length[e.slot],
+                e.limit,
+                e.key,
+            )
+        state.device = self.jitted.resume(state.device, slots, first, lengths, limits, keys)

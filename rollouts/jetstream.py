@@ -27,12 +27,12 @@ import grpc
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from scope_jax.errors import UserError
-from scope_jax.rollouts.dense import DenseEngine, Prefix
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
-from scope_jax.rollouts.slots import DecodeState, Placement
+from scope_jax.rollouts.paged_state import PagedState
+from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.texts import TextStream
 from scope_jax.rollouts.types import NonFiniteError, Request, RolloutError, SamplingParams, TextCodec
 
@@ -87,10 +87,9 @@ class LoggedTokens(engine_api.ResultTokens):
 
 @dataclass(frozen=True)
 class SampledPrefix:
-    """A prefilled prompt and how to sample from it: one key per sample."""
+    """A prompt and how to sample from it: one key per sample."""
 
-    prefix: Prefix
-    length: int
+    prompt: np.ndarray
     params: SamplingParams
     keys: tuple[np.ndarray, ...]
 
@@ -98,8 +97,8 @@ class SampledPrefix:
 class CountedState(NamedTuple):
     """The engine's state, and how many tokens of each slot are prompt."""
 
-    state: DecodeState
-    prompt_S: jax.Array
+    state: PagedState
+    prompt_S: np.ndarray
 
 
 class JetStreamTokenizer(tokenizer_api.Tokenizer):
@@ -138,7 +137,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 class JetStreamEngine(engine_api.Engine):
     """`engine_api.Engine` on top of ours. params: sampling parameters of requests that have none of their own."""
 
-    def __init__(self, engine: DenseEngine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
+    def __init__(self, engine: Engine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
         self._engine = engine
         self._tokenizer = JetStreamTokenizer(tokenizer, pad_id)
         self._params = params
@@ -148,7 +147,7 @@ class JetStreamEngine(engine_api.Engine):
         return self._engine.load_params(*args, **kwargs)
 
     def init_decode_state(self, *args: Any, **kwargs: Any) -> CountedState:
-        return CountedState(self._engine.init_decode_state(), jnp.zeros(self._engine.config.slots, jnp.int32))
+        return CountedState(self._engine.init_decode_state(), np.zeros(self._engine.config.slots, np.int32))
 
     def prefill(
         self,
@@ -161,7 +160,7 @@ class JetStreamEngine(engine_api.Engine):
         key: np.ndarray | None = None,
         **kwargs: Any,
     ) -> SampledPrefix:
-        """Prefills one prompt. The first token, too, is sampled by `generate`.
+        """A prefix of one prompt, which `generate` computes and whose first token, too, it samples.
 
         sampling, key: how this request is sampled, an extension of JetStream's interface; the default key is derived
         from the prompt.
@@ -196,37 +195,42 @@ class JetStreamEngine(engine_api.Engine):
         own = hashlib.blake2b(prompt.astype(np.int32).tobytes(), digest_size=8).digest()
         key = np.frombuffer(own, "<u4") if key is None else np.asarray(key, np.uint32)
         keys = tuple(key ^ np.asarray([0, sample], np.uint32) for sample in range(num_samples))
-        prefix = self._engine.prefill(params, [prompt])
-        return SampledPrefix(prefix, len(prompt), sampling or self._params, keys)
+        return SampledPrefix(self._engine.checked(prompt), sampling or self._params, keys)
 
     def insert(
         self, prefix: SampledPrefix, decode_state: CountedState, slot: int, request_id: Any = None
     ) -> CountedState:
-        """Places the prompt in a slot, which then decodes. Consumes decode_state, keeps prefix."""
+        """Places the prompt in a slot, whatever was there. Consumes decode_state, keeps prefix."""
         return self.bulk_insert(prefix, decode_state, [slot])
 
     def bulk_insert(self, prefix: SampledPrefix, decode_state: CountedState, slots: Sequence[int]) -> CountedState:
         """Places sample i of the prompt in slots[i]."""
-        config = self._engine.config
-        limit = min(prefix.length + prefix.params.max_tokens, config.max_length)
+        length = len(prefix.prompt)
+        limit = min(length + prefix.params.max_tokens, self._engine.config.max_length)
         pairs = zip(slots, prefix.keys, strict=True)
-        placements = [Placement(slot, 0, limit, prefix.params, key) for slot, key in pairs]
-        state = self._engine.insert(decode_state.state, prefix.prefix, placements)
-        prompt_S = decode_state.prompt_S.at[jnp.asarray(slots)].set(prefix.length)
+        placements = [Placement(slot, prefix.prompt, limit, prefix.params, key) for slot, key in pairs]
+        state = self._engine.release(self._engine.pause(decode_state.state, slots), slots)
+        state = self._engine.insert(state, placements)
+        prompt_S = decode_state.prompt_S.copy()
+        prompt_S[list(slots)] = length
         return CountedState(state, prompt_S)
 
     def generate(
         self, params: Any, decode_state: CountedState, sampler: Any = None
     ) -> tuple[CountedState, LoggedTokens]:
-        """One dispatch: [slots, tokens | valid | tokens generated so far | log-prob bits]. Consumes decode_state."""
-        state, result = self._engine.generate(params, decode_state.state)
+        """What has been inserted is computed, then one dispatch: [slots, tokens | valid | tokens generated so far |
+        log-prob bits]. Consumes decode_state."""
+        state, _ = self._engine.advance(params, decode_state.state)
+        decoding = [slot for slot, live in enumerate(state.live) if live]
+        state, result = self._engine.generate(params, state)
+        result = self._engine.read(state, result, decoding)
         steps = result.tokens_NS.shape[0]
-        valid = (jnp.arange(steps) < result.counts_S[:, None]).astype(jnp.int32)
-        length = (state.length_S + 1 - decode_state.prompt_S)[:, None]
-        bits = lax.bitcast_convert_type(result.logprobs_NS.T, jnp.int32)
-        data = jnp.concatenate([result.tokens_NS.T, valid, length, bits], axis=1)
+        valid = (np.arange(steps) < result.counts_S[:, None]).astype(np.int32)
+        length = (np.asarray(state.length, np.int32) + 1 - decode_state.prompt_S)[:, None]
+        bits = np.ascontiguousarray(result.logprobs_NS.T).view(np.int32)
+        data = np.concatenate([result.tokens_NS.T, valid, length, bits], axis=1)
         tokens = LoggedTokens(
-            data=data,
+            data=jnp.asarray(data),
             tokens_idx=(0, steps),
             valid_idx=(steps, 2 * steps),
             length_idx=(2 * steps, 2 * steps + 1),
@@ -236,7 +240,7 @@ class JetStreamEngine(engine_api.Engine):
         return CountedState(state, decode_state.prompt_S), tokens
 
     def get_prefix_destination_sharding(self) -> Any:
-        return self._engine.prefix_sharding
+        return None  # a prefix is in host memory
 
     def get_tokenizer(self) -> Any:
         """Empty: `build_tokenizer` needs no file."""

@@ -172,4 +172,4 @@ class LocalRollouts:
                         raise error
         finally:
             self._loop, self._dispatches, self._over = None, loop.dispatches, []
-        self._state = loop.state if self.engine.keeps_prompts else None
+        self._state = loop.state

@@ -7,7 +7,7 @@ tokens. Rows stop at stop ids and limits by themselves; whatever the host decide
 observations) takes effect one dispatch later, and tokens that were sampled in between are discarded.
 
 An episode that restarts frees its slot and waits at the head of the queue for its new prompt to be prefilled; so does a
-row of an interaction that goes on after another agent has spoken. When a paged cache is full, the episode placed last
+row of an interaction that goes on after another agent has spoken. When the pages are used up, the episode placed last
 moves to host memory and returns, unchanged, when there is room.
 """
 
@@ -19,9 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
-
-from scope_jax.rollouts.engine import Engine, PagingEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.interactions import ActiveInteraction, Interactions, Move
 from scope_jax.rollouts.pages import OutOfPages
@@ -94,11 +92,7 @@ class DecodeLoop:
         self.state = state
         self.responders = Responders(threads, tool)
         config = engine.config
-
-        def prefill(prompts: list[np.ndarray], policies: list[str | None]) -> Any:
-            return engine.prefill(params, prompts, [engine.number(policy) for policy in policies])
-
-        self._queue = Queue(prefill, config.bucket, config.prefill_batch)
+        self._queue = Queue()
         self._more: Iterator[None] | None = None  # see `follow`
         self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
@@ -205,13 +199,12 @@ class DecodeLoop:
             return
         prompts = self._queue.next_prompts(len(self._free))
         count = self._engine.room(self.state, list(zip(prompts, reversed(self._free), strict=False)))
-        for prefix, pairs in self._queue.take(count):
-            placements = []
-            for row, episode in pairs:
-                slot = self._seat(episode)
-                self._filling[slot] = episode
-                placements.append(self._placement(slot, row, episode))
-            self.state = self._engine.insert(self.state, prefix, placements)
+        placements = []
+        for episode in self._queue.take(count):
+            slot = self._seat(episode)
+            self._filling[slot] = episode
+            placements.append(self._placement(slot, episode))
+        self.state = self._engine.insert(self.state, placements)
 
     def _advance(self, most: int | None) -> None:
         """Computes prompts and observations with at most `most` dispatches, but goes on until a slot decodes."""
@@ -234,11 +227,11 @@ class DecodeLoop:
         self._turns += 1
         self._turn[slot] = self._turns
 
-    def _placement(self, slot: int, row: int, episode: ActiveEpisode) -> Placement:
+    def _placement(self, slot: int, episode: ActiveEpisode) -> Placement:
         asks = episode.request.respond is not None
         number = self._engine.number(episode.request.policy)
         params = episode.request.params
-        return Placement(slot, row, episode.limit, params, episode.key, asks, number, episode.grouped)
+        return Placement(slot, episode.prompt, episode.limit, params, episode.key, asks, number, episode.grouped)
 
     def _keep_picks(self, slot: int | None, aside: Any, episode: ActiveEpisode, row: int) -> None:
         """Before a row leaves its slot or host memory, its picks are read; they are fetched after the next dispatch."""
@@ -354,23 +347,17 @@ class DecodeLoop:
         return extensions
 
     def _extend(self, asked: Sequence[tuple[int, ActiveEpisode]]) -> None:
-        by_bucket: dict[int, list[tuple[int, ActiveEpisode]]] = {}
-        for slot, episode in asked:
-            bucket = self._engine.config.bucket(len(episode.appended[1]))
-            by_bucket.setdefault(bucket, []).append((slot, episode))
-        batch = self._engine.config.prefill_batch
-        for members in by_bucket.values():
-            for first in range(0, len(members), batch):
-                part = members[first : first + batch]
-                try:
-                    self._append(part)
-                except OutOfPages:
-                    for slot, episode in part:
-                        self._append_or_set_aside(slot, episode)
+        if not asked:
+            return
+        try:
+            self._append(asked)
+        except OutOfPages:
+            for slot, episode in asked:
+                self._append_or_set_aside(slot, episode)
 
     def _append(self, part: Sequence[tuple[int, ActiveEpisode]]) -> None:
         extensions = [Extension(s, *episode.appended, episode.limit, episode.key) for s, episode in part]
-        self.state = self._engine.extend(self.params, self.state, extensions)
+        self.state = self._engine.extend(self.state, extensions)
         self._filling |= dict(part)
 
     def _append_or_set_aside(self, slot: int, episode: ActiveEpisode) -> None:
@@ -380,7 +367,7 @@ class DecodeLoop:
                 return self._append([(slot, episode)])
             except OutOfPages as error:
                 if not self._settle() and not self._set_aside(error.shard):
-                    self._suspended.append(_Suspended(episode, self._paging.set_aside(self.state, slot), answered=True))
+                    self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=True))
                     self._free.append(slot)
                     return
 
@@ -388,11 +375,6 @@ class DecodeLoop:
         self._asked[self.responders.ask(episode.ask)] = _Asked(slot, episode)
 
     # ------------------------------------------------------------------------------------------------- out of memory
-    @property
-    def _paging(self) -> PagingEngine:
-        """The engine, once it has raised OutOfPages."""
-        return cast(PagingEngine, self._engine)
-
     def _settle(self) -> bool:
         """Reads a dispatch, or computes all prompts and observations: the pages reserved for more than they turn out to
         need are free again. False if there is nothing of the kind."""
@@ -411,20 +393,20 @@ class DecodeLoop:
         goes on.
         """
         waiting = {asked.slot: future for future, asked in self._asked.items() if asked.slot is not None}
-        here = [slot for slot in (*self._live, *waiting) if slot // self._paging.slots == shard]
+        here = [slot for slot in (*self._live, *waiting) if slot // self._engine.slots == shard]
         if not here:
             return False
         slot = max(here, key=lambda slot: self._since[slot])
         if slot in self._live:
             self.state = self._engine.pause(self.state, [slot])
             episode = self._live.pop(slot)
-            self._suspended.append(_Suspended(episode, self._paging.set_aside(self.state, slot), answered=False))
+            self._suspended.append(_Suspended(episode, self._engine.set_aside(self.state, slot), answered=False))
         else:
             asked = self._asked[waiting[slot]]
             episode = asked.episode
             assert episode is not None
             self._asked[waiting[slot]] = replace(asked, slot=None)
-            self._aside[episode.index] = self._paging.set_aside(self.state, slot)
+            self._aside[episode.index] = self._engine.set_aside(self.state, slot)
         self._free.append(slot)
         return True
 
@@ -433,12 +415,12 @@ class DecodeLoop:
         while self._suspended and self._free:
             one = self._suspended[0]
             kept, appended = one.episode.appended if one.answered else (one.aside.length, [])
-            if not self._paging.fits(self.state, one.aside, kept, len(appended), self._free[-1]):
+            if not self._engine.fits(self.state, one.aside, kept, len(appended), self._free[-1]):
                 return
             self._suspended.popleft()
             slot = self._seat(one.episode)
-            placement = self._placement(slot, 0, one.episode)
-            self.state = self._paging.bring_back(
+            placement = self._placement(slot, one.episode)
+            self.state = self._engine.bring_back(
                 self.state, one.aside, slot, one.episode.last_id, placement, live=not one.answered
             )
             if one.answered:
@@ -456,10 +438,8 @@ class DecodeLoop:
         waits = self._queue or self._suspended or self._more is not None
         patience = max(1, config.slots // REFILL) if waits else None
         while self._live:
-            more = len(self._flight) * config.decode_steps
-            longest = max(min(episode.length + more, episode.limit) for episode in self._live.values()) - 1
             try:
-                self.state, result = self._engine.generate(self.params, self.state, longest, patience)
+                self.state, result = self._engine.generate(self.params, self.state, patience)
             except OutOfPages as error:
                 if not self._settle():
                     self._set_aside(error.shard)

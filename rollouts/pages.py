@@ -9,18 +9,14 @@ shape's numbers begin with 0.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from scope_jax.models.decoder.pages import PAGE, Tables, pages_for
-from scope_jax.models.kernels.cascade import Tiles, tiles_of
-from scope_jax.rollouts.slots import Extension, Placement
+from scope_jax.models.decoder.pages import SHARED, Paging
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
 
@@ -30,16 +26,11 @@ Key = tuple[int, bytes]  # (serial of the entry before, or minus the policy's nu
 
 
 class OutOfPages(Exception):
-    """There are not enough free pages on a shard; setting an episode aside frees some."""
+    """There are not enough free pages on a shard; setting an episode aside frees some. Pages of slots never run out."""
 
     def __init__(self, shard: int) -> None:
         super().__init__(f"row shard {shard} has no free pages")
         self.shard = shard
-
-
-def first_seen(position: int, window: int | None) -> int:
-    """The column of a page table with the first token that a query at `position` sees."""
-    return 0 if window is None else max(0, position - window + 1) // PAGE
 
 
 @dataclass
@@ -72,13 +63,20 @@ class Pool:
     recently used. Its keys are token ids, so equal prompts, or equal beginnings of at least a page, are computed once.
     However many pages there are, what an operation costs follows the pages that it names.
 
-    counts: pages of each shape, or of the only one. shapes: the place of each group's shape among them.
+    counts: pages of each shape, or of the only one. shapes: the place of each group's shape among them. Of pages that
+    belong to slots, those of slot s are the numbers s + 1 of each shape, and rows take them by `of_slot`.
     """
 
     def __init__(
-        self, shard: int, counts: int | Sequence[int], windows: Windows = (None,), shapes: Sequence[int] | None = None
+        self,
+        shard: int,
+        counts: int | Sequence[int],
+        windows: Windows = (None,),
+        shapes: Sequence[int] | None = None,
+        paging: Paging = SHARED,
     ) -> None:
         self.shard = shard
+        self.paging = paging
         self.counts = (counts,) if isinstance(counts, int) else tuple(counts)
         self.windows = windows
         self.shapes = tuple(shapes) if shapes is not None else (0,) * len(windows)
@@ -92,7 +90,8 @@ class Pool:
         self._idle = [0] * len(self.counts)  # of each shape: pages that only the index refers to
         # Of each shape: a heap of (turn, page) with all idle pages, and outdated entries.
         self._queues: list[list[tuple[int, int]]] = [[] for _ in self.counts]
-        self._free = [list(range(base + n - 1, base, -1)) for base, n in zip(self.bases, self.counts, strict=True)]
+        ranges = [range(base + n - 1, base, -1) for base, n in zip(self.bases, self.counts, strict=True)]
+        self._free = [dict.fromkeys(pages) for pages in ranges]  # the last goes first
         self._serial = 0
 
     @property
@@ -111,7 +110,7 @@ class Pool:
             self._forget(count - len(free), shape)
         if count > len(free):
             raise OutOfPages(self.shard)
-        taken = [free.pop() for _ in range(count)]
+        taken = [free.popitem()[0] for _ in range(count)]
         for page in taken:
             self._references[page] = 1
         return taken
@@ -122,6 +121,24 @@ class Pool:
             raise OutOfPages(self.shard)
         rows = [self.take(count, shape) for shape in self.shapes]
         return np.asarray(rows, np.int32).reshape(len(self.shapes), count)
+
+    def belonging(self, slot: int) -> np.ndarray:
+        """[groups, 1] pages that belong to a slot."""
+        return np.asarray([[self.bases[shape] + 1 + slot] for shape in self.shapes], np.int32)
+
+    def of_slot(self, slot: int) -> np.ndarray:
+        """`belonging`, which no row uses, for a row; prompts that the index has there are forgotten."""
+        pages = self.belonging(slot)
+        for page in pages[:, 0].tolist():
+            if page in self._kept:
+                self._forget_one(page)
+            del self._free[self.shape_of(page)][page]
+            self._references[page] = 1
+        return pages
+
+    def awaited(self, slot: int) -> bool:
+        """Whether a row of another slot, which begins like the prompt in this one's pages, has yet to copy them."""
+        return any(self._references[page] and not self._rests(page) for page in self.belonging(slot)[:, 0].tolist())
 
     def shape_of(self, page: int) -> int:
         """The place of a page's shape."""
@@ -139,7 +156,7 @@ class Pool:
             shape = self.shape_of(page)
             self._references[page] -= 1
             if not self._references[page]:
-                self._free[shape].append(page)
+                self._free[shape][page] = None
             elif self._rests(page):
                 self._idle[shape] += 1
                 heappush(self._queues[shape], (self._turn[page], page))
@@ -172,22 +189,22 @@ class Pool:
         entries, one of which it must end with; None: any."""
         chain: list[PageEntry] = []
         count, runs = 0, [0] * len(self.windows)  # of each group: pages without a gap, up to the last one
-        for part in parts_of(ids):
+        for part in self.paging.parts(ids):
             entry = self._index.get((chain[-1].serial if chain else -policy, part))
             if entry is None:
                 break
             chain.append(entry)
             runs = [run + 1 if page else 0 for run, page in zip(runs, entry.pages, strict=True)]
-            position = min(len(chain) * PAGE, len(ids))
-            seen = (len(chain) - first_seen(position, window) for window in self.windows)
+            position = min(len(chain) * self.paging.length, len(ids))
+            seen = (len(chain) - self.paging.first_seen(position, window) for window in self.windows)
             ends = after is None or entry.serial in after
             if ends and all(run >= needed for run, needed in zip(runs, seen, strict=True)):
                 count = len(chain)
-        computed = min(count * PAGE, len(ids))
+        computed = min(count * self.paging.length, len(ids))
         table = np.zeros((len(self.windows), count), np.int32)
         for column, entry in enumerate(chain[:count]):
             for group, window in enumerate(self.windows):
-                if column >= first_seen(computed, window):
+                if column >= self.paging.first_seen(computed, window):
                     page = entry.pages[group]
                     table[group, column] = page
                     self._use(page)
@@ -215,31 +232,18 @@ class Pool:
             turn, page = heappop(self._queues[shape])
             if turn != self._turn[page] or not self._rests(page):
                 continue  # outdated: the page has been used since, or given away
-            key, group = self._kept.pop(page)
-            entry = self._index[key]
-            entry.pages[group] = 0
-            if not any(entry.pages):
-                del self._index[key]
-            self._idle[shape] -= 1
-            self.drop([page])
+            self._forget_one(page)
             count -= 1
 
-
-def parts_of(ids: np.ndarray) -> list[bytes]:
-    """A prompt's tokens in pages."""
-    return [ids[first : first + PAGE].tobytes() for first in range(0, len(ids), PAGE)]
-
-
-class Chunk(NamedTuple):
-    """Consecutive tokens to be computed for a slot, from position `start` on. Of a model with states:"""
-
-    slot: int
-    start: int
-    ids: np.ndarray
-    source: int | None = None
-    """A snapshot that it begins with; None: the slot's own state."""
-    copy: int | None = None
-    """A snapshot to be taken after it."""
+    def _forget_one(self, page: int) -> None:
+        """Frees a page that only the index refers to."""
+        key, group = self._kept.pop(page)
+        entry = self._index[key]
+        entry.pages[group] = 0
+        if not any(entry.pages):
+            del self._index[key]
+        self._idle[self.shape_of(page)] -= 1
+        self.drop([page])
 
 
 def snapshots_for(slots: int) -> int:
@@ -294,194 +298,3 @@ class Snapshots:
     def known(self) -> Collection[int]:
         """Pages after which there is a state."""
         return self._prompts.keys()
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """A prompt or an observation that is not in the cache yet."""
-
-    slot: int
-    length: int
-    """Of the slot when it is."""
-    chunks: Iterator[Chunk]
-    """What is to be computed; the slot gets the pages of a chunk when it is drawn."""
-    pages: Counts
-    """Most that the slot has until it has decoded for one dispatch."""
-    start: Placement | Extension
-    """What makes the slot decode then."""
-    token: int
-    """The first that is decoded."""
-
-
-class PagedState:
-    """The engine's state on the device, and which page belongs to which slot; the engine changes it in place."""
-
-    def __init__(
-        self, device: Any, pools: Sequence[Pool], slots: int, columns: int, snapshots: Sequence[Snapshots] = ()
-    ) -> None:
-        self.device = device
-        self.pools = tuple(pools)
-        self.snapshots = tuple(snapshots)  # by shard, of a model with states
-        self.begun: list[int | None] = [None] * slots  # snapshot of the beginning of the turn
-        self.said: list[list[int]] = [[] for _ in range(slots)]  # tokens since then, the first to be decoded included
-        self.table = np.zeros((slots, len(pools[0].windows), columns), np.int32)  # pages, 0 where there is none
-        self._bases = np.asarray([pools[0].bases[shape] for shape in pools[0].shapes])  # of the groups
-        self._of_shape = np.bincount(pools[0].shapes, minlength=len(pools[0].counts))  # groups of each
-        self.columns = [0] * slots  # of the table that a slot has
-        self.length = [0] * slots  # tokens in the cache, as far as read
-        self.unread = [0] * slots  # most tokens that launched dispatches may have added
-        self.limit = [0] * slots
-        self.live = [False] * slots
-        self.policy = [0] * slots
-        self.grouped = [0] * slots  # pages that a slot begins with and attends to together with others of its group
-        self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
-        self.unfinished: list[deque[Unfinished]] = [deque() for _ in pools]  # by shard, in the order of computation
-        self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
-
-    def shard(self, slot: int) -> int:
-        """The row shard that a slot belongs to."""
-        return slot * len(self.pools) // len(self.length)
-
-    def pool(self, slot: int) -> Pool:
-        """The pool of the slot's shard."""
-        return self.pools[self.shard(slot)]
-
-    def queue(self, one: Unfinished) -> None:
-        """Something more to be computed on the slot's shard."""
-        self.unfinished[self.shard(one.slot)].append(one)
-
-    def place(self, ids: np.ndarray, placement: Placement) -> Iterator[Chunk]:
-        """Gives a slot the pages of its prompt, those in the index and new ones, and yields what is to be computed. The
-        prompt is looked for when the pages of those before it have been entered; a page is entered with its last chunk,
-        so that one whose row is given up half-way is not found."""
-        slot, pool, parts = placement.slot, self.pool(placement.slot), parts_of(ids)
-        states = self.snapshots[self.shard(slot)] if self.snapshots else None
-        whole = len(ids) - len(ids) % PAGE
-        found = pool.find(ids, placement.policy, None if states is None else states.known)
-        self.policy[slot] = placement.policy
-        self.columns[slot] = found.table.shape[1]
-        self.table[slot, :, : self.columns[slot]] = found.table
-        self.prompt_tokens += len(ids)
-        self.computed_tokens += len(ids) - found.computed
-        serial = found.serial
-        source = states.find(serial) if states is not None and found.computed else None
-        for chunk in self.chunks(slot, found.computed, ids[found.computed :], source):
-            end = chunk.start + len(chunk.ids)
-            if len(chunk.ids) and (end % PAGE == 0 or end == len(ids)):
-                column = chunk.start // PAGE
-                serial = pool.enter(serial, parts[column], self.table[slot, :, column].tolist())
-                if states is not None and end == whole:
-                    chunk = chunk._replace(copy=states.enter(serial))
-            yield self._begins(chunk, len(ids)) if placement.may_be_cut else chunk
-
-    def again(self, slot: int, length: int, ids: np.ndarray) -> Iterator[Chunk]:
-        """Of a model with states, a slot's turn up to `length` tokens from its beginning on, and these tokens behind
-        it. Whether or not more of the turn was sampled, which depends on other slots: so that the bits do not."""
-        begin = self.turn[slot]
-        assert begin is not None
-        said = np.asarray(self.said[slot][: length - begin], np.int32)
-        for chunk in self.chunks(slot, begin, np.concatenate([said, ids]), self.begun[slot]):
-            yield self._begins(chunk, length + len(ids))
-
-    def _begins(self, chunk: Chunk, length: int) -> Chunk:
-        """The chunk, with a snapshot if the slot's turn begins behind it, at `length`."""
-        if not self.snapshots or chunk.start + len(chunk.ids) < length:
-            return chunk
-        states = self.snapshots[self.shard(chunk.slot)]
-        if chunk.copy is None:
-            chunk = chunk._replace(copy=states.take())
-        else:
-            states.hold(chunk.copy)
-        self._forget(chunk.slot)
-        self.begun[chunk.slot] = chunk.copy
-        return chunk
-
-    def _forget(self, slot: int) -> None:
-        """Gives back the snapshot of the beginning of the slot's turn."""
-        if (row := self.begun[slot]) is not None:
-            self.snapshots[self.shard(slot)].drop(row)
-            self.begun[slot] = None
-
-    def chunks(self, slot: int, start: int, ids: np.ndarray, source: int | None = None) -> Iterator[Chunk]:
-        """The tokens in blocks of CHUNK; before each, the slot gets the pages that it needs. source: snapshot that the
-        first begins with; there is one without tokens if there are none."""
-        for first in range(0, len(ids), CHUNK) or ([0] if source is not None else []):
-            some = ids[first : first + CHUNK]
-            self.grow(slot, start + first + len(some))
-            yield Chunk(slot, start + first, some, source if first == 0 else None)
-
-    def draw(self, shard: int, most: int) -> tuple[list[Chunk], list[Unfinished]]:
-        """The next chunks of a shard, at most `most`, and what is finished with them."""
-        chunks: list[Chunk] = []
-        finished: list[Unfinished] = []
-        queue = self.unfinished[shard]
-        while queue and len(chunks) < most:
-            chunk = next(queue[0].chunks, None)
-            if chunk is not None:
-                chunks.append(chunk)
-            if chunk is None or chunk.start + len(chunk.ids) == queue[0].length:
-                finished.append(queue.popleft())
-        return chunks, finished
-
-    def tables(self, lanes: int) -> Tables:
-        """What the live slots attend to; lanes: slots of a group that do so together, 0 for none."""
-        table = np.where(np.asarray(self.live)[:, None, None], self.on_devices(self.table), 0)
-        if not lanes:
-            return Tables(table, None)
-        full = [group for group, window in enumerate(self.pools[0].windows) if window is None]
-        grouped = [pages * live for pages, live in zip(self.grouped, self.live, strict=True)]
-        count = len(self.live) // len(self.pools)
-        shards = [slice(first, first + count) for first in range(0, len(self.live), count)]
-        tiles = [tiles_of(table[shard][:, full], grouped[shard], lanes) for shard in shards]
-        return Tables(table, Tiles(*map(np.concatenate, zip(*tiles, strict=True))))
-
-    def on_devices(self, table: np.ndarray) -> np.ndarray:
-        """Page tables [..., groups, columns] in the numbers of each shape, as programs take them."""
-        return np.where(table > 0, table - self._bases[:, None], 0).astype(np.int32)
-
-    def by_shape(self, slot: int, held: np.ndarray) -> list[np.ndarray]:
-        """held [groups, columns]: those of a slot's places, as one mask for each shape."""
-        shapes = np.asarray(self.pool(slot).shapes)
-        return [held & (shapes == shape)[:, None] for shape in range(len(self._of_shape))]
-
-    def counted(self, held: np.ndarray) -> Counts:
-        """How many of these places, [groups, columns], are True."""
-        return np.bincount(
-            self.pools[0].shapes, weights=np.count_nonzero(held, axis=1), minlength=len(self._of_shape)
-        ).astype(int)
-
-    def spare(self, shard: int) -> Counts:
-        """Pages of a shard that can be had and that no prompt or observation will need while it is computed."""
-        spare = np.asarray([self.pools[shard].available(shape) for shape in range(len(self._of_shape))])
-        for one in self.unfinished[shard]:
-            spare = spare - np.maximum(0, one.pages - self.counted(self.table[one.slot] > 0))
-        return spare
-
-    def missing(self, slot: int, tokens: int) -> Counts:
-        """Pages that a slot lacks for so many tokens."""
-        return max(0, pages_for(tokens) - self.columns[slot]) * self._of_shape
-
-    def grow(self, slot: int, tokens: int) -> None:
-        """Enough pages for so many tokens. Raises OutOfPages."""
-        first, last = self.columns[slot], pages_for(tokens)
-        if last > first:
-            self.table[slot, :, first:last] = self.pool(slot).columns(last - first)
-            self.columns[slot] = last
-
-    def pass_by(self, slot: int, position: int) -> None:
-        """Gives back the pages that no query from `position` on sees."""
-        for row, window in zip(self.table[slot], self.pool(slot).windows, strict=True):
-            if first := first_seen(position, window):
-                passed = row[:first]
-                self.pool(slot).pass_by(passed[passed > 0].tolist())
-                passed[:] = 0
-
-    def keep(self, slot: int, tokens: int) -> None:
-        """Keeps the first `tokens` tokens, and gives back the pages beyond them."""
-        beyond = self.table[slot, :, pages_for(tokens) :]
-        self.pool(slot).drop(beyond[beyond > 0].tolist())
-        beyond[:] = 0
-        self.columns[slot] = min(self.columns[slot], pages_for(tokens))
-        self.length[slot], self.unread[slot] = tokens, 0
-        if not tokens:
-            self._forget(slot)

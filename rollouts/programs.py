@@ -1,4 +1,4 @@
-"""The compiled programs of the paged engine: one for decoding, one for prompts, and those that move pages."""
+"""The compiled programs of the engine: one for decoding, one for prompts, and those that move pages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from scope_jax.models.decoder.pages import (
     Tables,
     Where,
     arrays,
+    copy_pages,
     feed,
     init_pages,
     init_states,
     layer_groups,
-    pages_for,
 )
 from scope_jax.models.decoder.transformer import Params, logits_of, output_table, with_wide_norms
 from scope_jax.models.kernels.cascade import Tiles, tile_count
@@ -49,7 +49,7 @@ from scope_jax.sharding.mesh import ROWS, row_shards
 from scope_jax.sharding.program import AbstractProgram, placed
 from scope_jax.sharding.rules import expert_axes
 
-MOVED = 8  # pages per dispatch when they are copied, or moved to the host or back
+MOVED = 8  # pages per dispatch when they are copied, or moved to the host or back, where they are not the slots'
 
 
 def check_cascade(lanes: int, model: ModelConfig) -> None:
@@ -61,17 +61,19 @@ def check_cascade(lanes: int, model: ModelConfig) -> None:
 class PagedPrograms:
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
-    how: layout of the pages and attention over them. pages: of one row shard, of each shape. Raises UserError if the
-    configuration asks for cascade attention and `how` or the model has none.
+    how: layout of the pages and attention over them. pages: of one row shard, of each shape, as the arrays have them.
+    Raises UserError if the configuration asks for cascade attention and `how` or the model has none.
     """
 
     def __init__(self, weights: EngineWeights, how: Implementation, pages: Sequence[int]) -> None:
         model, config, mesh = weights.model, weights.config, weights.mesh
         self.weights, self.how, self.pages = weights, how, tuple(pages)
-        self._of_shape = arrays(model, config.picks)
+        self._of_shape = arrays(model, how.paging, config.picks)
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
+        self._copied = self.slots if how.paging.by_slot else MOVED  # pages per dispatch
+        self._moved = 1 if how.paging.by_slot else MOVED
         self.lanes = config.cascade  # slots of a tile
         check_cascade(self.lanes, model)
         if self.lanes and not how.cascade:
@@ -122,7 +124,8 @@ class PagedPrograms:
         where = Where(rows, rows, rows, rows=RowBounds(rows, rows, rows) if self.states else None)
         self.append = mapped(self._append_body, (params, cache, rows, where, rows), cache, 1)
         some = (rows,) * len(self.pages)
-        self.copy = mapped(partial(_copied, self._of_shape), (pages_alone, some, some), pages_alone, 0)
+        copied = partial(_copied, how, self._of_shape, config.picks)
+        self.copy = mapped(copied, (pages_alone, some, some, some), pages_alone, 0)
         self.read = mapped(partial(_read, self._of_shape), (pages_alone, some), pages_alone)
         if config.picks:
             self.read_picks = mapped(_read_rows, (rows, rows), rows)
@@ -146,32 +149,34 @@ class PagedPrograms:
         return np.int32(-(-slots // self.row_shards) * together)
 
     # ------------------------------------------------------------------------------------------------- moving pages
-    def copied(self, cache: Pages | Stateful, copies: Sequence[tuple[int, int, int, int]]) -> Pages | Stateful:
-        """The cache, consumed, after copies of pages (shard, shape, from, to)."""
+    def copied(self, cache: Pages | Stateful, copies: Sequence[tuple[int, int, int, int, int]]) -> Pages | Stateful:
+        """The cache, consumed, after copies of pages (shard, shape, from, to, tokens)."""
         if isinstance(cache, Stateful):
             return cache._replace(pages=self.copied(cache.pages, copies))
-        queues: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for shard, shape, a, b in copies:
-            queues.setdefault((shard, shape), []).append((a, b))
-        for first in range(0, max(map(len, queues.values()), default=0), MOVED):
-            source, target = self._first(), self._past()
+        queues: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for shard, shape, source, target, tokens in copies:
+            queues.setdefault((shard, shape), []).append((source, target, tokens))
+        count = self._copied
+        for first in range(0, max(map(len, queues.values()), default=0), count):
+            sources, targets, lengths = self._first(count), self._past(count), self._first(count)
             for (shard, shape), queue in queues.items():
-                for place, (a, b) in enumerate(queue[first : first + MOVED]):
-                    source[shape][shard, place], target[shape][shard, place] = a, b
-            cache = self.copy(cache, source, target)
+                for place, (source, target, tokens) in enumerate(queue[first : first + count]):
+                    sources[shape][shard, place], targets[shape][shard, place] = source, target
+                    lengths[shape][shard, place] = tokens
+            cache = self.copy(cache, sources, targets, lengths)
         return cache
 
     def contents(self, cache: Pages | Stateful, shard: int, pages: Sequence[np.ndarray]) -> Any:
         """Pages of a shard in host memory, for each shape in their order, by array; () if there are none."""
-        parts, cache = [], cache.pages if isinstance(cache, Stateful) else cache
-        for first in range(0, max(map(len, pages)), MOVED):
-            where = self._first()
+        parts, cache, moved = [], cache.pages if isinstance(cache, Stateful) else cache, self._moved
+        for first in range(0, max(map(len, pages)), moved):
+            where = self._first(moved)
             for own, some in zip(where, pages, strict=True):
-                part = some[first : first + MOVED]
+                part = some[first : first + moved]
                 own[shard, : len(part)] = part
             read = jax.device_get(self.read(cache, where))
-            counts = [len(pages[shape][first : first + MOVED]) for shape in self._of_shape]
-            ranges = [slice(shard * MOVED, shard * MOVED + count) for count in counts]
+            counts = [len(pages[shape][first : first + moved]) for shape in self._of_shape]
+            ranges = [slice(shard * moved, shard * moved + count) for count in counts]
             parts.append(
                 tuple(jax.tree.map(lambda x, own=own: x[own], layer) for layer, own in zip(read, ranges, strict=True))
             )
@@ -179,12 +184,12 @@ class PagedPrograms:
 
     def picks(self, cache: Pages | Stateful, shard: int, pages: np.ndarray) -> Callable[[], np.ndarray]:
         """Launches the reading of the picked experts in pages of a shard; its result waits for them, [tokens, L, k]."""
-        array, parts = (cache.pages if isinstance(cache, Stateful) else cache)[-1], []
-        for first in range(0, len(pages), MOVED):
-            at, part = np.zeros((self.row_shards, MOVED), np.int32), pages[first : first + MOVED]
+        array, parts, moved = (cache.pages if isinstance(cache, Stateful) else cache)[-1], [], self._moved
+        for first in range(0, len(pages), moved):
+            at, part = np.zeros((self.row_shards, moved), np.int32), pages[first : first + moved]
             at[shard, : len(part)] = part
             parts.append(self.read_picks(array, at))
-        own, sizes = slice(shard * MOVED, (shard + 1) * MOVED), array.shape[2:]
+        own, sizes = slice(shard * moved, (shard + 1) * moved), array.shape[2:]
         nothing = np.zeros((0, *sizes), array.dtype)  # of a row without a token in the cache
         return lambda: np.concatenate([nothing, *(np.asarray(part)[own].reshape(-1, *sizes) for part in parts)])
 
@@ -194,15 +199,16 @@ class PagedPrograms:
         """The cache, consumed, with these contents in pages of a shard."""
         if isinstance(cache, Stateful):
             return cache._replace(pages=self.written(cache.pages, shard, pages, contents))
-        for first in range(0, max(map(len, pages)), MOVED):
-            where = self._past()
+        moved = self._moved
+        for first in range(0, max(map(len, pages)), moved):
+            where = self._past(moved)
             for own, some in zip(where, pages, strict=True):
-                part = some[first : first + MOVED]
+                part = some[first : first + moved]
                 own[shard, : len(part)] = part
 
             def block(x: np.ndarray, first: int = first) -> np.ndarray:
-                out, part = np.zeros((self.row_shards * MOVED, *x.shape[1:]), x.dtype), x[first : first + MOVED]
-                out[shard * MOVED : shard * MOVED + len(part)] = part
+                out, part = np.zeros((self.row_shards * moved, *x.shape[1:]), x.dtype), x[first : first + moved]
+                out[shard * moved : shard * moved + len(part)] = part
                 return out
 
             cache = self.write(cache, where, jax.tree.map(block, contents))
@@ -235,16 +241,18 @@ class PagedPrograms:
         if isinstance(cache, Stateful):
             cache = cache._replace(pages=self.run_for_nothing(cache.pages))
             return self.with_states(cache, 0, self.slots + self.snapshots, self.states_of(cache, 0, 0))
-        read = jax.device_get(self.read(cache, self._first()))
-        return self.write(self.copy(cache, self._first(), self._past()), self._past(), read)
+        read = jax.device_get(self.read(cache, self._first(self._moved)))
+        nothing = self._first(self._copied)
+        cache = self.copy(cache, nothing, self._past(self._copied), nothing)
+        return self.write(cache, self._past(self._moved), read)
 
-    def _first(self) -> tuple[np.ndarray, ...]:
-        """For each shape [row shards, MOVED] of page 0."""
-        return tuple(np.zeros((self.row_shards, MOVED), np.int32) for _ in self.pages)
+    def _first(self, count: int) -> tuple[np.ndarray, ...]:
+        """For each shape [row shards, count] of page 0."""
+        return tuple(np.zeros((self.row_shards, count), np.int32) for _ in self.pages)
 
-    def _past(self) -> tuple[np.ndarray, ...]:
+    def _past(self, count: int) -> tuple[np.ndarray, ...]:
         """The same of the page past the end: nothing is written."""
-        return tuple(np.full((self.row_shards, MOVED), count, np.int32) for count in self.pages)
+        return tuple(np.full((self.row_shards, count), pages, np.int32) for pages in self.pages)
 
     # ---------------------------------------------------------------------------------------------- abstract values
     def abstract_state(self) -> DecodeState:
@@ -253,8 +261,8 @@ class PagedPrograms:
 
     def abstract_tables(self) -> Tables:
         """Shapes and shardings of the decode program's page tables and tiles."""
-        slots = self.config.slots
-        pages = self._rows(slots, len(layer_groups(self.model)), pages_for(self.config.max_length))
+        slots, paging = self.config.slots, self.how.paging
+        pages = self._rows(slots, len(layer_groups(self.model, paging)), paging.count(self.config.max_length))
         if not self.lanes:
             return Tables(pages, None)
         tiles = self.row_shards * tile_count(self.slots, self.lanes)
@@ -331,7 +339,7 @@ def _written_rows(states: Any, target: jax.Array, values: Any) -> Any:
     return jax.tree.map(lambda x, new: put(x, target[0], new), states, values)
 
 
-Some = tuple[jax.Array, ...]  # pages [1, MOVED] of each shape
+Some = tuple[jax.Array, ...]  # pages [1, n] of each shape
 
 
 def _read(of_shape: tuple[int, ...], cache: Pages, at: Some) -> Pages:
@@ -343,5 +351,9 @@ def _written(of_shape: tuple[int, ...], cache: Pages, target: Some, values: Page
     return tuple(_written_rows(layer, target[shape], new) for shape, layer, new in layers)
 
 
-def _copied(of_shape: tuple[int, ...], cache: Pages, source: Some, target: Some) -> Pages:
-    return _written(of_shape, cache, target, _read(of_shape, cache, source))
+def _copied(
+    how: Implementation, of_shape: tuple[int, ...], picks: bool, cache: Pages, source: Some, target: Some, tokens: Some
+) -> Pages:
+    ways = [how.copy] * (len(cache) - picks) + [copy_pages] * picks
+    layers = zip(ways, of_shape, cache, strict=True)
+    return tuple(copy(layer, source[s][0], target[s][0], tokens[s][0]) for copy, s, layer in layers)

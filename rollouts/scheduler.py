@@ -1,11 +1,10 @@
-"""Which episode decodes in which slot: a FIFO queue of requests, and prefilled prompts waiting for a slot."""
+"""Which episode gets a slot next: a FIFO queue of requests."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,11 @@ from scope_jax.rollouts.episodes import ActiveEpisode
 
 @dataclass
 class PromptGroup:
-    """Episodes that start from the same prompt, in order, and where that prompt's keys and values are."""
+    """Episodes that start from the same prompt, in order."""
 
     prompt: np.ndarray
     policy: str | None = None
     members: deque[ActiveEpisode] = field(default_factory=deque)
-    prefix: Any = None  # the engine's
-    row: int = 0
 
 
 def grouped(episodes: Sequence[ActiveEpisode]) -> list[PromptGroup]:
@@ -42,19 +39,10 @@ def grouped(episodes: Sequence[ActiveEpisode]) -> list[PromptGroup]:
 class Queue:
     """Episodes that wait for a slot.
 
-    prefill(prompts, policies) gives the engine's prefix of at most `batch` prompts of one bucket, each under a policy.
     The order in which slots are freed decides when an episode decodes, never what it samples.
     """
 
-    def __init__(
-        self,
-        prefill: Callable[[list[np.ndarray], list[str | None]], Any],
-        bucket: Callable[[int], int],
-        batch: int,
-    ) -> None:
-        self._prefill = prefill
-        self._bucket = bucket
-        self._batch = batch
+    def __init__(self) -> None:
         self._groups: deque[PromptGroup] = deque()
 
     def append(self, episodes: Sequence[ActiveEpisode]) -> None:
@@ -90,29 +78,13 @@ class Queue:
                 break
         return prompts
 
-    def take(self, free: int) -> list[tuple[Any, list[tuple[int, ActiveEpisode]]]]:
-        """The next episodes in the queue, at most `free`: for each prefix its (row, episode) pairs."""
-        taken: list[tuple[Any, list[tuple[int, ActiveEpisode]]]] = []
-        while free and self._groups:
+    def take(self, free: int) -> list[ActiveEpisode]:
+        """The next episodes in the queue, at most `free`."""
+        taken: list[ActiveEpisode] = []
+        while len(taken) < free and self._groups:
             group = self._groups[0]
-            prefix = group.prefix or self._fill(group)
-            count = min(free, len(group.members))
-            pairs = [(group.row, group.members.popleft()) for _ in range(count)]
-            if taken and taken[-1][0] is prefix:
-                taken[-1][1].extend(pairs)
-            else:
-                taken.append((prefix, pairs))
-            free -= count
+            count = min(free - len(taken), len(group.members))
+            taken += [group.members.popleft() for _ in range(count)]
             if not group.members:
                 self._groups.popleft()
         return taken
-
-    def _fill(self, group: PromptGroup) -> Any:
-        """Prefills the group's prompt, together with those of the groups directly behind it in the same bucket."""
-        bucket = self._bucket(len(group.prompt))
-        near = [self._groups[i] for i in range(min(self._batch, len(self._groups)))]
-        batch = [g for g in near if g.prefix is None and self._bucket(len(g.prompt)) == bucket]
-        prefix = self._prefill([g.prompt for g in batch], [g.policy for g in batch])
-        for row, member in enumerate(batch):
-            member.prefix, member.row = prefix, row
-        return prefix

@@ -1,4 +1,4 @@
-"""What the engines share: settings, the state of the slots, and the loop that samples.
+"""The engine's settings, the state of the slots, and the loop that samples.
 
 The state of a slot is the tokens whose keys and values are in its cache (`length`) plus one more token (`token`), the
 input of the next step. So generation starts from the last token of the prompt, and every sampled token and its log-prob
@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax
 
 from scope_jax.errors import UserError
-from scope_jax.models.decoder import cache as kv
 from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.models.kernels.writes import put
 from scope_jax.rollouts.sampling import Sampling, init_sampling
@@ -35,18 +34,14 @@ class EngineConfig:
     """Episodes decoded at the same time, over the whole mesh."""
     max_length: int
     """Most tokens of one episode, prompt and observations included."""
-    prefill_buckets: tuple[int, ...]
-    """Dense: lengths that a prompt or an observation is padded to; max_length is always one."""
-    prefill_batch: int
-    """Dense: rows of a prefill or extension."""
     decode_steps: int
     """Most tokens per dispatch and slot."""
     compute_dtype: Any
     """Of weights, activations and cache; logits, log-probs and softmax are float32."""
     prefill_tokens: int = 512
-    """Paged: tokens of prompts and observations in one dispatch, on each row shard of the mesh."""
+    """Tokens of prompts and observations in one dispatch, on each row shard of the mesh."""
     pages: int | tuple[int, ...] | None = None
-    """Paged: pages of a row shard, of each shape; None: enough for all slots at max_length."""
+    """Pages of a row shard, of each shape; None: enough for all slots at max_length."""
     adapter: Adapter | None = None
     """The policies are adapters of this kind over the weights; None: there is one policy, the weights."""
     policies: tuple[str, ...] = ()
@@ -56,30 +51,14 @@ class EngineConfig:
     picks: bool = False
     """Keep the experts that routers pick of each token, for `Engine.picks`."""
     cascade: int = 0
-    """Paged: slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each
-    alone."""
+    """Slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each alone."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
+        for name in ("slots", "max_length", "decode_steps", "prefill_tokens"):
             if vars(self)[name] < 1:
                 raise ValueError(f"EngineConfig.{name} is {vars(self)[name]}; it must be at least 1.")
         if (self.adapter is None) != (not self.policies):
             raise ValueError("EngineConfig: adapter and policies belong together; give both or none.")
-        if any(bucket < 1 for bucket in self.prefill_buckets):
-            raise ValueError(f"EngineConfig.prefill_buckets {self.prefill_buckets} holds a length below 1.")
-
-    @property
-    def capacity(self) -> int:
-        """Columns of the cache."""
-        return kv.round_up(self.max_length)
-
-    def bucket(self, tokens: int) -> int:
-        """The length that `tokens` tokens are padded to: the smallest bucket that holds them."""
-        return min(b for b in (*self.prefill_buckets, self.max_length) if b >= tokens)
-
-    def columns(self, tokens: int) -> int:
-        """Number of cache columns a dispatch attends to, to cover `tokens`: the smallest of the cache's `widths`."""
-        return min((width for width in kv.widths(self.capacity) if width >= tokens), default=self.capacity)
 
 
 class DecodeState(NamedTuple):
@@ -132,8 +111,8 @@ class Placement:
     """Places one request in a slot."""
 
     slot: int
-    row: int
-    """Of the prefix, the prompt that it starts from."""
+    prompt: Sequence[int] | np.ndarray
+    """Its token ids."""
     limit: int
     """Length at which its turn ends, prompt included."""
     params: SamplingParams
@@ -211,7 +190,7 @@ def rows_of(
 
 def past_the_end(slots: int) -> Placement:
     """A placement whose slot is beyond the last, so that programs drop it: for running them with nothing to do."""
-    return Placement(slots, 0, 0, SamplingParams(0.0, 0, 1.0, 1, (), (), False), np.zeros(2, np.uint32))
+    return Placement(slots, (0,), 0, SamplingParams(0.0, 0, 1.0, 1, (), (), False), np.zeros(2, np.uint32))
 
 
 def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, keys_N2: Any) -> DecodeState:

@@ -27,16 +27,16 @@ from scope_jax.models.decoder.transformer import Params, check_mesh, declare
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.reshard import reshard
-from scope_jax.sharding.rules import DECODE, Rules
+from scope_jax.sharding.rules import decode_rules
 from scope_jax.sharding.spec import abstract_params, param_shardings
 
 
 class EngineWeights:
     """The engine's copy of a model's weights on a mesh."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, rules: Rules = DECODE) -> None:
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
         check_mesh(model, mesh)
-        rows = row_shards(mesh)
+        rows, rules = row_shards(mesh), decode_rules(model.num_experts, mesh.shape)
         if config.slots % rows:
             raise UserError(
                 f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
@@ -49,7 +49,7 @@ class EngineWeights:
         self.config = config
         self.mesh = mesh
         self._weight_shardings = param_shardings(declare(model), mesh, rules)
-        self._rows = jax.jit(lambda weight: tuple(weight[place] for place in range(weight.shape[0])))
+        # One program for all layers: the place is an argument.
         self._layer = jax.jit(lambda stack, place: jax.tree.map(lambda weight: weight[place], stack))
         adapter, count = config.adapter, len(config.policies)
         # As the programs get it, with the leading L of all layers.
@@ -63,7 +63,7 @@ class EngineWeights:
 
     # --------------------------------------------------------------------------------------------------------- base
     def load_params(self, params: Params) -> Params:
-        """The engine's own copy of stacked weights: in compute_dtype, under DECODE shardings, one tree per layer; with
+        """The engine's own copy of stacked weights: in compute_dtype, under `decode_rules`, one tree per layer; with
         adapters, whose factors are zero at first.
 
         The source may be donated afterwards; nothing passes through the host.
@@ -90,11 +90,11 @@ class EngineWeights:
             weight.delete()
             return taken
 
-        apart = jax.tree.map(
-            lambda weight, sharding: jax.block_until_ready(self._rows(take(weight, sharding))),
-            params["layers"],
-            shardings["layers"],
-        )
+        def take_layers(weight: jax.Array, sharding: NamedSharding) -> tuple[jax.Array, ...]:
+            taken = take(weight, sharding)
+            return jax.block_until_ready(tuple(self._layer(taken, place) for place in range(taken.shape[0])))
+
+        apart = jax.tree.map(take_layers, params["layers"], shardings["layers"])
         layers = stacks.each(self.model, apart, is_leaf=lambda rows: isinstance(rows, tuple))
         rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
         return self._with_adapters({**rest, "layers": layers})

@@ -48,10 +48,10 @@ from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.models.decoder.backends import attention_over_pages
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim
-from scope_jax.models.decoder.pages import PAGE, Tables, pages_for
+from scope_jax.models.decoder.pages import PAGE, SHARED, Tables
 from scope_jax.plan.architectures import public
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig, Placement, rows_of
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.selftest.programs import Numbers
@@ -100,17 +100,17 @@ def decode(model: ModelConfig, slots: int, length: int, dispatches: int = 12) ->
     mesh, platform = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), jax.devices()[0].platform
     first = length - STEPS * dispatches // 2
     longest = first + STEPS * (dispatches + 4)
-    config = EngineConfig(slots, longest, (longest,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
-    engine = PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))
+    config = EngineConfig(slots, longest, STEPS, jnp.bfloat16, prefill_tokens=1024)
+    engine = Engine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))
     weights = random_like(engine.abstract_weights())
     whole = SamplingParams(1.0, 0, 1.0, longest, (), (), False)
     numbers, limits, *how = rows_of(
-        [Placement(slot, 0, longest, whole, np.array([slot, 7], np.uint32)) for slot in range(slots)], slots
+        [Placement(slot, (0,), longest, whole, np.array([slot, 7], np.uint32)) for slot in range(slots)], slots
     )
     state = engine.jitted.start(
         *(engine.jitted.init(), numbers, np.full(slots, 17, np.int32), np.full(slots, first, np.int32), limits, *how)
     )
-    columns = pages_for(longest)
+    columns = SHARED.count(longest)
     (pages,) = engine.pages
     if pages <= slots * columns:
         raise SystemExit(f"{slots} slots of {columns} pages are more than the engine's {pages}.")
@@ -141,9 +141,9 @@ def sample(model: ModelConfig, slots: int, length: int) -> dict[str, Any]:
     """Milliseconds for a token of every slot: a prompt, and half as many sampled tokens."""
     prompt, answer = length * 4 // 5, length * 2 // 5
     platform = jax.devices()[0].platform
-    config = EngineConfig(slots, prompt + answer, (prompt,), 1, STEPS, jnp.bfloat16, prefill_tokens=1024)
+    config = EngineConfig(slots, prompt + answer, STEPS, jnp.bfloat16, prefill_tokens=1024)
     how = attention_over_pages(platform, head_dim(model), has_sinks(model))
-    engine = PagedEngine(model, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
+    engine = Engine(model, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
     rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=True)
     rollouts.use(random_like(engine.abstract_weights()))
     draw = np.random.default_rng(0)  # new prompts each time, as the engine keeps those that it has computed

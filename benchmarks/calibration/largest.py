@@ -18,7 +18,7 @@ from scope_jax.plan.architectures import SHAPES, public
 from scope_jax.plan.estimates import pace
 from scope_jax.plan.hardware import Hardware
 from scope_jax.plan.planning import RESERVE
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -61,13 +61,11 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
     """The engine of every mesh that heads and slots allow."""
     count = len(on.devices)
     for tensor in (size for size in range(1, count + 1) if count % size == 0):
-        config = EngineConfig(slots, length, (length,), 1, 16, jnp.bfloat16)
+        config = EngineConfig(slots, length, 16, jnp.bfloat16)
         try:
             mesh = make_mesh(MeshConfig(1, -1, tensor), on.devices)
             check_mesh(model, mesh)
-            engine = PagedEngine(
-                model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model))
-            )
+            engine = Engine(model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model)))
         except UserError:
             continue
         state = engine.abstract_state()

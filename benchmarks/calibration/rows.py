@@ -24,7 +24,7 @@ from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import DeviceWork, decode_work, roofline, seconds, update_work
 from scope_jax.plan.hardware import hardware
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -103,8 +103,8 @@ def work_of(row: Row) -> DeviceWork:
     on, model = hardware_of(row.hardware), model_of(row)
     if row.work == "decode":
         mesh = make_mesh(MeshConfig(1, -1, row.tensor), on.devices)
-        config = EngineConfig(row.rows, 2 * row.length, (row.length,), 1, 16, jnp.bfloat16)
-        engine = PagedEngine(model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model)))
+        config = EngineConfig(row.rows, 2 * row.length, 16, jnp.bfloat16)
+        engine = Engine(model, config, mesh, attention_over_pages(on.platform, head_dim(model), has_sinks(model)))
         return decode_work(engine, on, row.length)
     mesh = make_mesh(MeshConfig(row.data, -1, row.tensor, row.context), on.devices)
     shards = len(on.devices) // row.tensor // row.context

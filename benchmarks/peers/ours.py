@@ -21,9 +21,10 @@ from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.files import weights
 from scope_jax.models.files.families import from_hf
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
@@ -75,12 +76,12 @@ def rollouts_for(case: str, params: Any) -> LocalRollouts:
     config = EngineConfig(
         slots=plan.rows,
         max_length=cases.PROMPT + cases.ANSWER,
-        prefill_buckets=(cases.PROMPT,),
-        prefill_batch=cases.ROWS if plan.samples == 1 else len(plan.prompts_PT),
         decode_steps=16,
         compute_dtype=jnp.float32,
+        prefill_tokens=128,
     )
-    rollouts = LocalRollouts(DenseEngine(MODEL, config, one_device()), cases.Numbers(), seed=0, threads=1, ahead=False)
+    engine = Engine(MODEL, config, one_device(), Columns(config.max_length))
+    rollouts = LocalRollouts(engine, cases.Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     return rollouts
 

@@ -18,7 +18,7 @@ from scope_jax.models.decoder import moe
 from scope_jax.models.decoder.check import ROUNDING, Check, apart
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig
 from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.pages import PAGE, Implementation, Loop, Ragged, Where, pages_for
+from scope_jax.models.decoder.pages import PAGE, SHARED, Implementation, Loop, Ragged, Where
 from scope_jax.models.kernels import attention
 from scope_jax.models.kernels.rope import Rope
 
@@ -127,7 +127,7 @@ def page_attention(
     """Four rows of different lengths, with pages in any order, the last page partly filled."""
     starts_R = np.array([0, 63, 130, 331] if queries == 1 else [0, 64, 130, 301])
     counts_R = np.array([1, 1, 1, 1] if queries == 1 else [queries, 7, queries, queries])
-    longest = pages_for(int(starts_R.max()) + queries)
+    longest = SHARED.count(int(starts_R.max()) + queries)
     table_Rb = np.random.default_rng(1).permutation(np.arange(1, 1 + 4 * longest)).reshape(4, longest)
     lengths_R = starts_R + counts_R
     row_N = np.repeat(np.arange(4), lengths_R)

@@ -21,7 +21,7 @@ from scope_jax.models.decoder.activations import ACTIVATIONS
 from scope_jax.models.decoder.config import Attention, Delta, Dense, Experts, Layer, ModelConfig, Parallel, QueryScaling
 from scope_jax.models.decoder.delta import Streams, Taps
 from scope_jax.models.decoder.lowrank import product
-from scope_jax.models.decoder.moe import GroupedMatmul, Route, moe_layer, route
+from scope_jax.models.decoder.moe import Route, moe_layer, route
 from scope_jax.models.decoder.sums import with_bias
 from scope_jax.models.kernels.rope import rotate
 from scope_jax.sharding.collectives import Shards
@@ -151,9 +151,8 @@ class LayerCall:
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
     heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
     scale and cache. Keys and values are None where the mixer has none of its own; of a layer with a state it is
-    attend(streams, taps) -> o_BTHe (`models.decoder.delta`). heads: what computes norm and rotation. grouped: the
-    grouped matmul of `models.decoder.moe`, None for that of its kernels. router: what picks experts. stream_BTD: what
-    the layer's result is added to, whose norm is its input.
+    attend(streams, taps) -> o_BTHe (`models.decoder.delta`). heads: what computes norm and rotation. router: what picks
+    experts. stream_BTD: what the layer's result is added to, whose norm is its input.
     """
 
     eps: float
@@ -162,7 +161,6 @@ class LayerCall:
     attend: Callable[..., jax.Array]
     shards: Shards
     heads: Heads
-    grouped: GroupedMatmul | None
     router: Route = route
     stream_BTD: Any = None
 
@@ -297,7 +295,7 @@ def _expert_biases(D: int, F: int, X: int) -> Weights:
 
 
 def _experts(feed: Experts, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Array:
-    out_BTD = moe_layer(feed, w, x_BTD, call.shards, call.grouped, router=call.router)
+    out_BTD = moe_layer(feed, w, x_BTD, call.shards, router=call.router)
     return out_BTD + _shared(w, x_BTD, call.shards) if feed.shared else out_BTD
 
 
@@ -327,7 +325,7 @@ def _parallel(feed: Parallel, w: Params, x_BTD: jax.Array, call: LayerCall) -> j
 
     dense_BTD = norm(_dense(feed.dense, w, x_BTD, call), "dense_out_norm_D")
     router_BTD = norm(call.stream_BTD, "router_norm_D") * jnp.asarray(x_BTD.shape[-1] ** -0.5, x_BTD.dtype)
-    inputs = norm(call.stream_BTD, "experts_norm_D"), call.shards, call.grouped, router_BTD, call.router
+    inputs = norm(call.stream_BTD, "experts_norm_D"), call.shards, router_BTD, call.router
     return dense_BTD + norm(moe_layer(feed.experts, w, *inputs), "experts_out_norm_D")
 
 

@@ -300,7 +300,6 @@ def moe_layer(
     w: dict[str, Any],
     x_BTD: Float[Array, "B T D"],
     shards: Shards,
-    grouped: GroupedMatmul | None = None,
     router_BTD: Float[Array, "B T D"] | None = None,
     router: Route = route,
 ) -> Float[Array, "B T D"]:
@@ -308,15 +307,13 @@ def moe_layer(
     router_BTD: what the router reads, None: x. router: picks the experts. w has expert_scale_X where the experts have
     scales.
 
-    grouped: block_matmul in a program that XLA partitions automatically, as it cannot partition kernels; otherwise
-    grouped_matmul, with the feed's kernels. w: router_DX, gate_XDF, up_XDF, down_XFD and biases, gathered over fsdp, F
-    sharded over tensor; the experts' may be LowRank. All devices of a tensor group know the routing of all tokens, but
-    only their shard's part of its gradient, hence `enter_layer`. With shards.experts each device has X/devices whole
-    experts instead, and there is no gradient.
+    w: router_DX, gate_XDF, up_XDF, down_XFD and biases, gathered over fsdp, F sharded over tensor; the experts' may be
+    LowRank. All devices of a tensor group know the routing of all tokens, but only their shard's part of its gradient,
+    hence `enter_layer`. With shards.experts each device has X/devices whole experts instead, and there is no gradient.
     """
     if shards.experts:
         return _over_experts(feed, w, x_BTD, shards, router_BTD, router)
-    grouped = partial(grouped_matmul, kernels=feed.kernels) if grouped is None else grouped
+    grouped = partial(grouped_matmul, kernels=feed.kernels)
     own = _routed(feed, w, x_BTD if router_BTD is None else router_BTD, shards, router)
     entered = [shards.enter_layer(y_Nk.reshape(len(x_BTD), -1, feed.picked)) for y_Nk in own]
     weights_Nk, picked_Nk = (y_BTk.reshape(-1, feed.picked) for y_BTk in entered)

@@ -22,7 +22,7 @@ from scope_jax.models.decoder import context, delta, kinds, stacks
 from scope_jax.models.decoder.config import Attention, Layer, ModelConfig
 from scope_jax.models.decoder.kinds import INIT_STD, Heads, Params, norm_weight, plain_heads, rms_norm, scale_of
 from scope_jax.models.decoder.lowrank import LowRank, factors_of, gathered
-from scope_jax.models.decoder.moe import GroupedMatmul, Route, route
+from scope_jax.models.decoder.moe import Route, route
 from scope_jax.models.decoder.sums import rows_of
 from scope_jax.models.kernels.attention import make_attend
 from scope_jax.sharding.collectives import LOCAL, Shards
@@ -100,7 +100,6 @@ def block(
     positions_BT: Int[Array, "B T"],
     attend: Callable[..., jax.Array],
     shards: Shards,
-    grouped: GroupedMatmul | None = None,
     heads: Heads = plain_heads,
     router: Route = route,
     input_BTp: Float[Array, "B T p"] | None = None,
@@ -108,11 +107,10 @@ def block(
     """One decoder layer: x + mixer(norm(x)), then x + feed(norm(x)); with other norms as `Layer` says.
 
     With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
-    `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, grouped,
-    heads, router: see `kinds.Call`. input_BTp: the layer's own vectors of the tokens, where it has some
-    (`layer_inputs`).
+    `attend` are of all of them. w: its weights (no leading L), gathered over fsdp, in the dtype of x. attend, heads,
+    router: see `kinds.LayerCall`. input_BTp: the layer's own vectors of the tokens, where it has some (`layer_inputs`).
     """
-    call = kinds.LayerCall(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, grouped, router)
+    call = kinds.LayerCall(cfg.norm_eps, cfg.norm_offset, positions_BT, attend, shards, heads, router)
 
     def norm(x_BTD: jax.Array, name: str) -> jax.Array:
         return rms_norm(x_BTD, scale_of(shards.between_layers(w[name]), cfg.norm_offset), cfg.norm_eps)

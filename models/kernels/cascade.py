@@ -5,12 +5,13 @@ goes through these pages together: they are read once for the tile instead of on
 queries of all its rows. What this leaves, a running maximum and sums (`Carry`), is where the attention of each row over
 its own pages begins.
 
-Every tile has the same shape, and whether a row is in one is decided by its request alone (`rollouts.paged`). So its
+Every tile has the same shape, and whether a row is in one is decided by its request alone (`rollouts.engine`). So its
 numbers depend neither on the rows that share its tile nor on whether there are any.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +47,23 @@ class Carry(NamedTuple):
         top = jnp.maximum(self.top, sinks_Km)
         shrink = jnp.exp(self.top - top)
         return Carry(top, self.mass * shrink + jnp.exp(sinks_Km - top), self.total * shrink[..., None])
+
+    def with_tokens(self, q_RKmh: jax.Array, k_RKht: jax.Array, v_RKth: jax.Array, seen_RQt: jax.Array) -> Carry:
+        """The same with some more tokens of each row; m: heads, then their queries (Milakov & Gimelshein 2018).
+
+        Tokens that a query does not see add exact zeros; before the first that it sees their masked scores count as
+        ones, which the rescaling by exp(MASKED - maximum) = 0 removes exactly.
+        """
+        rows, num_kv, _, head_dim = q_RKmh.shape
+        queries, tokens = seen_RQt.shape[1:]
+        scores = jnp.matmul(q_RKmh, k_RKht, preferred_element_type=jnp.float32) * (1 / math.sqrt(head_dim))
+        scores = scores.reshape(rows, num_kv, -1, queries, tokens)
+        scores = jnp.where(seen_RQt[:, None, None], scores, MASKED).reshape(rows, num_kv, -1, tokens)
+        top = jnp.maximum(self.top, jnp.max(scores, axis=-1))
+        shrink = jnp.exp(self.top - top)
+        weights = jnp.exp(scores - top[..., None])
+        part = jnp.matmul(weights.astype(v_RKth.dtype), v_RKth, preferred_element_type=jnp.float32)
+        return Carry(top, self.mass * shrink + jnp.sum(weights, axis=-1), self.total * shrink[..., None] + part)
 
     def output(self) -> jax.Array:
         """The attention's result, [R, K, m, h]. Of a query that has seen nothing it is meaningless but not NaN."""

@@ -177,5 +177,4 @@ def _header_of(card: Path, game: Game) -> str:
 
 def _limits(length: int) -> dict[str, Any]:
     """The tables that bound episodes to `length` tokens."""
-    buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
-    return {"rollout": {"max_length": length, "prefill_buckets": buckets}, "learner": {"buckets": [length]}}
+    return {"rollout": {"max_length": length}, "learner": {"buckets": [length]}}

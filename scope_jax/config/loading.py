@@ -60,6 +60,13 @@ _BOUNDS = {
 }
 
 
+FORMER = {
+    "rollout.prefill_buckets": "prompts of any length are computed in pieces of `rollout.prefill_tokens`; remove it",
+    "rollout.prefill_batch": "prompts of any number are computed in pieces of `rollout.prefill_tokens`; remove it",
+    "rollout.cache": "the KV cache has pages on every platform; remove it, or set `rollout.cache_gib`",
+}
+
+
 def _meant(card: type[Section], loc: tuple[int | str, ...]) -> str:
     """The key that an unknown one may stand for: one of its table that is spelled alike, or of its name in another."""
     *above, last = map(str, loc)
@@ -78,6 +85,8 @@ def _complaint(card: type[Section], error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"]) or "the card"
     given, kind, bounds = error["input"], error["type"], error.get("ctx", {})
     value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
+    if kind == "extra_forbidden" and key in FORMER:
+        return f"`{key}` is a key no more: {FORMER[key]}"
     if kind == "extra_forbidden":
         meant = _meant(card, error["loc"])
         return f"unknown key `{key}`; " + (f"perhaps `{meant}` is meant" if meant else "remove it or correct its name")
@@ -134,6 +143,8 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
         table = toml.tables(path)
     except ValueError as error:
         raise CardError(f"{path}: {error}.") from None
+    if path.name == "config.toml":
+        _remove_former(table)
     parent = table.pop("extends", None)
     if parent is None:
         return table
@@ -144,6 +155,14 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     if above in chain:
         raise CardError(f"{path}: extends {parent}, which extends it in turn; remove one of the two.")
     return merge_tables(read_table(above, chain), table)
+
+
+def _remove_former(table: dict[str, Any]) -> None:
+    """Removes keys that are gone from the card that a run has written, which lists every key: nobody has set them."""
+    for key in FORMER:
+        section, _, name = key.partition(".")
+        if isinstance(table.get(section), dict):
+            table[section].pop(name, None)
 
 
 def _no_card(path: Path, extended_by: tuple[Path, ...]) -> str:
@@ -165,13 +184,8 @@ def card_file(path: str | Path) -> Path:
 
 def load_served(folder: Path, positions: int, overrides: Sequence[str]) -> ServedModel:
     """The card of a model folder that is served by itself; its episodes are no longer than its `positions`."""
-    card = RolloutSection()
-    longest = min(card.max_length, positions)
-    buckets = [length for length in card.prefill_buckets if length <= longest] or [longest]
-    table: dict[str, Any] = {
-        "model": {"checkpoint": str(folder)},
-        "rollout": {"max_length": longest, "prefill_buckets": buckets},
-    }
+    longest = min(RolloutSection().max_length, positions)
+    table: dict[str, Any] = {"model": {"checkpoint": str(folder)}, "rollout": {"max_length": longest}}
     for override in overrides:
         set_value(table, override, str(folder))
     return parse_section(ServedModel, table, str(folder))

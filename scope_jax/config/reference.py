@@ -24,7 +24,7 @@ class Key:
     """One key of a card."""
 
     name: str
-    """With the tables it is in, as for `--set`: `rollout.cache`."""
+    """With the tables it is in, as for `--set`: `rollout.slots`."""
     default: str
     """As in a card; "—": the key is required; "none": it is not set."""
     text: str

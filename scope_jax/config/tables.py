@@ -12,7 +12,6 @@ from scope_jax.config.base import (
     Address,
     CardPath,
     Count,
-    Lengths,
     LocalPath,
     Seconds,
     Section,
@@ -201,27 +200,20 @@ class RolloutSection(Section):
     (docs/launch.md#what-is-divided)."""
     max_length: Count = 12288
     """Most tokens of an episode in the engine, prompt and search results included (docs/rollouts.md#limits)."""
-    prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
-    """Lengths to which prompts and observations are padded, with one compiled program each (dense cache)."""
-    prefill_batch: Count = 4
-    """Prompts per prefill; fixed, so that results never depend on the batch (dense cache)."""
     decode_steps: Count = 16
     """Tokens per slot and dispatch."""
-    cache: Literal["auto", "dense", "paged"] = "auto"
-    """KV cache: `paged` (memory follows the tokens, equal prompts are computed once), `dense` (`slots` × `max_length`
-    columns), or `auto`: paged on TPU and GPU or with a budget, else dense, which is faster on CPU
-    (docs/rollouts.md#the-kv-cache)."""
     cache_gib: float | None = Field(default=None, gt=0, le=65536)
-    """Budget of the paged cache on each device, in GiB, with the states of models that have some; default: enough for
-    all slots at `max_length`."""
-    prefill_tokens: Count = 512
-    """Tokens of prompts and observations per dispatch and row shard (paged cache)."""
+    """Budget of the KV cache on each device, in GiB, with the states of models that have some; default: enough for
+    all slots at `max_length` (docs/rollouts.md#the-kv-cache)."""
+    prefill_tokens: Literal["auto"] | Count = "auto"
+    """Tokens of prompts and observations per dispatch and row shard; `auto`: 512, but 128 on CPU."""
     attention: Literal["auto", "loop"] = "auto"
-    """Attention over pages: `auto`, the platform's kernel, or `loop`, XLA's operations on any platform, slower the
-    longer the rows (paged cache; docs/operations.md#if-a-check-does-not-pass)."""
+    """Attention over pages of the KV cache: `auto`, the platform's kernel or, on CPU, over one long page for each slot;
+    `loop`, XLA's operations over pages of 64 tokens on any platform, slower the longer the rows
+    (docs/operations.md#if-a-check-does-not-pass)."""
     cascade: Annotated[int, Field(ge=0, le=256)] = 0
-    """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (paged
-    cache; not on TPU; docs/rollouts.md#cascade-attention)."""
+    """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (not on
+    TPU; docs/rollouts.md#cascade-attention)."""
     devices: Count | None = None
     """Number of devices of each process, the last ones, that generate and search while the others learn
     (docs/rollouts.md#devices-of-its-own); default: all do both."""
@@ -245,29 +237,9 @@ class RolloutSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _prompts_fit(self) -> RolloutSection:
-        if self.prefill_buckets[-1] > self.max_length:
-            raise ValueError(
-                f"prefill_buckets go up to {self.prefill_buckets[-1]} tokens but max_length is {self.max_length}; "
-                "remove the longer ones"
-            )
-        if self.cache == "dense" and self.cache_gib is not None:
-            raise ValueError(
-                'cache_gib is a budget for pages, but cache = "dense" has columns for slots x max_length tokens; '
-                'set cache = "paged" or remove cache_gib'
-            )
-        if self.cache == "dense" and self.attention == "loop":
-            raise ValueError(
-                'attention = "loop" is a way to go through pages, but cache = "dense" has none; '
-                'set cache = "paged" or remove attention'
-            )
+    def _several(self) -> RolloutSection:
         if self.cascade == 1:
             raise ValueError("cascade is 1, but one slot attends alone anyway; set the size of a group, or 0")
-        if self.cache == "dense" and self.cascade:
-            raise ValueError(
-                'cascade attention is for pages that slots share, but cache = "dense" has columns for each; '
-                'set cache = "paged" or cascade = 0'
-            )
         return self
 
 

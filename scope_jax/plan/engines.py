@@ -30,14 +30,13 @@ def meshes(planner: Planner, needs: Needs) -> list[dict[str, Any]]:
     """Every division of the devices that generate into tensor groups that fits, the fastest first: tokens per second
     with all slots at half of max_length, or with as many as the cache holds that is left beside everything else. What
     is temporary is by arithmetic. The card's own mesh has the card's own budget. [] for a chip whose figures are not
-    known, or an engine without pages."""
-    if not known(planner.on) or needs.engine.budget is None:
+    known."""
+    if not known(planner.on):
         return []
     tensor = needs.engine.mesh.shape["tensor"]
     found = [_row(planner.on, needs.engine, needs.held.cache, own=True, limit=None)]
     for engine, room in _others(planner, needs):
         whole = memory.device_bytes(engine.abstract_state().cache)
-        assert engine.budget is not None
         if room < engine.budget.least_bytes:
             continue
         cache = min(room, whole)
@@ -84,9 +83,7 @@ def _others(planner: Planner, needs: Needs) -> Iterator[tuple[Engine, float]]:
 def _engine(cfg: Config, model: ModelConfig, searching: Mesh, sizes: dict[str, int]) -> Engine | None:
     """The card's engine on such a mesh, without a budget; None if slots, heads or page tables do not allow it."""
     section = type(cfg.mesh)(**sizes)
-    card = cfg.model_copy(
-        update={"rollout": cfg.rollout.model_copy(update={"mesh": section, "cache": "paged", "cache_gib": None})}
-    )
+    card = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"mesh": section, "cache_gib": None})})
     try:
         return engine_for(card, model, searching)
     except UserError:

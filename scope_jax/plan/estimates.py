@@ -178,8 +178,7 @@ def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
     """cache: bytes of pages on each device. length: tokens of a slot, on average."""
     model, tensor, shards = engine.model, engine.mesh.shape["tensor"], row_shards(engine.mesh)
     token = _token_bytes(model, tensor, jnp.dtype(engine.config.compute_dtype).itemsize, length)
-    states = 0 if engine.budget is None else engine.budget.state_bytes  # of all slots
-    live = min(engine.config.slots / shards, (cache - states) / (token * length))
+    live = min(engine.config.slots / shards, (cache - engine.budget.state_bytes) / (token * length))
     work = decode_work(engine, on, length, live)
     time = seconds(work, on.chip, ASSUMED[on.platform])
     return Pace(1e3 * time, 1e3 * roofline(work, on.chip), live * shards / time, live * shards)

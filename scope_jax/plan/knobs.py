@@ -20,13 +20,10 @@ ADAPTER = "model.adapter.rank=16"
 
 
 def room_for_pages(planner: Planner, needs: Needs) -> float | None:
-    """Bytes of cache that fit beside everything else while the engine samples; None if not even one episode does, or if
-    the engine has no pages."""
-    pages = needs.engine.budget
-    if pages is None:
-        return None
-    room = planner.limit - (needs.peaks["generate"].total - needs.held.cache)
-    return room if room >= pages.least_bytes else None
+    """Bytes of cache that fit beside everything else wherever there is one; None if not even one episode does."""
+    cached = [peak.total for phase, peak in needs.peaks.items() if "cache" in needs.held.parts(phase)]
+    room = planner.limit - (max(cached) - needs.held.cache)
+    return room if room >= needs.engine.budget.least_bytes else None
 
 
 def budget(planner: Planner, needs: Needs) -> Change | None:
@@ -35,17 +32,6 @@ def budget(planner: Planner, needs: Needs) -> Change | None:
     if room is None:
         return None
     return f"rollout.cache_gib={floored(min(room, needs.held.cache)):.6g}"
-
-
-def fewer_slots(planner: Planner, needs: Needs) -> Change | None:
-    """The largest power of two of rollout.slots with which a cache without pages fits; None if not one slot does, or if
-    the engine has pages."""
-    if needs.engine.budget is not None or not needs.held.cache:
-        return None
-    cached = [peak for phase, peak in needs.peaks.items() if "cache" in needs.held.parts(phase)]
-    room = planner.limit - max(peak.total for peak in cached) + needs.held.cache
-    count = int(room * needs.cfg.rollout.slots / needs.held.cache)
-    return f"rollout.slots={1 << count.bit_length() - 1}" if count >= 1 else None
 
 
 def _learn_knobs(needs: Needs) -> list[Change]:
@@ -100,10 +86,8 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
             found.append({"set": change, "frees_gib": gib(bytes_freed), "how": how})
 
     held = needs.held
-    if phase in ("publish", "generate") and (change := budget(planner, needs)):
+    if phase in ("publish", "generate", "save") and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
-    if phase in ("generate", "save") and (change := fewer_slots(planner, needs)):
-        add(change, held.cache * (1 - int(change.partition("=")[2]) / needs.cfg.rollout.slots), "arithmetic")
     if not held.offload and not held.adapters:
         sampling = 0.0 if held.apart else held.idle
         others = (held.policies - 1) * held.state
@@ -133,8 +117,8 @@ def remat_policies(planner: Planner, card: Path, sets: Sequence[Change]) -> list
 
 def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) -> list[Change] | None:
     """The first of a few settings with which the card fits: fewer rows at a time, offload, tensor groups, rows divided
-    over several devices, at last an adapter instead of whole weights, and always the largest budget of the cache, or
-    the most slots, that then fit. Each is planned like the card itself."""
+    over several devices, at last an adapter instead of whole weights, and always the largest budget of the cache that
+    then fits. Each is planned like the card itself."""
     starts: list[list[Change]] = [[]]
     starts += [] if needs.held.offload or needs.held.adapters else [["train.offload=true"]]
     starts += [[f"mesh.tensor={size}", *more] for size in _tensors(needs) for more in starts[:2]]
@@ -152,7 +136,7 @@ def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], need
         if tried is None or any(tried.peaks[phase].total > planner.limit for phase in ("learn", "publish")):
             continue
         if tried.peak.total > planner.limit:
-            if (change := budget(planner, tried) or fewer_slots(planner, tried)) is None:
+            if (change := budget(planner, tried)) is None:
                 continue
             changes.append(change)
             tried = _tried(planner, card, [*sets, *changes])

@@ -343,10 +343,8 @@ def arithmetic_peak(
     slots: int,
     searching: Mesh,
     teachers: Sequence[Teacher] = (),
-    prompts: int = 0,
 ) -> Peak:
-    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots, and
-    two copies of the rows of a cache without pages that `prompts` prompts at a time are computed in."""
+    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
     parts, name = held.parts(phase), ""
     if phase == "learn":
         temporaries, name = estimated_temporaries(learner, bucket), f"update @{bucket}"
@@ -359,5 +357,4 @@ def arithmetic_peak(
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor
-        parts["prompts"] = 2.0 * held.cache * prompts / slots
     return Peak(phase, name, parts, False)

@@ -97,8 +97,7 @@ class Planner:
 
         def peak(phase: str) -> Peak:
             if not self.on.compiles:
-                prompts = engine.config.prefill_batch if engine.budget is None else 0
-                sizes = (buckets[-1], engine.config.slots, searching, teachers, prompts)
+                sizes = (buckets[-1], engine.config.slots, searching, teachers)
                 return memory.arithmetic_peak(held, phase, learner, *sizes)
             return memory.compiled_peak(held, phase, [one for one in compiled if one.phase == phase], resident)
 
@@ -149,9 +148,8 @@ class Planner:
 
     def _engine_programs(self, cfg: Config, engine: Engine) -> list[Compiled]:
         """The engine's programs, whatever the size of its cache: beyond their arguments they need the same."""
-        dense = engine.budget is None
-        rollout = cfg.rollout if dense else cfg.rollout.model_copy(update={"cache_gib": None})
-        key = ("generate", dense, rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
+        rollout = cfg.rollout.model_copy(update={"cache_gib": None})
+        key = ("generate", engine.paging, rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
         compiled = self._once(key, lambda: self._unrolled(lambda model: engine.with_model(model).programs()))
         return [with_arguments(one, program) for one, program in zip(compiled, engine.programs(), strict=True)]
 

@@ -28,7 +28,7 @@ from scope_jax.play.tools import BASE
 from scope_jax.run import kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, first_factors
 from scope_jax.run.checkpoint import Saved, checkpoints_in
-from scope_jax.run.engines import engine_for, paged, rollouts_of, shares_base, threads_of
+from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
 from scope_jax.run.opened import OpenedCard
@@ -185,7 +185,7 @@ def assemble_world(opened: OpenedCard, run: Path, part: Part | None = None, tell
     cfg, game, tokenizer, joiner = opened.cfg, opened.game, opened.tokenizer, opened.joiner
     mesh = own_mesh(cfg)
     distributed.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
-    cfg, model = kernels.for_sampling(cfg, opened.model, paged(cfg, mesh), tell)
+    cfg, model = kernels.for_sampling(cfg, opened.model, tell)
     engine = engine_for(cfg, model, mesh)
     programs().need("sampling", engine.most_programs())
     lookup = lookup_of(cfg, run, mesh, part, teller(tell), corpus=opened.corpus_if_read) if opened.searches else None

@@ -11,20 +11,21 @@ from jax.sharding import Mesh
 from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.backends import attention_over_pages
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim
+from scope_jax.models.decoder.pages import Implementation
 from scope_jax.models.decoder.transformer import check_mesh, declare
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.multihost import distributed
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.budget import least_bytes, pages_within, state_bytes
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine, least_bytes, pages_within, state_bytes
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import DTYPES, adapter_of, policies_of
 from scope_jax.sharding.mesh import MeshConfig, make_mesh, row_shards, without_context
-from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
+from scope_jax.sharding.rules import TRAIN, Rules, decode_rules
 from scope_jax.sharding.spec import param_shardings
 
 THREADS = 256  # most responders at a time, unless the card says otherwise
@@ -62,7 +63,7 @@ def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> 
             check_mesh(model, mesh)
         except ValueError as error:  # its sentence begins with "mesh"
             raise UserError(f"rollout.{error}") from None
-    return mesh, decode_rules(model.num_experts, mesh.shape) if paged(cfg, mesh) else DECODE
+    return mesh, decode_rules(model.num_experts, mesh.shape)
 
 
 def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bool:
@@ -83,10 +84,23 @@ def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bo
     return all(train.is_equivalent_to(decode, len(param.shape)) for param, train, decode in pairs)
 
 
-def paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
-    # On CPU, XLA gathers pages more slowly than it reads dense columns.
-    card, cpu = cfg.rollout, mesh.devices.flat[0].platform == "cpu"
-    return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
+def implementation(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, longest: int) -> Implementation:
+    """Layout of the engine's pages, and attention over them. On a CPU, where XLA gathers pages more slowly than it
+    reads columns where they are, each slot has a page for the longest episode, unless the card has a budget, cascade
+    attention or the loop."""
+    card, platform = cfg.rollout, mesh.devices.flat[0].platform
+    if platform == "cpu" and card.attention == "auto" and card.cache_gib is None and not card.cascade:
+        return Columns(longest)
+    platform = "any" if card.attention == "loop" else platform
+    return attention_over_pages(platform, head_dim(model), has_sinks(model))
+
+
+def prefill_tokens(cfg: Config | ServedModel, mesh: Mesh) -> int:
+    """Tokens of prompts and observations in one dispatch."""
+    if cfg.rollout.prefill_tokens != "auto":
+        return cfg.rollout.prefill_tokens
+    # A CPU computes few tokens nearly as fast as many, and computes the part of a dispatch that is empty, too.
+    return 128 if mesh.devices.flat[0].platform == "cpu" else 512
 
 
 def replays(cfg: Config | ServedModel, model: ModelConfig) -> bool:
@@ -109,11 +123,8 @@ def _engine_config(cfg: Config | ServedModel, model: ModelConfig, processes: int
     return EngineConfig(
         slots=card.slots // processes,
         max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
-        prefill_buckets=card.prefill_buckets,
-        prefill_batch=-(-card.prefill_batch // processes),
         decode_steps=card.decode_steps,
         compute_dtype=DTYPES[cfg.model.compute_dtype],
-        prefill_tokens=card.prefill_tokens,
         cascade=card.cascade,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
@@ -139,7 +150,7 @@ def check_budget(cfg: Config | ServedModel, model: ModelConfig) -> None:
 def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
-    there is no cascade attention for the engine, or as `decode_layout` does."""
+    the platform's kernel has no cascade attention, or as `decode_layout` does."""
     card, dtype, processes = cfg.rollout, DTYPES[cfg.model.compute_dtype], distributed.count()
     if card.slots % processes:
         raise UserError(
@@ -147,7 +158,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
             f"choose a multiple of {processes}."
         )
     mesh, _ = decode_layout(cfg, model, mesh)
-    config = _engine_config(cfg, model, processes)
+    config = replace(_engine_config(cfg, model, processes), prefill_tokens=prefill_tokens(cfg, mesh))
     check_budget(cfg, model)
     if card.cache_gib is not None:
         slots, limit = config.slots // row_shards(mesh), int(card.cache_gib * 2**30)
@@ -158,9 +169,4 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
                 f"their snapshots take, {states / 2**30:.2f} GiB; raise it or lower rollout.slots."
             )
         config = replace(config, pages=pages_within(model, config, mesh, limit - states))
-    if not paged(cfg, mesh):
-        if card.cascade:
-            raise UserError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
-        return DenseEngine(model, config, mesh)
-    platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
-    return PagedEngine(model, config, mesh, attention_over_pages(platform, head_dim(model), has_sinks(model)))
+    return Engine(model, config, mesh, implementation(cfg, model, mesh, config.max_length))

@@ -22,12 +22,12 @@ from scope_jax.run.world import Tell
 Card = TypeVar("Card", bound=Config | ServedModel)
 
 
-def for_sampling(cfg: Card, model: ModelConfig, paged: bool, tell: Tell | None) -> tuple[Card, ModelConfig]:
-    """The card and the model without the kernels of engine and experts that fail here. paged: the engine has pages.
+def for_sampling(cfg: Card, model: ModelConfig, tell: Tell | None) -> tuple[Card, ModelConfig]:
+    """The card and the model without the kernels of engine and experts that fail here.
 
     All processes call it together, and replace what fails in any.
     """
-    begins = [PAGES, ROTATION] if paged and cfg.rollout.attention == "auto" else []
+    begins = [PAGES, ROTATION] if cfg.rollout.attention == "auto" else []
     begins += [PRODUCTS, FEW] if model.num_experts else []
     for kernel, reason in failures(cfg, model, begins).items():
         if kernel in (PAGES, ROTATION):

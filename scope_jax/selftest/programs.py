@@ -24,8 +24,8 @@ from scope_jax.models.decoder.check import Check
 from scope_jax.models.decoder.config import Attention, Delta, Dense, Layer, ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim
 from scope_jax.models.kernels.rope import Rope
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -143,15 +143,13 @@ def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str, length: int = LENGTH
     config = EngineConfig(
         slots=8 * mesh.shape["fsdp"] * mesh.shape["fsdp_inner"],
         max_length=length,
-        prefill_buckets=(64,),
-        prefill_batch=4,
         decode_steps=8,
         compute_dtype=jnp.dtype(dtype),
         prefill_tokens=128,
         picks=picks,
     )
     how = attention_over_pages(mesh.devices.flat[0].platform, head_dim(model), has_sinks(model))
-    rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
+    rollouts = LocalRollouts(Engine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(learner_of(model, mesh, dtype).init_state(random_params(model), reference=False).params)
     return rollouts
 

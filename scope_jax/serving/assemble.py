@@ -33,7 +33,7 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.online import OnlineRollouts
 from scope_jax.run import card_rules, kernels
 from scope_jax.run.adapters import base_of
-from scope_jax.run.engines import ahead_of, decode_layout, engine_for, paged, threads_of
+from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.indexing import announce, lookup_of, probe, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.opened import Doubt, OpenedModel
@@ -124,7 +124,7 @@ def served(
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
-    cfg, model = kernels.for_sampling(cfg, model, paged(cfg, mesh), tell)
+    cfg, model = kernels.for_sampling(cfg, model, tell)
     engine = engine_for(cfg, model, mesh)
     programs().need("replies", engine.most_programs())
     tell(f"loading {source.folder}")

@@ -183,7 +183,7 @@ def test_check_renders_the_first_prompts(tmp_path: Path) -> None:
     card = ROOT / "configs" / "spice" / "atlas.toml"
 
     def checked(length: int) -> Any:
-        limits = (f"rollout.max_length={length}", "rollout.prefill_buckets=[32]", f"learner.buckets=[{length}]")
+        limits = (f"rollout.max_length={length}", f"learner.buckets=[{length}]")
         return invoke("check", card, *(word for limit in limits for word in ("--set", limit)))
 
     some, none = checked(100), checked(60)

@@ -166,7 +166,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     (
         "first prompts",
         "ssp",
-        ["rollout.max_length=20", "rollout.prefill_buckets=[16]", "ssp.verify_max_tokens=8"],
+        ["rollout.max_length=20", "ssp.verify_max_tokens=8"],
         "32 are too long for",
     ),
     (
@@ -184,13 +184,13 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     (
         "given answers",
         "sft",
-        ["learner.buckets=[16]", "rollout.max_length=16", "rollout.prefill_buckets=[8]"],
+        ["learner.buckets=[16]", "rollout.max_length=16"],
         "nothing would be",
     ),
     (
         "given answers",
         "dpo",
-        ["learner.buckets=[16]", "rollout.max_length=16", "rollout.prefill_buckets=[8]"],
+        ["learner.buckets=[16]", "rollout.max_length=16"],
         "nothing would be",
     ),
 ]

@@ -118,7 +118,7 @@ def played_ssp(card, tmp_path):
     prompts = short_prompts(tmp_path, "ssp", proposer="About {answer}: {search}", solver="{question} {search}")
     # A letter is one token here, so the limits are raised.
     room = [f"ssp.{role}.sampling.max_tokens=1000" for role in ("proposer", "solver")]
-    room += ["rollout.max_length=10000", "rollout.prefill_buckets=[4096]", "learner.buckets=[10000]"]
+    room += ["rollout.max_length=10000", "learner.buckets=[10000]"]
     cfg = load_card(CONFIGS / card, [prompts, *room, 'ssp.fill="dummy"'])
     right = [item["answers"][0] for item in harness.ITEMS]
     solutions = {

@@ -18,19 +18,18 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.cases import Numbers
-from scope_jax.models.decoder import cache as kv
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import Delta
 from scope_jax.models.decoder.delta import over_rows
 from scope_jax.models.decoder.hf import FUSED, HfTensor, hf_tensor
 from scope_jax.models.decoder.kinds import FROZEN
-from scope_jax.models.decoder.pages import Loop
+from scope_jax.models.decoder.pages import Loop, Stateful, Where, feed, init_pages, init_states, layer_groups
 from scope_jax.models.files.weights import load_hf, save_hf
 from scope_jax.models.kernels.attention import make_attend
 from scope_jax.models.kernels.rope import frequencies
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
@@ -521,26 +520,27 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
     _, cfg, params, _ = pair
     expected = np.asarray(our_hidden(cfg, params, ids_BT))
     layers = transformer.unstack_layers(cfg, params)
-    append = jax.jit(lambda cache, ids, starts, counts: kv.append(cfg, layers, cache, ids, starts, counts))
-    step = jax.jit(lambda cache, ids, lengths: kv.step(cfg, layers, cache, ids, lengths))
+    how, slots = Columns(128), jnp.arange(ROWS, dtype=jnp.int32)[:, None, None]
+    table = jnp.tile(slots, (1, len(layer_groups(cfg, how.paging)), 1))
+    add = jax.jit(lambda cache, ids, *where: feed(cfg, how, layers, cache, ids, Where(table, *where), LOCAL))
+    cache = init_pages(cfg, how, ROWS, jnp.float32)
+    if states := init_states(cfg, ROWS, jnp.float32):
+        cache = Stateful(cache, states)
     first, lengths, rows = np.asarray([1, 5, 20, 40]), np.asarray([2, 30, 50, 63]), np.arange(ROWS)
-    cache = append(kv.init_cache(cfg, ROWS, 128, jnp.float32), ids_BT[:, :48], np.zeros(ROWS, np.int32), first)
+    _, cache = add(cache, ids_BT[:, :48], np.zeros(ROWS, np.int32), first)
     rest = np.stack([np.roll(row, -start)[:48] for row, start in zip(ids_BT, first, strict=True)])
-    cache = append(cache, rest, first, lengths - first)
+    _, cache = add(cache, rest, first, lengths - first)
     for at in (lengths, lengths + 1, lengths + 2):
-        out, cache = step(cache, ids_BT[rows, at], at)
-        assert_close(out, expected[rows, at], tolerance_of(cfg))
+        out, cache = add(cache, ids_BT[rows, at][:, None], at, np.ones(ROWS, np.int32))
+        assert_close(out[:, 0], expected[rows, at], tolerance_of(cfg))
 
 
-@pytest.mark.parametrize("paged", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dense", "paged"])
-def test_greedy_text_of_the_engine(pair, paged):
+@pytest.mark.parametrize("how", [Columns(128), pytest.param(Loop(), marks=pytest.mark.slow)], ids=["columns", "pages"])
+def test_greedy_text_of_the_engine(pair, how):
     """64 tokens after prompts of different lengths; alone and in a batch, bit for bit."""
     model, cfg, params, _ = pair
-    engine_config = EngineConfig(
-        slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
-    )
-    mesh = make_mesh(MeshConfig(1, 1, 1))
-    engine = PagedEngine(cfg, engine_config, mesh, Loop()) if paged else DenseEngine(cfg, engine_config, mesh)
+    config = EngineConfig(slots=4, max_length=128, decode_steps=8, compute_dtype=jnp.float32, prefill_tokens=64)
+    engine = Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1)), how)
     rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     rng = np.random.default_rng(0)

@@ -15,12 +15,12 @@ import pytest
 
 from benchmarks.peers.cases import Numbers
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.moe import picked_dtype
 from scope_jax.models.decoder.pages import Loop
 from scope_jax.models.files.weights import load_hf
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
@@ -70,15 +70,14 @@ def routers(choose):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
-def test_picks_of_the_engine(pair, paged):
+@pytest.mark.parametrize("how", [Columns(128), Loop()], ids=["columns", "pages"])
+def test_picks_of_the_engine(pair, how):
     """24 tokens after prompts of different lengths."""
     model, cfg, params = pair
-    plain = {"prefill_buckets": (48,), "prefill_batch": 2, "decode_steps": 8, "compute_dtype": jnp.float32}
+    plain = {"decode_steps": 8, "compute_dtype": jnp.float32, "prefill_tokens": 64}
     config = EngineConfig(slots=4, max_length=128, picks=True, **plain)
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
-    engine = PagedEngine(cfg, config, mesh, Loop()) if paged else DenseEngine(cfg, config, mesh)
-    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=False)
+    rollouts = LocalRollouts(Engine(cfg, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(params)
     rng = np.random.default_rng(0)
     sampling = SamplingParams(1.0, 0, 1.0, 24, (), (), False)

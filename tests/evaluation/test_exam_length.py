@@ -18,7 +18,7 @@ from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
 
 TRAINED, LONGER = 40, 96
-SMALL = ("rollout.slots=4", "rollout.prefill_buckets=[32]", f"rollout.max_length={TRAINED}")
+SMALL = ("rollout.slots=4", f"rollout.max_length={TRAINED}")
 
 
 def card(*sets: str) -> Config:

@@ -30,7 +30,7 @@ READY = {"gsm8k": "qa/gsm8k.jsonl", "gpqa-diamond": "qa/gpqa_diamond.jsonl.gz"}
 OPEN = ["drb-race", "sqa-cs-v2", "healthbench"]
 MODEL = Path("assets/atlas/ssp/base")
 ENDING = Path("assets/atlas/spice/base")  # ends most of its replies within the length
-SMALL = ("rollout.slots=4", "rollout.max_length=1024", "rollout.prefill_buckets=[960]", "rollout.decode_steps=16")
+SMALL = ("rollout.slots=4", "rollout.max_length=1024", "rollout.decode_steps=16")
 
 
 def command(*words: object) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from scope_jax.evaluation import evaluations
 from scope_jax.evaluation import weights as stored
 from scope_jax.evaluation.evaluate import card_sets, evaluation
 from scope_jax.games import load_card
-from scope_jax.models.decoder.transformer import unstack_layers
 from scope_jax.models.files import weights
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts import weights as engine_weights
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.convert import convert
@@ -42,8 +40,7 @@ SETS = (
     'evaluate.sets=[{name="held_out", path="assets/atlas/tasks_held_out.jsonl", limit=2}]',
     "evaluate.temperature=0.0",
     "rollout.slots=8",
-    "rollout.prefill_buckets=[512]",  # one program of each kind
-    "rollout.prefill_batch=4",
+    # one program of each kind
     "retrieval.dim=32",
 )
 
@@ -207,9 +204,9 @@ def test_exams_use_the_weights_that_the_run_samples_with(
 ) -> None:
     """A checkpoint and an export loaded for an exam have the same bits as the state published during training."""
     read: list[Any] = []
-    take = DenseEngine.take_params
+    take = Engine.take_params
     monkeypatch.setattr(
-        DenseEngine, "take_params", lambda self, params: read.append(described(params)) or take(self, params)
+        Engine, "take_params", lambda self, params: read.append(described(params)) or take(self, params)
     )
     compute, param = dtypes
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
@@ -259,13 +256,13 @@ def eight(tmp_path: Path) -> Iterator[World]:
 
 def sizes_of(world: World) -> tuple[int, int]:
     """(bytes of the weights as `engine_weights` loads them, bytes of the engine's state)."""
-    state = jax.eval_shape(engine_of(world).init_decode_state)
+    state = engine_of(world).abstract_state()
     return tuple(
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in (targets_of(world), state)
     )  # type: ignore[return-value]
 
 
-def engine_of(world: World) -> DenseEngine:
+def engine_of(world: World) -> Engine:
     return world.sampler.rollouts.engine  # type: ignore[attr-defined]
 
 
@@ -285,14 +282,11 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
 
 @pytest.mark.slow  # compiling 36 layers takes a minute or two
 def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eight: World) -> None:
-    """By the compiler's own figures; the arguments are the weights, the state, and one number."""
-    engine = engine_of(eight)
-    params = jax.eval_shape(partial(unstack_layers, eight.model), targets_of(eight))
-    state = jax.eval_shape(engine.init_decode_state)
-    lowered = engine._generate.lower(engine.config.capacity, params, state, jax.ShapeDtypeStruct((), "int32"))
-    figures = lowered.compile().memory_analysis()
+    """By the compiler's own figures; the arguments are the weights, the state, a page of each slot, and one number."""
+    (decode,) = (program for program in engine_of(eight).programs() if program.kind == "decode")
+    figures = decode.lower().compile().memory_analysis()
     assert figures is not None
-    assert figures.argument_size_in_bytes == sum(sizes_of(eight)) + 4
+    assert figures.argument_size_in_bytes == sum(sizes_of(eight)) + 4 * 8 + 4
     assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is donated
 
 
@@ -302,13 +296,13 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
 ) -> None:
     """Live bytes are within 1.1 × (weights + judge + cache) at every dispatch; on loading, one weight exists twice."""
     seen: dict[str, list[int]] = {"loading": [], "playing": []}
-    engines: list[DenseEngine] = []
-    generate, reshard = DenseEngine.generate, engine_weights.reshard
+    engines: list[Engine] = []
+    generate, reshard = Engine.generate, engine_weights.reshard
 
     def live() -> int:
         return sum(array.nbytes for array in jax.live_arrays()) - before
 
-    def playing(self: DenseEngine, *args: Any) -> Any:
+    def playing(self: Engine, *args: Any) -> Any:
         engines.append(self)
         result = generate(self, *args)
         seen["playing"].append(live())
@@ -319,13 +313,13 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
         seen["loading"].append(live())
         return copy
 
-    monkeypatch.setattr(DenseEngine, "generate", playing)
+    monkeypatch.setattr(Engine, "generate", playing)
     monkeypatch.setattr(engine_weights, "reshard", loading)
     gc.collect()
     before = 0
     before = live()
     played("eval", runs / target, "--card", CARD)
-    state = jax.eval_shape(engines[0].init_decode_state)
+    state = engines[0].abstract_state()
     cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(ASSETS / "scope" / "base")[1])]
     assert max(seen["playing"]) <= 1.1 * (2 * sum(sizes) + cache)

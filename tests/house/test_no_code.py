@@ -40,7 +40,7 @@ ATLAS = ROOT / "assets" / "atlas"
 BASE = ATLAS / "ssp" / "base"
 CARD = str(ROOT / "configs" / "ssp" / "atlas.toml")
 FEW = f'evaluate.sets=[{{name="few", path="{ATLAS / "questions_held_out.jsonl"}", limit=2}}]'
-SMALL = ("rollout.slots=8", "rollout.max_length=256", "rollout.prefill_buckets=[64]", "retrieval.dim=256", FEW)
+SMALL = ("rollout.slots=8", "rollout.max_length=256", "retrieval.dim=256", FEW)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Adapters on 8 fake CPU devices against one device: an update, and the paged engine's log-probs (test_adapters.py
+"""Adapters on 8 fake CPU devices against one device: an update, and the engine's log-probs (test_adapters.py
 starts it); prints one JSON object."""
 
 import json
@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
@@ -62,11 +62,9 @@ def run(model, sizes, adapter, base, micro_batch_rows, sequence=False):
 
 
 def engine_mismatch(model, sizes, adapter, base) -> float:
-    """Largest difference between the log-probs of a paged engine on a mesh and the training forward pass."""
-    config = EngineConfig(8, 96, (96,), 4, 4, jnp.float32, 128, None, adapter, ("challenger", "solver"))
-    rollouts = LocalRollouts(
-        PagedEngine(model, config, mesh_of(sizes)), ByteTokenizer(), seed=0, threads=1, ahead=False
-    )
+    """Largest difference between the log-probs of an engine on a mesh and the training forward pass."""
+    config = EngineConfig(8, 96, 4, jnp.float32, 128, None, adapter, ("challenger", "solver"))
+    rollouts = LocalRollouts(Engine(model, config, mesh_of(sizes)), ByteTokenizer(), seed=0, threads=1, ahead=False)
     rollouts.load_params(base)
     factors = factors_of(model, adapter)
     rollouts.load_adapter("solver", factors)

@@ -33,7 +33,7 @@ def build(model, dtype=jnp.float32, **section) -> Learner:
 
 def played(params, prompts, tokens, length, dtype=jnp.float32) -> list[Episode]:
     """Episodes that an engine with these weights has sampled, with its picks."""
-    config = EngineConfig(8, length, (length // 2,), 4, 8, dtype, picks=True)
+    config = EngineConfig(8, length, 8, dtype, picks=True)
     plain = {"max_tokens": tokens, "stop_ids": ()}
     requests = [replace(request(prompt, key=i, **plain), picks=True) for i, prompt in enumerate(prompts)]
     said = make_rollouts(make_engine(config, MOE), params).run(requests)

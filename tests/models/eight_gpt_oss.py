@@ -1,5 +1,5 @@
 """gpt-oss on 8 fake CPU devices against one (test_gpt_oss.py starts it with "learner" or "engines"): an update with
-tensor, sequence and context parallelism, or the paged engine with experts distributed over the devices; prints one JSON
+tensor, sequence and context parallelism, or the engine with experts distributed over the devices; prints one JSON
 object."""
 
 import json
@@ -11,7 +11,7 @@ from tests.learner.eight_devices import max_difference, run, worst  # isort: ski
 import jax
 import jax.numpy as jnp
 
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.models.gpt_oss import CFG, weights
 from tests.rollouts.world import ENGINE, make_rollouts, request
@@ -46,7 +46,7 @@ def engines() -> dict[str, list[list[int]]]:
     found, params = {}, weights(CFG)
     for name, sizes in ENGINES.items():
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: sizes[0] * sizes[1] * sizes[2]])
-        said = make_rollouts(PagedEngine(CFG, ENGINE, mesh), params).run(requests)
+        said = make_rollouts(Engine(CFG, ENGINE, mesh), params).run(requests)
         found[name] = [completion.ids_T.tolist() for completion in said]
     return found
 

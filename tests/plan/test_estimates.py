@@ -16,7 +16,7 @@ from scope_jax.plan.architectures import public
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.estimates import DeviceWork, decode_work, pace, roofline, seconds, update_work
 from scope_jax.plan.hardware import CHIPS, Hardware, hardware
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
 from scope_jax.sharding.chips import Chip
@@ -52,10 +52,10 @@ def test_the_roofline_is_the_slowest_of_compute_memory_links_and_network():
     assert roofline(work.plus(DeviceWork(network=3.0, beside_network=1.0)), CHIP) == 2.0
 
 
-def engine_on(on: Hardware, model: ModelConfig, slots: int, length: int, tensor: int) -> PagedEngine:
-    config = EngineConfig(slots, length, (length,), 1, 16, jnp.bfloat16)
+def engine_on(on: Hardware, model: ModelConfig, slots: int, length: int, tensor: int) -> Engine:
+    config = EngineConfig(slots, length, 16, jnp.bfloat16)
     how = attention_over_pages(on.platform, head_dim(model))
-    return PagedEngine(model, config, make_mesh(MeshConfig(1, -1, tensor), on.devices), how)
+    return Engine(model, config, make_mesh(MeshConfig(1, -1, tensor), on.devices), how)
 
 
 def test_the_work_of_a_token():

@@ -39,7 +39,6 @@ from scope_jax.plan.memory import (
 from scope_jax.plan.page import lines, verdict
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.sharding.program import name_of
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
@@ -143,7 +142,6 @@ def test_a_context_group_shares_weights_in_an_update_and_generates_for_rows_of_i
     whole = planner.needs(load_card(CARD, SMALL))
     split = planner.needs(load_card(CARD, [*SMALL, "mesh.context=2"]))
     assert split.learner.mesh.shape["context"] == 2 and split.learner.context_attention == "ulysses"
-    assert isinstance(split.engine, PagedEngine) and isinstance(whole.engine, PagedEngine)
     assert split.engine.mesh.shape["context"] == 1 and split.engine.row_shards == whole.engine.row_shards == 2
     assert split.held == whole.held
     assert split.peaks["generate"].parts == whole.peaks["generate"].parts
@@ -357,10 +355,10 @@ def cpu(gib):
     return Hardware("this machine", "cpu", Chip("cpu", gib * GIB, None, None), [Absent(0, "cpu", "cpu")])
 
 
-def test_a_cache_without_pages_has_fewer_slots():
+def test_a_cache_of_a_page_for_each_slot_gets_a_budget():
     """64 slots of 4,096 tokens of Qwen3-0.6B, 2 · 8 · 128 · 28 values of two bytes each, are 28 GiB."""
     sets = ["learner.buckets=[4096]", "learner.micro_batch_rows=2", "learner.remat=full", "rollout.slots=64"]
-    sets += ["rollout.max_length=4096", "rollout.prefill_buckets=[4096]", 'model.compute_dtype="bfloat16"']
+    sets += ["rollout.max_length=4096", 'model.compute_dtype="bfloat16"']
     model = from_hf(SHAPES["Qwen3-0.6B"])
     planner = Planner(model, cpu(24))
     needs = planner.needs(load_card(CARD, sets))
@@ -368,13 +366,14 @@ def test_a_cache_without_pages_has_fewer_slots():
     row = 4096 * 2 * 8 * 128 * 28 * 2
     assert needs.held.cache == 64 * row
     setting = setting_that_fits(planner, Path(CARD), sets, needs)
-    assert setting == ["rollout.slots=8"]
-    fitting = planner.needs(load_card(CARD, [*sets, "rollout.slots=8"]))
-    assert fitting.peak.total <= planner.limit
-    sampling = max(fitting.peaks[phase].total for phase in ("generate", "save"))
-    assert sampling + 8 * row > planner.limit  # twice as many do not fit
+    assert setting is not None
+    (change,) = setting
+    key, _, gibs = change.partition("=")
+    fitting = planner.needs(load_card(CARD, [*sets, change]))
+    assert key == "rollout.cache_gib" and fitting.peak.total <= planner.limit < fitting.peak.total + row
+    assert needs.engine.paging.by_slot and not fitting.engine.paging.by_slot and fitting.engine.full_rows < 64
     rows = {one["set"]: one["frees_gib"] for one in freed(planner, Path(CARD), sets, needs)}
-    assert rows["rollout.slots=8"] == pytest.approx(56 * row / GIB, abs=0.01)
+    assert rows[change] == pytest.approx(64 * row / GIB - float(gibs), abs=0.01)
 
 
 def test_an_adapter_is_the_last_setting_that_is_tried(tmp_path):
@@ -427,19 +426,19 @@ def test_longer_exams_are_counted_in_if_the_card_has_any():
     assert {name_of(program.function): 1 for program in needs.engine.programs()}.items() <= counted.items()
 
 
-def test_a_cpu_counts_its_program_the_prompts_and_what_unrolled_layers_keep():
+def test_a_cpu_counts_its_program_and_what_unrolled_layers_keep():
     """An adapter of Qwen3-0.6B: a layer has values of 1,536 tokens × (4 · 1024 + 48 heads · 128 + 3 · 3072), each of
-    four bytes; a row of the cache 1,536 tokens × 2 · 8 heads · 128 · 28 layers."""
+    four bytes; a slot's page 1,536 tokens × 2 · 8 heads · 128 · 28 layers."""
     card = load_card("configs/ssp/adapters/qwen3-0.6b-cpu.toml")
     on = cpu(16)
     needs = Planner(from_hf(SHAPES["Qwen3-0.6B"]), on).needs(card)
     generate, learn = (needs.peaks[phase] for phase in ("generate", "learn"))
     assert {name_of(program.function) for program in needs.engine.programs()} <= set(needs.engine.most_programs())
-    # Of three lengths of prompts, placed and extended, and five of the cache; of two updates and three scores.
-    programs = (3 + 3 + 3 + 5 + 2 * STEP + 3) * 28 * PASS
+    # Of prompts, of decoding, of slots that begin and go on; of two updates and three scores.
+    programs = (4 + 2 * STEP + 3) * 28 * PASS
     assert generate.parts["program"] == pytest.approx(PROCESS + SEARCH + 151936 * ENTRY + programs)
     assert learn.parts["program"] == generate.parts["program"]
-    assert generate.parts["prompts"] == 2 * 1536 * 2 * 8 * 128 * 28 * 4
+    assert generate.parts["cache"] == card.rollout.slots * 1536 * 2 * 8 * 128 * 28 * 4
     values = 4 * 1536 * (4 * 1024 + 48 * 128 + 3 * 3072)
     assert learn.parts["activations"] == pytest.approx(28 * (4 * 1536 * 1024 + UNROLLED * values))
     assert learn.parts["gathered weights"] == 0 and learn.parts["logits"] == 2 * 256 * 152064 * 4  # padded

@@ -28,9 +28,8 @@ SMALL = (
     "learner.remat=full",
     "learner.logprob_chunk=128",
     "rollout.max_length=256",
-    "rollout.prefill_buckets=[256]",
     "rollout.slots=16",
-    'rollout.cache="paged"',
+    'rollout.attention="loop"',
     'model.compute_dtype="bfloat16"',
 )
 

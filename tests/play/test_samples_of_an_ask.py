@@ -57,14 +57,14 @@ class Engine:
 
     def __init__(self, params: Any, ahead: bool = False, paged: bool = False) -> None:
         engine = make_paged(compute_dtype=jnp.float32) if paged else make_engine()
-        self.prefilled: list[int] = []
-        prefill = engine.prefill
+        self.prefilled: list[Any] = []  # the chunks of prompts that were computed; a prompt here has one
+        append = engine._append_chunks
 
-        def counted(given: Any, prompts: Any, policies: Any) -> Any:
-            self.prefilled += map(len, prompts)
-            return prefill(given, prompts, policies)
+        def counted(given: Any, state: Any, drawn: Any) -> None:
+            self.prefilled += [chunk for chunks in drawn for chunk in chunks]
+            append(given, state, drawn)
 
-        engine.prefill = counted  # type: ignore[method-assign]
+        engine._append_chunks = counted  # type: ignore[method-assign]
         local = LocalRollouts(engine, Characters(), seed=0, threads=4, ahead=ahead)
         world = made_world(local, [])
         world.sampler.load({"actor": engine.load_params(params)})
@@ -121,7 +121,7 @@ def test_a_sample_does_not_depend_on_company_or_order(params: Any, many: list[tu
 def test_pages_are_shared_and_change_nothing(params: Any) -> None:
     paged = Engine(params, paged=True)
     more, fewer = (solvers(paged.play(Rollout("q", play=best_of(size)))[0]) for size in (MANY, 2))
-    assert more[:2] == fewer and len(paged.prefilled) == 2
+    assert more[:2] == fewer and len(paged.prefilled) == 1  # kept for the second
 
 
 def test_the_first_sample_is_what_a_single_ask_gives(engine: Engine, many: list[tuple[Any, ...]]) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.transformer import declare
-from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Request
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
@@ -59,7 +59,7 @@ def experts_on_another_mesh() -> dict:
     of_learner = jax.device_put(params, param_shardings(declare(EXPERTS), mesh, TRAIN))
     facts = {}
     for name, sizes, weights in (("one", (1, 1, 1), params), ("data4_tensor2", (4, 1, 2), of_learner)):
-        engine = PagedEngine(EXPERTS, ENGINE, make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))]))
+        engine = Engine(EXPERTS, ENGINE, make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))]))
         said = make_rollouts(engine, weights).run(requests())
         gate = engine.load_params(weights)["layers"][0]["gate_XDF"]
         facts[name] = {
@@ -70,7 +70,7 @@ def experts_on_another_mesh() -> dict:
     return facts
 
 
-def compiled(engine: PagedEngine, which: str) -> Any:
+def compiled(engine: Engine, which: str) -> Any:
     """The program that computes prompts ("prefill"), or that decodes ("decode")."""
     (program,) = [one for one in engine.programs() if one.kind == which]
     return program.lower().compile()
@@ -83,7 +83,7 @@ def prompt_flops() -> dict:
         shards = sizes[0] * sizes[1]
         config = dataclasses.replace(ENGINE, prefill_tokens=256 // shards)
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
-        facts[name] = compiled(PagedEngine(WIDE, config, mesh), "prefill").cost_analysis()["flops"]
+        facts[name] = compiled(Engine(WIDE, config, mesh), "prefill").cost_analysis()["flops"]
     return facts
 
 
@@ -93,7 +93,7 @@ def collectives() -> dict:
     for length in (160, 640):
         config = dataclasses.replace(ENGINE, max_length=length)
         for cfg in (CFG, EXPERTS):
-            engine = PagedEngine(cfg, config, make_mesh(MeshConfig(2, 2, 2)))
+            engine = Engine(cfg, config, make_mesh(MeshConfig(2, 2, 2)))
             for which in ("prefill", "decode"):
                 text = compiled(engine, which).as_text() or ""
                 kinds = "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
@@ -107,16 +107,13 @@ def main() -> None:
     facts = {}
     for name, sizes in MESHES.items():
         devices = jax.devices()[: int(np.prod(sizes))]
-        engine = DenseEngine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices))
+        engine = Engine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices), Columns(ENGINE.max_length))
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
-        weights = engine.load_params(params)
         measuring = dataclasses.replace(ENGINE, entropies=True, cascade=0 if name == "one" else 2)
-        paged = PagedEngine(CFG, measuring, make_mesh(MeshConfig(*sizes), devices))
+        paged = Engine(CFG, measuring, make_mesh(MeshConfig(*sizes), devices))
         again = make_rollouts(paged, params).run(requests())
-        program = (
-            engine._generate.lower(128, weights, engine.init_decode_state(), np.int32(1)).compile().as_text() or ""
-        )
+        program = compiled(engine, "decode").as_text() or ""
         facts[name] = {
             "ids": [c.ids_T.tolist() for c in said],
             "logprobs": [c.logprobs_T.tolist() for c in said],

@@ -13,8 +13,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 
-from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.models.decoder.columns import Columns
+from scope_jax.models.decoder.pages import Loop
+from scope_jax.rollouts.engine import Engine
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
 from tests.shapes import like
@@ -29,10 +30,10 @@ MODEL = like(
     norm_topk_prob=True,
 )
 MESHES = {
-    "one": (PagedEngine, (1, 1, 1)),
-    "dense, data 2, tensor 2": (DenseEngine, (2, 1, 2)),
-    "data 4, tensor 2": (PagedEngine, (4, 1, 2)),
-    "data 2, fsdp 2, tensor 2": (PagedEngine, (2, 2, 2)),
+    "one": (Loop(), (1, 1, 1)),
+    "columns, data 2, tensor 2": (Columns(ENGINE.max_length), (2, 1, 2)),
+    "data 4, tensor 2": (Loop(), (4, 1, 2)),
+    "data 2, fsdp 2, tensor 2": (Loop(), (2, 2, 2)),
 }
 
 
@@ -40,9 +41,9 @@ def main() -> None:
     plain = {"temperature": 0.0, "max_tokens": 9, "stop_ids": ()}
     asked = [request("question " * (1 + 7 * (i % 2)), key=i, group=str(i % 2), **plain) for i in range(6)]
     config, facts = dataclasses.replace(ENGINE, picks=True), {}
-    for name, (engine, sizes) in MESHES.items():
+    for name, (how, sizes) in MESHES.items():
         mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
-        rollouts = make_rollouts(engine(MODEL, config, mesh), make_params(MODEL))
+        rollouts = make_rollouts(Engine(MODEL, config, mesh, how), make_params(MODEL))
         said = rollouts.run([dataclasses.replace(one, picks=True) for one in asked])
         facts[name] = [[row.ids_T.tolist(), np.asarray(row.picked_TLk).tolist()] for one in said for row in one.rows]
     print(json.dumps(facts))

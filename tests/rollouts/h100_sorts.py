@@ -1,4 +1,4 @@
-"""Compiles the engines' programs for an H100 that is not here, under the flag for deterministic programs; prints how
+"""Compiles the engine's programs for an H100 that is not here, under the flag for deterministic programs; prints how
 many sorts each has, by name, as JSON. Run by test_writes.py."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from scope_jax.models.decoder.paged_gpu import Triton
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.hardware import hardware
-from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.shapes import uniform
@@ -43,18 +42,14 @@ def main() -> None:
         config = EngineConfig(
             slots=16,
             max_length=512,
-            prefill_buckets=(128,),
-            prefill_batch=4,
             decode_steps=4,
             compute_dtype=jnp.bfloat16,
             prefill_tokens=128,
             cascade=cascade,
         )
-        engines = {f"paged, cascade {cascade}": PagedEngine(CFG, config, mesh, Triton())}
-        for name, engine in (engines if cascade else engines | {"dense": DenseEngine(CFG, config, mesh)}).items():
-            for program in engine.programs():
-                text = program.lower().compile().as_text()
-                sorts[f"{name}: {program.name}"] = len(re.findall(r" sort\(", text))
+        for program in Engine(CFG, config, mesh, Triton()).programs():
+            text = program.lower().compile().as_text()
+            sorts[f"cascade {cascade}: {program.name}"] = len(re.findall(r" sort\(", text))
     print(json.dumps(sorts))
 
 

@@ -25,7 +25,7 @@ from tests.rollouts.world import (
 
 ADAPTER = Adapter(rank=4, alpha=8.0, targets=("q_proj", "o_proj", "down_proj"))  # quick to compile
 POLICIES = ("challenger", "solver")
-ADAPTED = dataclasses.replace(ENGINE, max_length=128, prefill_buckets=(128,), adapter=ADAPTER, policies=POLICIES)
+ADAPTED = dataclasses.replace(ENGINE, max_length=128, adapter=ADAPTER, policies=POLICIES)
 SIZES = {"challenger": 0.2, "solver": 0.3}
 
 
@@ -99,8 +99,6 @@ def test_publishing_moves_the_adapter_alone(adapted, alone):
 
 def test_a_prompt_that_is_kept_belongs_to_its_policy(adapted):
     """Two policies with one prompt, one after the other: the second does not continue the first's keys and values."""
-    if not adapted.engine.keeps_prompts:
-        pytest.skip("the dense engine keeps no prompts")
     rollouts = adapted
     rollouts.clear()
     prompt = list(range(100))

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Continuation, Restart
 from tests.rollouts.test_pages import conversations
 from tests.rollouts.world import bits, make_paged, make_rollouts, mixed, request
@@ -66,8 +65,8 @@ def test_columns(engine, params, plain):
 
 def test_pages_plenty_and_few(paged, params, monkeypatch):
     aside = []
-    set_aside = PagedEngine.set_aside
-    monkeypatch.setattr(PagedEngine, "set_aside", lambda *given: aside.append(1) or set_aside(*given))
+    set_aside = Engine.set_aside
+    monkeypatch.setattr(Engine, "set_aside", lambda *given: aside.append(1) or set_aside(*given))
     asked = [*episodes(), *conversations()]
     plain = make_rollouts(paged, params).run(asked)
     ahead = make_rollouts(paged, params, ahead=True)
@@ -79,7 +78,7 @@ def test_pages_plenty_and_few(paged, params, monkeypatch):
         assert pool.used == 0 and pool.available() == pages - 1
 
 
-class Recorded(DenseEngine):
+class Recorded(Engine):
     """Records launches (+1), reads (-1) and pauses (0) of the engine that it wraps."""
 
     def __init__(self, engine):

@@ -11,9 +11,9 @@ import pytest
 from scope_jax.models.decoder.paged_gpu import Triton
 from scope_jax.models.decoder.pages import PAGE, Loop, Ragged, Where
 from scope_jax.models.kernels.cascade import Tiles, tile_count, tiles_of
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Request, Restart
-from tests.rollouts.test_cache import MIXED
+from tests.rollouts.test_columns import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
 from tests.shapes import like
@@ -87,7 +87,7 @@ def groups() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> PagedEngine:
+def engine() -> Engine:
     return make_paged(cascade=LANES)
 
 
@@ -98,7 +98,9 @@ def together(engine, params):
 
 def test_a_completion_does_not_depend_on_who_shares_its_tile(engine, params, together, monkeypatch):
     tiles: list[Tiles] = []
-    monkeypatch.setattr("scope_jax.rollouts.pages.tiles_of", lambda *given: tiles.append(tiles_of(*given)) or tiles[-1])
+    monkeypatch.setattr(
+        "scope_jax.rollouts.paged_state.tiles_of", lambda *given: tiles.append(tiles_of(*given)) or tiles[-1]
+    )
     expected, rollouts = [bits(c) for c in together], make_rollouts(engine, params)
     assert [bits(rollouts.run([r])[0]) for r in groups()] == expected
     assert max(np.count_nonzero(t.pages_T) for t in tiles) == 1
@@ -123,9 +125,9 @@ def test_a_completion_does_not_depend_on_memory(engine, params, monkeypatch):
     ]
     expected = make_rollouts(engine, params).run(asked)
     aside: list[int] = []
-    set_aside = PagedEngine.set_aside
+    set_aside = Engine.set_aside
     monkeypatch.setattr(
-        PagedEngine, "set_aside", lambda self, state, slot: aside.append(slot) or set_aside(self, state, slot)
+        Engine, "set_aside", lambda self, state, slot: aside.append(slot) or set_aside(self, state, slot)
     )
     few = make_rollouts(make_paged(cascade=LANES, pages=9), params)
     assert [bits(c) for c in few.run(asked)] == [bits(c) for c in expected] and aside
@@ -155,6 +157,6 @@ def test_logprobs_are_the_learners(cfg):
 def test_what_cannot_is_refused():
     cascade = replace(ENGINE, cascade=LANES)
     with pytest.raises(ValueError, match=r"^rollout\.cascade is 4, but JAX's kernel for TPUs .* sums; set it to 0\.$"):
-        PagedEngine(CFG, cascade, make_paged().mesh, Ragged())
+        Engine(CFG, cascade, make_paged().mesh, Ragged())
     with pytest.raises(ValueError, match=r"^rollout\.cascade is 4, but every layer has a window; set it to 0\.$"):
-        PagedEngine(like(MIXED, layer_windows=(20, 20)), cascade, make_paged().mesh)
+        Engine(like(MIXED, layer_windows=(20, 20)), cascade, make_paged().mesh)

@@ -7,8 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from scope_jax.models.decoder.columns import Columns
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.loop import DecodeLoop
+from scope_jax.rollouts.slots import Placement
 from tests.rollouts.world import (
+    CFG,
     ENGINE,
     EOS,
     PAD,
@@ -90,25 +94,52 @@ def test_the_number_of_steps_in_a_dispatch_changes_nothing(params, together):
     assert [bits(c) for c in one.run(mixed(32))] == [bits(c) for c in together]
 
 
-def test_a_group_shares_one_prefill_and_changes_nothing(engine, params, monkeypatch):
-    prefilled = []
-    prefill = engine.prefill
-
-    def counted(params, prompts, policies):
-        prefilled.append(len(prompts))
-        return prefill(params, prompts, policies)
-
-    monkeypatch.setattr(engine, "prefill", counted)
+def test_equal_prompts_are_computed_once_and_change_nothing(engine, params):
+    """In slots that hold others at the same time, in slots that held them before, and in fewer slots than there are
+    samples; each page of a slot is the row's alone."""
     rollouts = make_rollouts(engine, params)
-    asked = [request(f"prompt number {g}", key=s) for g in range(3) for s in range(6)]
-    grouped = [dataclasses.replace(r, group=bytes(r.prompt_ids).decode()) for r in asked]
-    single = rollouts.run(asked)
-    assert sum(prefilled) == 18
-    prefilled.clear()
-    group = rollouts.run(grouped)
-    assert prefilled == [3]
-    assert [bits(c) for c in group] == [bits(c) for c in single]
-    assert len({bits(c) for c in group}) == 18
+    lengths, draw = (2, 65, 100, 130), np.random.default_rng(0)
+    prompts = [draw.integers(0, 256, length).tolist() for length in lengths]
+    asked = [request(prompts[g], key=s, group=str(g), max_tokens=2 + 5 * s) for g in range(4) for s in range(6)]
+    group = rollouts.run(asked)
+    state = rollouts._state
+    assert state.prompt_tokens == 6 * (sum(lengths) - 4)
+    assert sum(lengths) - 4 <= state.computed_tokens < 2 * sum(lengths)
+    alone = []
+    for one in asked:
+        rollouts.clear()
+        alone += rollouts.run([one])
+    assert [bits(c) for c in group] == [bits(c) for c in alone] and len({bits(c) for c in group}) == 24
+    for _ in range(5):
+        some = draw.permutation(24)
+        again = rollouts.run([dataclasses.replace(asked[i], group=None) for i in some])
+        assert [bits(c) for c in again] == [bits(group[i]) for i in some]
+    few = make_rollouts(make_engine(dataclasses.replace(ENGINE, slots=1)), params)
+    assert [c.ids_T.tolist() for c in few.run(asked[6:12])] == [c.ids_T.tolist() for c in group[6:12]]
+    assert few._state.computed_tokens == 64  # the slot has the prompt still
+
+
+def test_a_prompt_that_is_copied_is_not_overwritten_first(engine, params):
+    """A slot has ended, and its prompt is asked for elsewhere and another one there, in one dispatch."""
+    weights, how, key = engine.load_params(params), request("x", temperature=0.0).params, np.zeros(2, np.uint32)
+    old, new = np.arange(70), np.arange(100, 170)
+
+    def placed(state, *pairs):
+        state = engine.insert(state, [Placement(slot, ids, 160, how, key) for slot, ids in pairs])
+        state, left = engine.advance(weights, state)
+        assert not left
+        return state
+
+    def sampled(state, slot):
+        state, result = engine.generate(weights, state)
+        return list(engine.read(state, result, [0, 1]).sampled(slot))
+
+    expected = sampled(placed(engine.init_decode_state(), (0, old), (1, new)), 0)
+    for order in ((1, 0), (0, 1)):
+        state = placed(engine.init_decode_state(), (0, old))
+        state = engine.release(engine.pause(state, [0]), [0])
+        pairs = {0: new, 1: old}
+        assert sampled(placed(state, *((slot, pairs[slot]) for slot in order)), 1) == expected
 
 
 def test_logprobs_are_the_learners(params, together):
@@ -154,8 +185,7 @@ def test_after_a_call_weights_and_cache_can_be_freed(make, params):
     rollouts.clear()
     cleared = held()
     rollouts.use(None)
-    assert loaded >= cleared > held() == before
-    assert (loaded > cleared) == rollouts.engine.keeps_prompts
+    assert loaded > cleared > held() == before
     assert rollouts.progress == (calls, dispatches) == (1, dispatches) and dispatches > 0
     rollouts.load_params(params)
     with pytest.raises(ValueError, match="a different prompt from the rest of its group"):
@@ -227,5 +257,7 @@ def test_refusals_are_clear(rollouts, engine, params):
         rollouts.run([request("one", group="g"), request("two", group="g")])
     with pytest.raises(ValueError, match="max_length=2000 exceeds"):
         make_engine(dataclasses.replace(ENGINE, max_length=2000))
-    with pytest.raises(ValueError, match="one bucket"):
-        engine.prefill(params, [[1, 2], list(range(40))])
+    with pytest.raises(ValueError, match="each slot has one page of 64 tokens"):
+        Engine(CFG, ENGINE, engine.mesh, Columns(64))
+    with pytest.raises(ValueError, match="takes 1 to 159"):
+        engine.checked(range(160))

@@ -139,15 +139,15 @@ class Once:
 
 
 def prefills(engine, monkeypatch):
-    """How many prompts are computed, as they come."""
+    """The beginnings of prompts that are computed, as they come."""
     counted = []
-    prefill = engine.prefill
+    append = engine._append_chunks
 
-    def watched(params, prompts, policies):
-        counted.extend(len(prompt) for prompt in prompts)
-        return prefill(params, prompts, policies)
+    def watched(params, state, drawn):
+        counted.extend(chunk for chunks in drawn for chunk in chunks if chunk.start == 0)
+        append(params, state, drawn)
 
-    monkeypatch.setattr(engine, "prefill", watched)
+    monkeypatch.setattr(engine, "_append_chunks", watched)
     return counted
 
 
@@ -155,9 +155,10 @@ def test_single_requests_are_what_run_gives_and_share_their_prefill(engine, para
     """More than there are slots, some of which fit into no slot, or have a tool."""
     rollouts = make_rollouts(engine, params)
     carol = Game(1).request("carol")
-    asked = [request(f"prompt number {g}", key=s, group=f"{g}") for g in range(3) for s in range(6)]
+    asked = [request(f"{g}: a prompt", key=s, group=f"{g}") for g in range(3) for s in range(6)]
     asked += [dataclasses.replace(carol, group="c"), request("x" * 170, key=7)]
     expected = [bits(completion) for completion in rollouts.run(asked)]
+    rollouts.clear()  # the prompts that are kept
     counted = prefills(engine, monkeypatch)
     interactions = [rollouts.interaction(Once(one)) for one in asked]
     rollouts.interact(interactions, "")

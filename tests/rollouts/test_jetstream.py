@@ -89,7 +89,7 @@ def test_properties_of_the_interface(adapter, engine):
     assert adapter.max_concurrent_decodes == 8 and adapter.samples_per_slot == 1
     assert adapter.max_prefill_length == 159 and adapter.mesh is engine.mesh
     assert adapter.colocated_cpus is None and not adapter.use_chunked_prefill
-    assert adapter.get_prefix_destination_sharding() == engine.prefix_sharding
+    assert adapter.get_prefix_destination_sharding() is None
     tokenizer = adapter.build_tokenizer(adapter.get_tokenizer())
     assert tokenizer.decode(tokenizer.encode("byte")[0]) == "byte"
     assert tokenizer.stop_tokens == {EOS} and tokenizer.eos_id == EOS and tokenizer.pad_id == PAD

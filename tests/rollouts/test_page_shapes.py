@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
-from scope_jax.models.decoder.cache import LayerCache, init_cache
 from scope_jax.models.decoder.config import Attention, Dense, Layer, ModelConfig
-from scope_jax.models.decoder.pages import PAGE, arrays, layer_groups, page_shapes, pages_for
+from scope_jax.models.decoder.pages import PAGE, Paging, arrays, layer_groups, page_shapes
+from scope_jax.models.decoder.pages import SHARED as PAGES
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import public
-from scope_jax.rollouts.paged import PagedEngine, page_bytes, pages_within
+from scope_jax.rollouts.budget import page_bytes, pages_within
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.pages import OutOfPages, Pool
 from scope_jax.rollouts.types import Continuation
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -41,7 +42,7 @@ SHARED = replace(
         for one in (SLIDING, SLIDING, FULL, replace(SLIDING, source=1), replace(FULL, source=2))
     ),
 )
-LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_buckets=(LENGTH,), prefill_tokens=64)
+LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_tokens=64)
 
 
 def test_groups_have_one_shape_and_each_shape_its_arrays():
@@ -56,8 +57,12 @@ def test_layers_without_keys_of_their_own_have_no_pages():
     assert page_shapes(SHARED) == page_shapes(SHAPED) and SHARED.cache_layers == (0, 1, 2)
     assert layer_groups(SHARED) == ((WINDOW, (0, 1), 0), (None, (2,), 1))
     assert page_bytes(SHARED, np.float32, 1) == page_bytes(SHAPED, np.float32, 1)
-    columns = init_cache(SHARED, 2, 128, jnp.float32)
-    assert [len(layer.k_SKbht) for layer in columns if isinstance(layer, LayerCache)] == [1, 1, 1, 0, 0]
+    by_slot = Paging(128, by_slot=True)
+    assert layer_groups(SHARED, by_slot) == ((None, (0, 1), 0), (None, (2,), 1)) and arrays(SHARED, by_slot) == (
+        0,
+        0,
+        1,
+    )
 
 
 def test_a_pool_of_two_shapes_never_mixes_them():
@@ -88,7 +93,7 @@ def test_a_budget_is_divided_among_the_shapes():
     )
     sizes = page_bytes(model, jnp.bfloat16, 1)
     assert sizes == (20 * 2**20, 2**20)
-    least = PagedEngine(model, replace(config, pages=10**4), mesh).budget.least
+    least = Engine(model, replace(config, pages=10**4), mesh).budget.least
     for gib in (20, 30, 80):
         sliding, full = pages_within(model, config, mesh, gib * 2**30)
         taken = sliding * sizes[0] + full * sizes[1]
@@ -98,7 +103,7 @@ def test_a_budget_is_divided_among_the_shapes():
     few = pages_within(model, config, mesh, 2**30)
     assert any(count < needed for count, needed in zip(few, least, strict=True))
     with pytest.raises(UserError, match="one episode of"):
-        PagedEngine(model, replace(config, pages=few), mesh)
+        Engine(model, replace(config, pages=few), mesh)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -120,7 +125,7 @@ def asked() -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [SHAPED, SHARED], ids=["shapes", "shared"])
-def test_the_completions_are_the_other_engines_and_the_learners(monkeypatch, model):
+def test_the_completions_are_those_of_pages_of_slots_and_the_learners(monkeypatch, model):
     weights = make_params(model)
     paged = make_rollouts(make_paged(LONG, model), weights)
     said = paged.run(asked())
@@ -132,9 +137,9 @@ def test_the_completions_are_the_other_engines_and_the_learners(monkeypatch, mod
         np.testing.assert_allclose(ours.logprobs_T[ours.sampled_T], expected, atol=2e-5, rtol=0)
     alone = [paged.run([one])[0] for one in asked()]
     assert [bits(one) for one in alone] == [bits(one) for one in said]
-    aside, set_aside = [], PagedEngine.set_aside
-    monkeypatch.setattr(PagedEngine, "set_aside", lambda self, *given: aside.append(given) or set_aside(self, *given))
-    least = 1 + pages_for(LENGTH) + 2
+    aside, set_aside = [], Engine.set_aside
+    monkeypatch.setattr(Engine, "set_aside", lambda self, *given: aside.append(given) or set_aside(self, *given))
+    least = 1 + PAGES.count(LENGTH) + 2
     few = make_rollouts(make_paged(LONG, model, pages=(20, least)), weights)
     assert [bits(one) for one in few.run(asked())] == [bits(one) for one in said]
     pool = few._state.pools[0]

@@ -13,15 +13,15 @@ import pytest
 
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.paged_gpu import Triton
-from scope_jax.models.decoder.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
+from scope_jax.models.decoder.pages import PAGE, SHARED, Loop, Ragged, Where, feed, init_pages, layer_groups
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.loop import DecodeLoop
-from scope_jax.rollouts.paged import CHUNK, PagedEngine
-from scope_jax.rollouts.pages import CachedPrompt, OutOfPages, Pool, parts_of
+from scope_jax.rollouts.pages import CHUNK, CachedPrompt, OutOfPages, Pool
 from scope_jax.rollouts.slots import Extension, Placement
 from scope_jax.rollouts.types import Continuation, Restart
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from tests.rollouts.test_cache import MIXED
+from tests.rollouts.test_columns import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, mixed, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
 from tests.shapes import like
@@ -38,7 +38,7 @@ def place(pool: Pool, tokens: np.ndarray) -> CachedPrompt:
     ids = tokens[:-1]
     found = pool.find(ids)
     columns, serial = [*found.table.T], found.serial
-    for part in parts_of(ids)[len(columns) :]:
+    for part in SHARED.parts(ids)[len(columns) :]:
         columns.append(np.asarray(pool.take(len(pool.windows)), np.int32))
         serial = pool.enter(serial, part, columns[-1].tolist())
     return CachedPrompt(np.stack(columns, axis=1), found.computed, serial)
@@ -215,7 +215,7 @@ def test_logprobs_are_the_learners(params, together):
 
 def test_the_gpu_kernel_gives_the_tokens_of_the_loop(paged, params):
     """In Pallas's interpreter: prompts in chunks, some with a shared beginning, and tokens one by one."""
-    kernel = PagedEngine(CFG, paged.config, paged.mesh, Triton(interpret=True))
+    kernel = Engine(CFG, paged.config, paged.mesh, Triton(interpret=True))
     wanted, found = (make_rollouts(engine, params).run(mixed(4)) for engine in (paged, kernel))
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(ours.ids_T, theirs.ids_T)
@@ -239,13 +239,13 @@ def conversations() -> list:
 
 def test_with_few_pages_the_same_tokens_later(paged, params, together, monkeypatch):
     aside = []
-    set_aside = PagedEngine.set_aside
+    set_aside = Engine.set_aside
 
     def counted(self, state, slot):
         aside.append(slot)
         return set_aside(self, state, slot)
 
-    monkeypatch.setattr(PagedEngine, "set_aside", counted)
+    monkeypatch.setattr(Engine, "set_aside", counted)
     plenty = make_rollouts(paged, params).run(conversations())
     assert not aside
     few = make_rollouts(make_paged(pages=9), params)
@@ -260,8 +260,8 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     engine = make_paged(pages=6)  # five that can be had: all are used after a dispatch
     weights, how, key = engine.load_params(params), request("x").params, np.zeros(2, np.uint32)
     state = engine.init_decode_state()
-    prompts = engine.prefill(weights, [np.arange(62), np.arange(100, 228)])
-    state = engine.insert(state, prompts, [Placement(0, 0, 160, how, key), Placement(1, 1, 160, how, key)])
+    first, second = np.arange(62), np.arange(100, 228)
+    state = engine.insert(state, [Placement(0, first, 160, how, key), Placement(1, second, 160, how, key)])
     state, left = engine.advance(weights, state)
     assert not left
     state, result = engine.generate(weights, state)
@@ -269,10 +269,10 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     assert state.length[0] == 65 and state.columns[0] == 2
     state = engine.pause(state, [0])
     with pytest.raises(OutOfPages):
-        engine.extend(weights, state, [Extension(0, 63, [1] * 97, 160, key)])
+        engine.extend(state, [Extension(0, 63, [1] * 97, 160, key)])
     aside = engine.set_aside(state, 0)
     assert aside.length == 63
-    state = engine.bring_back(state, aside, 2, 1, Placement(2, 0, 160, how, key), live=False)
+    state = engine.bring_back(state, aside, 2, 1, Placement(2, first, 160, how, key), live=False)
     assert state.length[2] == 63 and state.columns[2] == 1
 
 
@@ -280,7 +280,7 @@ def test_a_reply_that_drops_most_of_a_turn_returns_from_host_memory(params, monk
     """The turn was set aside while its responder was at work. What the reply keeps and adds fits, what the turn had and
     the reply adds would not."""
     asked, moved = threading.Event(), threading.Event()
-    set_aside, fits, refused = PagedEngine.set_aside, PagedEngine.fits, []
+    set_aside, fits, refused = Engine.set_aside, Engine.fits, []
 
     def noted(self, state, slot):
         moved.set()
@@ -314,8 +314,8 @@ def test_a_reply_that_drops_most_of_a_turn_returns_from_host_memory(params, monk
     expected = [bits(one) for one in plenty.run(requests)]
     asked.clear()
     moved.clear()
-    monkeypatch.setattr(PagedEngine, "set_aside", noted)
-    monkeypatch.setattr(PagedEngine, "fits", counted)
+    monkeypatch.setattr(Engine, "set_aside", noted)
+    monkeypatch.setattr(Engine, "fits", counted)
     few = make_rollouts(make_paged(max_length=192, pages=6), params)
     assert [bits(one) for one in few.run(requests)] == expected
     assert any(refused)
@@ -361,7 +361,7 @@ def test_a_prompt_that_is_given_up_leaves_only_whole_pages(params):
     long = np.arange(PAGE + CHUNK + 20)
 
     def placed(state, slot):
-        return engine.insert(state, engine.prefill(weights, [long]), [Placement(slot, 0, 160, how, key)])
+        return engine.insert(state, [Placement(slot, long, 160, how, key)])
 
     state, left = engine.advance(weights, placed(engine.init_decode_state(), 0), 3)
     assert left == [0] and not state.live[0]
@@ -415,7 +415,7 @@ def test_page_tables_beyond_the_scalar_memory_of_a_tpu_are_refused(changes, sett
 
     def engine(how, cfg=long):
         config = dataclasses.replace(ENGINE, **changes)
-        return PagedEngine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
+        return Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
 
     engine(Loop())
     if setting is None:
@@ -432,7 +432,7 @@ def test_pages_follow_the_tokens(params):
     """64 requests of 200 to 4,000 tokens: at most 1.3 times the pages that their tokens fill, and with a third of them
     the same tokens."""
     cfg = dataclasses.replace(CFG, max_positions=8192)
-    config = dataclasses.replace(ENGINE, slots=64, max_length=4160, prefill_buckets=(4160,), prefill_tokens=2048)
+    config = dataclasses.replace(ENGINE, slots=64, max_length=4160, prefill_tokens=2048)
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     rng = np.random.default_rng(0)
     requests = [
@@ -441,17 +441,15 @@ def test_pages_follow_the_tokens(params):
     ]
     most = []
 
-    class Watched(PagedEngine):
+    class Watched(Engine):
         def read(self, state, result, slots):
             result = super().read(state, result, slots)
             tokens = sum(state.length)
-            most.append((state.pools[0].used, pages_for(tokens), sum(state.live)))
+            most.append((state.pools[0].used, SHARED.count(tokens), sum(state.live)))
             return result
 
     whole = make_rollouts(Watched(cfg, config, mesh), params).run(requests)
     used, least, _ = max(most)
     assert used <= 1.3 * least, (used, least)
     third = dataclasses.replace(config, pages=used // 3)
-    assert [bits(c) for c in make_rollouts(PagedEngine(cfg, third, mesh), params).run(requests)] == [
-        bits(c) for c in whole
-    ]
+    assert [bits(c) for c in make_rollouts(Engine(cfg, third, mesh), params).run(requests)] == [bits(c) for c in whole]

@@ -17,7 +17,7 @@ from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.moe import keeping, picked_dtype
 from scope_jax.models.decoder.pages import PAGE
 from scope_jax.models.kernels.attention import make_attend
-from scope_jax.rollouts.paged import page_bytes
+from scope_jax.rollouts.budget import page_bytes
 from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation, Restart
 from scope_jax.sharding.collectives import LOCAL
@@ -114,9 +114,9 @@ def test_a_prompt_of_one_token_is_set_aside(params):
     """Before its first token is sampled the cache has none of its tokens, and so no picks."""
     engine = make_paged(ENGINE, MOE)
     weights, one, key = engine.load_params(params), request("x"), np.zeros(2, np.uint32)
-    placement = Placement(0, 0, 160, one.params, key)
+    placement = Placement(0, one.prompt_ids, 160, one.params, key)
     state = engine.init_decode_state()
-    state = engine.insert(state, engine.prefill(weights, [one.prompt_ids]), [placement])
+    state = engine.insert(state, [placement])
     state, left = engine.advance(weights, state)
     assert not left and state.length[0] == 0
     aside = engine.set_aside(engine.pause(state, [0]), 0)

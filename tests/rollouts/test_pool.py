@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.models.decoder.pages import PAGE
-from scope_jax.rollouts.pages import OutOfPages, PageEntry, Pool, first_seen, parts_of
+from scope_jax.models.decoder.pages import PAGE, SHARED
+from scope_jax.rollouts.pages import OutOfPages, PageEntry, Pool
 
 
 class Plain:
@@ -61,18 +61,18 @@ class Plain:
 
     def find(self, ids: np.ndarray, policy: int) -> tuple[list[list[int]], int]:
         chain: list[PageEntry] = []
-        for part in parts_of(ids):
+        for part in SHARED.parts(ids):
             if (entry := self.index.get((chain[-1].serial if chain else -policy, part))) is None:
                 break
             chain.append(entry)
         while chain:
             position = min(len(chain) * PAGE, len(ids))
-            firsts = [first_seen(position, window) for window in self.windows]
+            firsts = [SHARED.first_seen(position, window) for window in self.windows]
             if all(entry.pages[group] for group, first in enumerate(firsts) for entry in chain[first:]):
                 break
             chain.pop()
         position = min(len(chain) * PAGE, len(ids))
-        firsts = [first_seen(position, window) for window in self.windows]
+        firsts = [SHARED.first_seen(position, window) for window in self.windows]
         table = [[0] * first + [e.pages[g] for e in chain[first:]] for g, first in enumerate(firsts)]
         for page in (page for column in zip(*table, strict=True) for page in column if page):
             self.kept.move_to_end(page)
@@ -128,7 +128,7 @@ class Life:
         self.log.append(([list(row) for row in table], serial))
         row = [list(pages) for pages in table]
         self.rows.append(row)
-        for part in parts_of(ids)[len(row[0]) :]:
+        for part in SHARED.parts(ids)[len(row[0]) :]:
             self.log.append(pages := self.taken(len(row)))
             if not pages:
                 return
@@ -208,7 +208,7 @@ def test_long_prompts_with_gaps_are_found_in_linear_time():
         pool = Pool(0, 2 * pages + 2, (None, PAGE))
         ids = np.arange(pages * PAGE, dtype=np.int32)
         serial = 0
-        for part in parts_of(ids):
+        for part in SHARED.parts(ids):
             both = pool.take(2)
             serial = pool.enter(serial, part, both)
             pool.drop([both[0]])

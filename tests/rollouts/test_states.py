@@ -18,7 +18,7 @@ from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
 from scope_jax.models.decoder.config import Attention, Delta, Dense, Layer
 from scope_jax.models.decoder.pages import PAGE
 from scope_jax.models.kernels.rope import Rope
-from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.pages import Snapshots
 from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation
@@ -90,8 +90,7 @@ def test_slots_in_any_order(engine, params):
     together = rollouts.run(mixed(20))
     order = np.random.default_rng(0).permutation(20)
     assert [bits(one) for one in rollouts.run([mixed(20)[i] for i in order])] == [bits(together[i]) for i in order]
-    make = make_paged if isinstance(engine, PagedEngine) else make_engine
-    other = make(replace(engine.config, decode_steps=7), HYBRID)
+    other = Engine(HYBRID, replace(engine.config, decode_steps=7), engine.mesh, engine.how)
     again = make_rollouts(other, params)
     assert [bits(one) for one in again.run(mixed(20))] == [bits(one) for one in together]
     assert [bits(one) for one in again.run(conversations(8))] == [bits(one) for one in rollouts.run(conversations(8))]
@@ -118,13 +117,13 @@ def test_groups_share_the_whole_pages_of_their_prompt(params):
 def test_set_aside_and_back(params, monkeypatch):
     """With few pages episodes wait in host memory, their states with them."""
     plenty = make_rollouts(make_paged(cfg=HYBRID, max_length=256), params).run(conversations(12, SEEN * 8))
-    aside, set_aside = [], PagedEngine.set_aside
+    aside, set_aside = [], Engine.set_aside
 
     def counted(self, state, slot):
         aside.append(slot)
         return set_aside(self, state, slot)
 
-    monkeypatch.setattr(PagedEngine, "set_aside", counted)
+    monkeypatch.setattr(Engine, "set_aside", counted)
     few = make_rollouts(make_paged(cfg=HYBRID, max_length=256, pages=8), params)
     assert [bits(one) for one in few.run(conversations(12, SEEN * 8))] == [bits(one) for one in plenty]
     assert aside and few._state.pools[0].used == 0 and not any(few._state.begun)
@@ -172,17 +171,26 @@ def test_slots_that_do_not_decode_keep_their_states(params):
     engine = make_engine(cfg=HYBRID)
     weights = engine.load_params(params)
     how, key = request("x").params, np.zeros(2, np.uint32)
-    prefix = engine.prefill(weights, [np.arange(20)])
-    state = engine.insert(engine.init_decode_state(), prefix, [Placement(3, 0, 100, how, key)])
+    state = engine.insert(engine.init_decode_state(), [Placement(3, np.arange(20), 100, how, key)])
+    state, _ = engine.advance(weights, state)
     state, _ = engine.generate(weights, state)
     state = engine.pause(state, [3])
-    before = jax.device_get(state.cache)
+    before = jax.device_get(state.device.cache.kept)
     state, _ = engine.generate(weights, state)
-    after = jax.device_get(state.cache)
-    for name in ("begun", "begin_S", "ids_SC"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(before, name), getattr(after, name))
-    jax.tree.map(np.testing.assert_array_equal, before.layers[0], after.layers[0])
-    assert np.abs(before.layers[0].state_BHhe[3]).max() > 0 and not np.any(before.layers[0].state_BHhe[:3])
+    after = jax.device_get(state.device.cache.kept)
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert np.abs(before[0].state_BHhe[3]).max() > 0 and not np.any(before[0].state_BHhe[:3])
+
+
+@pytest.mark.slow
+def test_groups_with_a_page_for_each_slot_compute_their_prompt_once(params):
+    """Keys are copied, and the state after the prompt is kept."""
+    prompt = "a prompt of more than a block of columns " * 2
+    group = [request(prompt, key=i, group="g", max_tokens=12) for i in range(12)]
+    rollouts = make_rollouts(make_engine(cfg=HYBRID), params)
+    shared = rollouts.run(group)
+    assert rollouts._state.computed_tokens == len(prompt) - 1
+    assert [bits(one) for one in make_rollouts(make_engine(cfg=HYBRID), params).run(group[7:8])] == [bits(shared[7])]
 
 
 def test_the_least_recently_used_snapshot_goes():

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.models.decoder.pages import PAGE, layer_groups, pages_for, pages_touched
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.models.decoder.pages import PAGE, SHARED, layer_groups
+from scope_jax.rollouts.budget import page_bytes
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Continuation
 from tests.rollouts.world import CFG, ENGINE, bits, make_engine, make_paged, make_params, make_rollouts, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs
@@ -15,7 +16,7 @@ from tests.shapes import like
 WINDOW = 40
 SLIDING = like(CFG, num_layers=3, layer_windows=(WINDOW, WINDOW, None))
 LENGTH = 448
-LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_buckets=(LENGTH,), prefill_tokens=64)
+LONG = replace(ENGINE, slots=4, max_length=LENGTH, prefill_tokens=64)
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,9 @@ def test_the_completions_are_the_other_engines_and_the_learners(weights, said):
 
 def test_with_few_pages_the_same_bits(weights, said, monkeypatch):
     aside = []
-    set_aside = PagedEngine.set_aside
-    monkeypatch.setattr(PagedEngine, "set_aside", lambda self, *given: aside.append(given) or set_aside(self, *given))
-    least = 1 + 3 * (pages_for(LENGTH) + 2)
+    set_aside = Engine.set_aside
+    monkeypatch.setattr(Engine, "set_aside", lambda self, *given: aside.append(given) or set_aside(self, *given))
+    least = 1 + 3 * (SHARED.count(LENGTH) + 2)
     few = make_rollouts(make_paged(LONG, SLIDING, pages=least), weights)
     again = few.run([replace(one, max_turns=2) for one in asked()])
     assert [bits(c) for c in again] == [bits(c) for c in said]
@@ -96,9 +97,9 @@ def test_a_sliding_layer_holds_its_window_and_what_a_dispatch_adds(weights, engi
         monkeypatch.setattr(engine.jitted, name, watched)
     rollouts.run([request(tokens(300, 5), max_tokens=90, stop_ids=())])
     # 39 tokens before a block of 64 that begins with a page, and before 4 tokens anywhere, lie in two pages at most.
-    assert most["append"].tolist() == [2, 2, pages_for(299)]
-    assert most["generate"].tolist() == [2, 2, pages_for(389)]
-    assert pages_touched(WINDOW - 1 + ENGINE.decode_steps) == 2
+    assert most["append"].tolist() == [2, 2, SHARED.count(299)]
+    assert most["generate"].tolist() == [2, 2, SHARED.count(389)]
+    assert SHARED.touched(WINDOW - 1 + ENGINE.decode_steps) == 2
 
 
 def test_a_long_prompt_is_found_by_the_window_before_its_end(weights, engine):

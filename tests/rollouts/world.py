@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.kernels.masks import ends_of
 from scope_jax.models.kernels.rope import Rope
-from scope_jax.rollouts.dense import DenseEngine
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
-from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
@@ -46,9 +45,7 @@ CFG = uniform(
     output_bias=False,
     max_positions=1024,
 )
-ENGINE = EngineConfig(
-    slots=8, max_length=160, prefill_buckets=(32, 96), prefill_batch=4, decode_steps=4, compute_dtype=jnp.float32
-)
+ENGINE = EngineConfig(slots=8, max_length=160, decode_steps=4, compute_dtype=jnp.float32, prefill_tokens=128)
 
 
 class ByteTokenizer:
@@ -73,12 +70,15 @@ def make_params(cfg: ModelConfig = CFG) -> Any:
     return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), params)
 
 
-def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG) -> DenseEngine:
-    return DenseEngine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> Engine:
+    """As on a CPU: a page for each slot."""
+    config = dataclasses.replace(config, **changes)
+    return Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), Columns(config.max_length))
 
 
-def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> PagedEngine:
-    return PagedEngine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> Engine:
+    """Pages that slots share, by XLA's loop."""
+    return Engine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
 def make_rollouts(engine: Engine, params: Any, seed: int = 0, ahead: bool = False) -> LocalRollouts:

@@ -143,10 +143,10 @@ def ended(model: Served, job: Job) -> list[Done]:
     return done
 
 
-@pytest.mark.parametrize("cache", ["paged", pytest.param("dense", marks=pytest.mark.slow)])
-def test_no_request_waits_for_a_program(cache: str, caplog: pytest.LogCaptureFixture):
-    """Prompts of every bucket, replies of every length, searches, pauses: all is compiled before the server listens."""
-    own = ["rollout.slots=5", "rollout.max_length=320", "rollout.prefill_buckets=[32,64,150]", f"rollout.cache={cache}"]
+@pytest.mark.parametrize("attention", ["auto", pytest.param("loop", marks=pytest.mark.slow)])
+def test_no_request_waits_for_a_program(attention: str, caplog: pytest.LogCaptureFixture):
+    """Prompts of every length, replies of every length, searches, pauses: all is compiled before the server listens."""
+    own = ["rollout.slots=5", "rollout.max_length=320", f"rollout.attention={attention}"]
     kept = [one for one in SETTINGS if not one.startswith("rollout")]
     settings = [*kept, *own, "rollout.decode_steps=3", "retrieval.top_k=2"]
     with served(BASE, None, settings, policy=None, search=True, name="atlas", grace=0.0, tell=print) as model:

@@ -21,7 +21,6 @@ SETTINGS = (
     "model.compute_dtype=float32",
     "rollout.slots=8",
     "rollout.max_length=128",
-    "rollout.prefill_buckets=[48]",
     "rollout.decode_steps=8",
     "retrieval.corpus=" + str(ROOT / "assets" / "atlas" / "corpus.jsonl"),
     "retrieval.dim=256",

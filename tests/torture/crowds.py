@@ -37,7 +37,7 @@ LONGEST = (
 )
 ENGINE = {
     "rollout.max_length": LONGEST,
-    "rollout.cache": "paged",
+    "rollout.attention": "loop",
     "rollout.cache_gib": 1.0,
     "serve.max_body": bodies.MEBIBYTE,
 }

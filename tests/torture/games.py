@@ -8,7 +8,7 @@ SHARED = (
     *("train.save_every=1", "train.keep=99", "evaluate.sets=[]", "rollout.slots=16"),
     *("learner.micro_batch_rows=2", "learner.logprob_chunk=128"),
 )
-SHORT = ("rollout.max_length=256", "rollout.prefill_buckets=[64, 256]", "learner.buckets=[256]")
+SHORT = ("rollout.max_length=256", "learner.buckets=[256]")
 SETS: dict[str, tuple[str, ...]] = {
     "ssp": (*SHORT, "train.steps=4", "train.batch_size=4", "ssp.solver.samples=2", "ssp.replay_reset_every=3"),
     "scope": (*runs.SCOPE, "scope.iterations=1", "scope.max_batches=2"),

@@ -27,7 +27,6 @@ SCOPE = (
     "train.save_every=1",
     "evaluate.sets=[]",
     "rollout.slots=16",
-    "rollout.prefill_buckets=[128, 512]",
     "learner.buckets=[512]",
     "learner.micro_batch_rows=4",
     "learner.logprob_chunk=128",

@@ -20,8 +20,6 @@ compute_dtype = "float32"
 [rollout]
 slots = 16
 max_length = 512
-prefill_buckets = [32, 64, 128, 256, 512]
-prefill_batch = 8
 decode_steps = 8
 [learner]
 buckets = [128, 256, 384, 512]

@@ -27,7 +27,7 @@ ADAPTER = ("model.adapter.rank=4", "model.adapter.alpha=8", 'model.adapter.base_
 SMALL = [word for one in SETS for word in ("--set", one)]
 SERVED = (
     *("--set", "model.compute_dtype=float32", "--set", "rollout.slots=4", "--set", "rollout.max_length=320"),
-    *("--set", "rollout.prefill_buckets=[256]"),
+    *("--set"),
 )
 
 pytestmark = pytest.mark.slow  # several engines are compiled

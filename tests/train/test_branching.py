@@ -37,7 +37,6 @@ CARDS = runs.ROOT / "configs"
 SMALL = (
     "rollout.slots=8",
     "rollout.max_length=256",
-    "rollout.prefill_buckets=[256]",
     "learner.buckets=[256]",
     "learner.micro_batch_rows=4",
     "train.save_every=1",

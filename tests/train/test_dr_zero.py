@@ -17,7 +17,6 @@ SMALL = (
     "train.keep=6",
     "evaluate.sets=[]",
     "rollout.slots=16",
-    "rollout.prefill_buckets=[128]",
     "learner.micro_batch_rows=4",
     "learner.logprob_chunk=128",
     "train.batch_size=4",

@@ -8,16 +8,16 @@ from scope_jax.config.base import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models.decoder.backends import attention_over_pages
-from scope_jax.models.decoder.pages import Loop
-from scope_jax.rollouts.dense import DenseEngine
-from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.models.decoder.pages import SHARED, Loop, Paging
+from scope_jax.rollouts.budget import page_bytes
 from scope_jax.run import engines
+from scope_jax.run.config_file import differing, to_toml
 from scope_jax.run.engines import engine_for
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
 from tests.shapes import like
 
-SMALL = ("rollout.max_length=160", "rollout.prefill_buckets=[160]", "rollout.slots=8")
+SMALL = ("rollout.max_length=160", "rollout.slots=8")
 
 
 def engine_of(*sets: str, model=CFG):
@@ -25,30 +25,43 @@ def engine_of(*sets: str, model=CFG):
     return engine_for(load_card("configs/ssp/atlas.toml", [*SMALL, *sets]), model, mesh)
 
 
-def test_a_cpu_gets_columns_unless_there_is_a_budget_for_pages():
-    assert isinstance(engine_of(), DenseEngine)
+def test_on_a_cpu_each_slot_has_a_page_unless_there_is_a_budget_or_the_loop():
+    plain = engine_of()
+    assert plain.paging == Paging(192, by_slot=True) and plain.pages == (8 + 1,)
+    assert plain.config.prefill_tokens == 128 and engine_of("rollout.prefill_tokens=64").config.prefill_tokens == 64
     # Two layers, two kv heads of 8, float32: 2 · 2 · 2 · 8 · 64 · 4 bytes.
     assert page_bytes(CFG, jnp.float32, 1) == (16384,)
     budget = engine_of(f"rollout.cache_gib={20.5 * 16384 / 2**30}")
-    assert isinstance(budget, PagedEngine) and budget.pages == (20,)
-    asked = engine_of('rollout.cache="paged"')
-    assert isinstance(asked, PagedEngine) and asked.pages == (8 * (3 + 1) + 1,)
+    assert budget.paging == SHARED and budget.pages == (20,)
+    asked = engine_of('rollout.attention="loop"')
+    assert asked.paging == SHARED and asked.pages == (8 * (3 + 1) + 1,)
 
 
-def test_a_budget_that_is_too_small_or_for_columns_is_refused():
+def test_a_budget_that_is_too_small_is_refused():
     with pytest.raises(ValueError, match="one episode of rollout"):
         engine_of(f"rollout.cache_gib={3 * 16384 / 2**30}")
-    with pytest.raises(CardError, match="budget for pages"):
-        engine_of("rollout.cache_gib=1", 'rollout.cache="dense"')
 
 
-def test_groups_attend_together_over_pages_only():
-    asked = engine_of("rollout.cascade=4", 'rollout.cache="paged"')
-    assert isinstance(asked, PagedEngine) and asked.config.cascade == 4
-    with pytest.raises(ValueError, match=r'^rollout\.cascade needs pages; set rollout\.cache = "paged"'):
-        engine_of("rollout.cascade=4")
-    with pytest.raises(CardError, match="cascade attention is for pages"):
-        engine_of("rollout.cascade=4", 'rollout.cache="dense"')
+@pytest.mark.parametrize("key", ["prefill_buckets=[64]", "prefill_batch=4", 'cache="dense"'])
+def test_keys_of_before_are_refused_in_a_sentence(key):
+    with pytest.raises(CardError, match=rf"`rollout\.{key.partition('=')[0]}` is a key no more: .*; remove it"):
+        engine_of(f"rollout.{key}")
+
+
+def test_the_card_that_a_run_has_written_may_have_keys_of_before(tmp_path):
+    """It lists every key, whether somebody has set it or not."""
+    card = "configs/ssp/atlas.toml"
+    text = to_toml(load_card(card))
+    assert "prefill_tokens" in text
+    written = text.replace("[rollout]\n", '[rollout]\nprefill_buckets = [64]\nprefill_batch = 4\ncache = "dense"\n')
+    assert written != text
+    (tmp_path / "config.toml").write_text(written)
+    assert differing(load_card(tmp_path / "config.toml"), load_card(card)) == []
+
+
+def test_groups_attend_together_over_pages_that_they_share():
+    asked = engine_of("rollout.cascade=4")
+    assert asked.config.cascade == 4 and asked.paging == SHARED
     with pytest.raises(CardError, match="cascade is 1, but one slot attends alone"):
         engine_of("rollout.cascade=1")
 
@@ -56,14 +69,10 @@ def test_groups_attend_together_over_pages_only():
 def test_a_card_may_do_without_the_kernel_for_pages(monkeypatch):
     asked = []
     monkeypatch.setattr(engines, "attention_over_pages", lambda platform, *_: asked.append(platform) or Loop())
-    engine_of('rollout.cache="paged"')
-    engine_of('rollout.cache="paged"', 'rollout.attention="loop"')
+    engine_of("rollout.cache_gib=0.01")
+    engine_of('rollout.attention="loop"')
     assert asked == ["cpu", "any"]
     assert type(attention_over_pages("any", 128)) is Loop and type(attention_over_pages("gpu", 128)) is not Loop
-    with pytest.raises(
-        CardError, match='attention = "loop" is a way to go through pages, but cache = "dense" has none'
-    ):
-        engine_of('rollout.attention="loop"', 'rollout.cache="dense"')
 
 
 def test_the_engine_can_have_a_mesh_of_its_own():

@@ -45,7 +45,7 @@ SHORT = (
     *("optimizer.warmup_steps=1", "optimizer.learning_rate=1e-2"),
 )
 ADAPTER = ("model.adapter.rank=4", "model.adapter.alpha=8", "model.adapter.base_dtype=float32")
-SERVED = ("model.compute_dtype=float32", "rollout.slots=2", "rollout.max_length=2048", "rollout.prefill_buckets=[1024]")
+SERVED = ("model.compute_dtype=float32", "rollout.slots=2", "rollout.max_length=2048")
 NUMBERS = {name: {"type": "integer", "description": f"The {name}."} for name in ("first", "second")}
 ADD = {
     "type": "function",

@@ -54,10 +54,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_all_work(gpu):
-    """Windows are checked for a model that has some, pages for an engine with pages, experts for a model with them."""
+    """Windows are checked for a model that has some, pages unless the card names the loop, experts if any."""
     made, said = gpu(), []
     card = load_card(CARD)
-    assert for_sampling(card, DENSE, True, said.append) == (card, DENSE)
+    assert for_sampling(card, DENSE, said.append) == (card, DENSE)
     assert for_learning(card, DENSE, said.append) is card and not said
     assert made == [
         "attention over pages, decoding",
@@ -66,10 +66,11 @@ def test_all_work(gpu):
         "attention of the learner (cudnn) and its gradient",
     ]
     made.clear()
-    assert for_sampling(card, like(EXPERTS, layer_windows=(8, None)), False, said.append)[0] is card
+    loop = load_card(CARD, ['rollout.attention="loop"'])
+    assert for_sampling(loop, like(EXPERTS, layer_windows=(8, None)), said.append)[0] is loop
     assert made == ["products of experts and their gradients", "routing and experts of a few tokens"]
     made.clear()
-    for_sampling(card, like(DENSE, layer_windows=(8, None)), True, None)
+    for_sampling(card, like(DENSE, layer_windows=(8, None)), None)
     assert "attention over pages, decoding, with a window" in made
 
 
@@ -77,7 +78,7 @@ def test_one_that_differs_or_raises(gpu):
     """One sentence for each kernel, whichever of its checks fail; the others stay."""
     gpu(attention=math.nan, products=None)
     said: list[str] = []
-    card, model = for_sampling(load_card(CARD), EXPERTS, True, said.append)
+    card, model = for_sampling(load_card(CARD), EXPERTS, said.append)
     assert card.rollout.attention == "loop" and not any(vars(layer.feed)["kernels"] for layer in model.layers)
     assert said == [
         "the kernel for attention over pages does not work on this machine (attention over pages, decoding: it is nan "
@@ -92,15 +93,15 @@ def test_one_that_differs_or_raises(gpu):
 
 def test_a_card_that_names_its_way_is_not_checked(gpu):
     made = gpu(attention=None)
-    card = load_card(CARD, ['rollout.cache="paged"', 'rollout.attention="loop"', 'learner.attention="dot_product"'])
-    assert for_sampling(card, DENSE, True, None)[0] is card and for_learning(card, DENSE, None) is card and not made
+    card = load_card(CARD, ['rollout.attention="loop"', 'learner.attention="dot_product"'])
+    assert for_sampling(card, DENSE, None)[0] is card and for_learning(card, DENSE, None) is card and not made
 
 
 def test_a_run_goes_on(gpu, tmp_path):
     """Its engine and its learner are those without the kernels."""
     gpu(attention=None)
     said: list[str] = []
-    trainer = assemble(load_card(CARD, ['rollout.cache="paged"']), tmp_path, tell=said.append)
+    trainer = assemble(load_card(CARD), tmp_path, tell=said.append)
     assert trainer.world.cfg.rollout.attention == "loop" and trainer.learner.attention == "reference"
     assert [one for one in said if "does not work on this machine" in one] == said and len(said) == 2
 

@@ -27,14 +27,12 @@ CARDS = {
     "spice/atlas.toml": (
         "train.steps=1",
         "train.batch_size=2",
-        "rollout.prefill_buckets=[160]",
         "spice.challenger.samples=2",
         "spice.reasoner.samples=2",
     ),
     "ssp/atlas.toml": (
         "train.steps=1",
         "train.batch_size=4",
-        "rollout.prefill_buckets=[256]",
         "ssp.solver.samples=2",
     ),
     "scope/atlas.toml": (*runs.SCOPE, "train.steps=2", "rollout.slots=8"),

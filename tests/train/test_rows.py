@@ -22,7 +22,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play.turns import Cut, Joiner, Mode
-from scope_jax.rollouts.dense import DenseEngine
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.types import Completion, Request
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
@@ -85,28 +85,21 @@ class Sequence:
         )
 
 
-class RecordingEngine(DenseEngine):
+class RecordingEngine(Engine):
     """Records the operations of the engine that it wraps."""
 
-    def __init__(self, engine: DenseEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
         self.sequences: list[Sequence] = []
-        self._prompts: list[tuple[Any, list[list[int]]]] = []  # of each prefix
         self._slots: dict[int, Sequence] = {}
 
-    def prefill(self, params: Any, prompts: Any, policies: Any = ()) -> Any:
-        prefix = super().prefill(params, prompts, policies)
-        self._prompts.append((prefix, [[int(id) for id in prompt] for prompt in prompts]))
-        return prefix
-
-    def insert(self, state: Any, prefix: Any, placements: Any) -> Any:
-        (prompts,) = (prompts for known, prompts in self._prompts if known is prefix)
+    def insert(self, state: Any, placements: Any) -> Any:
         for placement in placements:
-            self._slots[placement.slot] = Sequence(list(prompts[placement.row]))
+            self._slots[placement.slot] = Sequence([int(id) for id in placement.prompt])
             self.sequences.append(self._slots[placement.slot])
-        return super().insert(state, prefix, placements)
+        return super().insert(state, placements)
 
-    def extend(self, params: Any, state: Any, extensions: Any) -> Any:
+    def extend(self, state: Any, extensions: Any) -> Any:
         for extension in extensions:
             sequence = self._slots[extension.slot]
             kept = extension.length + 1  # the first id of an extension is the last that was sampled
@@ -114,7 +107,7 @@ class RecordingEngine(DenseEngine):
             for values in (sequence.ids, sequence.sampled, sequence.logprobs):
                 del values[kept:]
             sequence.add(list(extension.ids[1:]), False, [0.0] * (len(extension.ids) - 1))
-        return super().extend(params, state, extensions)
+        return super().extend(state, extensions)
 
     def generate(self, params: Any, state: Any, *limits: Any) -> Any:
         state, result = super().generate(params, state, *limits)

@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spec(folder: Path, name: str, cache: str, slots: int, *sets: str, **more: Any) -> dict[str, Any]:
-    rollout = (f"rollout.cache={cache}", f"rollout.slots={slots}", *SMALL)
+def spec(folder: Path, name: str, attention: str, slots: int, *sets: str, **more: Any) -> dict[str, Any]:
+    rollout = (f"rollout.attention={attention}", f"rollout.slots={slots}", *SMALL)
     return spec_of(folder, name, *rollout, *sets, **more)
 
 
@@ -48,14 +48,14 @@ def episodes(folder: Path, name: str) -> dict[tuple[str, str, int], dict[str, An
 
 @pytest.fixture(scope="module")
 def first(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
-    assert run(folder, spec(folder, "first", "dense", 64)) == [[0]], log(folder, "first")
+    assert run(folder, spec(folder, "first", "auto", 64)) == [[0]], log(folder, "first")
     return episodes(folder, "first")
 
 
 @pytest.mark.parametrize("slots", [2, 64])
-@pytest.mark.parametrize("cache", ["dense", "paged"])
+@pytest.mark.parametrize("attention", ["auto", "loop"])
 def test_a_scene_is_the_same_alone_and_among_31_others(
-    folder: Path, first: dict[tuple[str, str, int], dict[str, Any]], cache: str, slots: int
+    folder: Path, first: dict[tuple[str, str, int], dict[str, Any]], attention: str, slots: int
 ) -> None:
     assert len(first) == 128
     assert sum(text["calls"] > 0 for text in first.values()) > 30
@@ -67,10 +67,10 @@ def test_a_scene_is_the_same_alone_and_among_31_others(
     }
     told, specs = record(folder / "first"), []
     for case, more in cases.items():
-        sets, name = more.pop("sets", []), f"{case}-{cache}-{slots}"
-        specs.append(spec(folder, name, cache, slots, *sets, record=told, **more))
+        sets, name = more.pop("sets", []), f"{case}-{attention}-{slots}"
+        specs.append(spec(folder, name, attention, slots, *sets, record=told, **more))
     assert run(folder, *specs) == [[0], [0], [0], [0, 0]]
-    whole, late, alone, two = (episodes(folder, f"{case}-{cache}-{slots}") for case in cases)
+    whole, late, alone, two = (episodes(folder, f"{case}-{attention}-{slots}") for case in cases)
     assert len({at[::2] for at, text in first.items() if whole[at]["tokens"] != text["tokens"]}) <= BORDERS
     assert late == two == whole
     assert alone == {at: text for at, text in whole.items() if at[0] == f"{ALONE}"}

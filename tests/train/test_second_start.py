@@ -19,7 +19,6 @@ SMALL = (
     "train.batch_size=4",
     "ssp.solver.samples=2",
     "rollout.slots=8",
-    "rollout.prefill_buckets=[128, 512]",
     "learner.buckets=[1024]",
     "evaluate.sets=[]",
 )

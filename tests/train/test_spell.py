@@ -50,8 +50,6 @@ compute_dtype = "float32"
 [rollout]
 slots = 16
 max_length = 512
-prefill_buckets = [128, 512]
-prefill_batch = 8
 decode_steps = 8
 [learner]
 buckets = [512]

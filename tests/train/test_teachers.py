@@ -28,7 +28,6 @@ SMALL = (
     "train.batch_size=4",
     "evaluate.sets=[]",
     "rollout.slots=8",
-    "rollout.prefill_buckets=[256]",
     "learner.micro_batch_rows=4",
     "optimizer.eps=1e-6",  # as in test_processes.py
     "distillation.student.samples=2",
@@ -59,10 +58,8 @@ def arguments(run: Path, *sets: str) -> list[str]:
 
 def test_a_prompt_declares_the_tools_of_its_agent_unless_it_says_itself_which(tmp_path: Path) -> None:
     """The prompts of the games describe the search themselves, so they declare none where templates cannot."""
-    sets = [f'teachers.teacher.checkpoint="{FOLDER}"', "rollout.slots=1", "rollout.prefill_buckets=[512]"]
-    trainer = assemble(
-        load_card(runs.ROOT / "examples" / "distillation.toml", [*sets, "rollout.cache=dense"]), tmp_path
-    )
+    sets = [f'teachers.teacher.checkpoint="{FOLDER}"', "rollout.slots=1"]
+    trainer = assemble(load_card(runs.ROOT / "examples" / "distillation.toml", sets), tmp_path)
     states, _, _ = trainer.start(None)
     world = trainer.world
     world.sampler.publish(states)

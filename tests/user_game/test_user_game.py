@@ -53,7 +53,6 @@ compute_dtype = "float32"
 [rollout]
 slots = 32
 max_length = 128
-prefill_buckets = [128]
 decode_steps = 2
 [learner]
 buckets = [1024]

@@ -56,7 +56,6 @@ compute_dtype = "float32"
 [rollout]
 slots = 8
 max_length = 192
-prefill_buckets = [96]
 [learner]
 buckets = [192]
 micro_batch_rows = 16

@@ -1,5 +1,5 @@
-"""The KV cache against the training forward pass, and results independent of the rest of the batch, for a plain decoder
-and for one with every optional part of a layer: sliding windows with their own RoPE, post-layer norms, experts.
+"""A page for each slot against the training forward pass, and results independent of the rest of the batch, for a plain
+decoder and for one with every optional part of a layer: sliding windows with their own RoPE, post-layer norms, experts.
 """
 
 from functools import partial
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.models.decoder import cache as kv
 from scope_jax.models.decoder import transformer
+from scope_jax.models.decoder.columns import BLOCK, ColumnPages, Columns, widths
+from scope_jax.models.decoder.pages import Where, feed, init_pages
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
@@ -50,12 +51,23 @@ def ids():
     return np.random.default_rng(2).integers(0, 256, (ROWS, 200)).astype(np.int32)
 
 
-append = partial(jax.jit, static_argnums=0)(kv.append)
-step = partial(jax.jit, static_argnums=0)(kv.step)
+@partial(jax.jit, static_argnums=0)
+def append(cfg, params, cache, ids_ST, starts_S, counts_S):
+    """The cache with so many tokens of each row added from there on."""
+    where = Where(jnp.arange(len(ids_ST))[:, None, None], starts_S, counts_S)
+    return feed(cfg, Columns(CAPACITY), params, cache, ids_ST, where, LOCAL)[1]
+
+
+@partial(jax.jit, static_argnums=0)
+def step(cfg, params, cache, ids_S, lengths_S):
+    """(hidden states after one more token of each row, the cache with it)."""
+    where = Where(jnp.arange(len(ids_S))[:, None, None], lengths_S, jnp.ones_like(lengths_S))
+    hidden_S1D, cache = feed(cfg, Columns(CAPACITY), params, cache, ids_S[:, None], where, LOCAL)
+    return hidden_S1D[:, 0], cache
 
 
 def empty(cfg, rows=ROWS):
-    return kv.init_cache(cfg, rows, CAPACITY, jnp.float32)
+    return init_pages(cfg, Columns(CAPACITY), rows, jnp.float32)
 
 
 def changed(cache, change):
@@ -64,9 +76,9 @@ def changed(cache, change):
     for layer in cache:
         start, pairs = 0, []
         for k, v in zip(*layer, strict=True):
-            pairs.append(change(k, v, start + jnp.arange(k.shape[2] * kv.BLOCK).reshape(-1, kv.BLOCK)))
-            start += k.shape[2] * kv.BLOCK
-        layers.append(kv.LayerCache(*zip(*pairs, strict=True)))
+            pairs.append(change(k, v, start + jnp.arange(k.shape[2] * BLOCK).reshape(-1, BLOCK)))
+            start += k.shape[2] * BLOCK
+        layers.append(ColumnPages(*zip(*pairs, strict=True)))
     return tuple(layers)
 
 
@@ -95,7 +107,7 @@ def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_para
 
 
 def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
-    """Attending to more columns, which hold stale values, changes no bit."""
+    """Attending to more columns, which hold stale values, changes no bit: the last row is there to make it so."""
     lengths = np.asarray([5, 60, 64, 100], np.int32)
     filled = append(cfg, decode_params, empty(cfg), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
 
@@ -104,12 +116,11 @@ def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
         noise_k, noise_v = (jax.random.normal(jax.random.key(1), x.shape) for x in (k, v))
         return jnp.where(own_Sbt[:, None, :, None, :], k, noise_k), jnp.where(own_Sbt[:, None, :, :, None], v, noise_v)
 
-    dirty = changed(filled, stale)
-    outs = [
-        np.asarray(step(cfg, decode_params, kv.view(cache, columns), ids[:, 0], lengths)[0])
-        for cache, columns in [(filled, 128), (dirty, 128), (dirty, 256), (dirty, CAPACITY)]
-    ]
-    assert all(out.tobytes() == outs[0].tobytes() for out in outs[1:])
+    dirty, outs = changed(filled, stale), []
+    for cache, longest in [(filled, 100), (dirty, 100), (dirty, 200), (dirty, CAPACITY - 1)]:
+        out, _ = step(cfg, decode_params, cache, ids[:, 0], np.asarray([*lengths[:3], longest], np.int32))
+        outs.append(np.asarray(out)[:3].tobytes())
+    assert all(out == outs[0] for out in outs[1:])
 
 
 def test_columns_before_a_window_are_exact_zeros(ids):
@@ -176,7 +187,7 @@ def test_rows_do_not_see_each_other(cfg, decode_params, ids):
             more[place] = ids[1, :64]
             cache = append(cfg, decode_params, cache, more, lengths, added)
             out, _ = step(cfg, decode_params, cache, ids[:, 9] * 0 + 17, lengths + added)
-            own = (np.arange(CAPACITY) < start + count).reshape(-1, kv.BLOCK)
+            own = (np.arange(CAPACITY) < start + count).reshape(-1, BLOCK)
             k, v = (np.concatenate(segments, axis=2)[place] for segments in cache[1])
             results.append(
                 (
@@ -188,26 +199,32 @@ def test_rows_do_not_see_each_other(cfg, decode_params, ids):
     assert len(set(results)) == 1
 
 
-def test_a_full_row_writes_nothing(cfg, decode_params, ids):
+def test_a_row_without_tokens_writes_nothing(cfg, decode_params, ids):
     cache = append(cfg, decode_params, empty(cfg), ids[:, :96], np.zeros(ROWS, np.int32), np.full(ROWS, 96, np.int32))
     before = jax.tree.map(np.asarray, cache)
-    _, after = step(cfg, decode_params, cache, ids[:, 0], np.full(ROWS, CAPACITY, np.int32))
+    after = append(cfg, decode_params, cache, ids[:, :1], np.full(ROWS, 96, np.int32), np.zeros(ROWS, np.int32))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
 
 
 @pytest.mark.parametrize("capacity", [64, 128, 192, 320, 512, 576])
-def test_a_view_is_the_first_columns_without_a_copy(capacity):
-    cache = kv.init_cache(CFG, 2, capacity, jnp.float32)
-    assert kv.columns_of(cache) == capacity == kv.widths(capacity)[-1]
-    for columns in kv.widths(capacity):
-        part = kv.view(cache, columns)
-        assert kv.columns_of(part) == columns
-        assert all(any(x is y for y in jax.tree.leaves(cache)) for x in jax.tree.leaves(part))
-        back = kv.put_back(cache, part)
-        assert all(x is y for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(cache), strict=True))
-    assert kv.widths(576) == (128, 256, 512, 576)
+def test_a_page_holds_whole_blocks_in_segments(capacity):
+    how = Columns(capacity - 7)
+    page = how.empty(2, 1, 8, jnp.float32)
+    counts = [keys.shape[2] for keys in page.k_PKbht]
+    assert how.paging.length == capacity == sum(counts) * BLOCK and how.paging.by_slot
+    assert [values.shape[2] for values in page.v_PKbth] == counts
+    assert np.cumsum(counts).tolist() == list(widths(capacity // BLOCK))
+    assert widths(9) == (2, 4, 8, 9)
 
 
-def test_an_odd_capacity_is_refused():
-    with pytest.raises(ValueError, match="use 128"):
-        kv.init_cache(CFG, 2, 100, jnp.float32)
+def test_copies_of_a_pages_first_tokens():
+    """One after another, of segments that hold some of the tokens; past the end nothing is copied."""
+    how = Columns(512)
+    pages = jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), x.shape), how.empty(4, 2, 8, jnp.float32))
+    copied = jax.jit(how.copy)(pages, *(jnp.asarray(x) for x in ([0, 1, 0, 0], [2, 3, 4, 4], [130, 40, 500, 0])))
+    for before, after in zip(jax.tree.leaves(pages), jax.tree.leaves(copied), strict=True):
+        np.testing.assert_array_equal(after[:2], before[:2])
+    keys, new = (np.concatenate(one.k_PKbht, axis=2) for one in (pages, copied))
+    np.testing.assert_array_equal(new[2, :, :3], keys[0, :, :3])
+    np.testing.assert_array_equal(new[3, :, :1], keys[1, :, :1])
+    np.testing.assert_array_equal(new[2:, :, 4:], keys[2:, :, 4:])

@@ -1,0 +1,43 @@
+"""An engine's programs are compiled once each, before the first request, and its weights come from stacks unchanged."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from scope_jax.rollouts.slots import Placement
+from scope_jax.run.programs import programs
+from scope_jax.sharding.program import name_of
+from tests.rollouts.test_columns import MIXED
+from tests.rollouts.test_states import HYBRID
+from tests.rollouts.world import CFG, make_engine, make_paged, make_params, request
+
+
+@pytest.mark.parametrize("make", [make_engine, make_paged], ids=["a page for each slot", "shared pages"])
+@pytest.mark.parametrize("cfg", [CFG, HYBRID], ids=["plain", "states"])
+def test_nothing_is_compiled_after_the_start(make, cfg):
+    engine = make(cfg=cfg)
+    weights = engine.take_params(make_params(cfg))
+    before = programs().finished.copy()
+    state = engine.compile(weights, engine.init_decode_state(), extends=True)
+    compiled = programs().finished - before
+    assert [compiled[name_of(program.function)] for program in engine.programs()] == [1, 1]
+
+    state = engine.insert(state, [Placement(3, np.arange(20), 40, request("x").params, np.zeros(2, np.uint32))])
+    state, _ = engine.advance(weights, state)
+    state, result = engine.generate(weights, state)
+    assert engine.read(state, result, [3]).counts_S[3] > 0
+    assert programs().finished - before == compiled
+
+
+@pytest.mark.parametrize("cfg", [CFG, MIXED, HYBRID], ids=["plain", "windows", "states"])
+def test_weights_that_are_taken_are_those_that_are_copied(cfg):
+    engine = make_paged(cfg=cfg)
+    params = make_params(cfg)
+    copied = engine.load_params(params)
+    taken = engine.take_params(params)
+    assert jax.tree.structure(copied) == jax.tree.structure(taken)
+    pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(taken), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+    assert all(weight.is_deleted() for weight in jax.tree.leaves(params["layers"]))
