@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.peers import cases, ours
 from benchmarks.peers.machine import LIMIT, cores, others_share, usage
-from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.decoder.paging import PAGE
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig

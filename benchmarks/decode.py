@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from scope_jax.models.decoder.backends import attention_over_pages
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim, kv_heads
-from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.decoder.paging import PAGE
 from scope_jax.models.files.families import from_hf
 from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.memory import device_bytes

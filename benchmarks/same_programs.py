@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.pages import Implementation, Loop, Where, feed, init_pages, layer_groups
+from scope_jax.models.decoder.pages import Loop, feed, init_pages
+from scope_jax.models.decoder.paging import Implementation, Where, layer_groups
 from scope_jax.models.files.families import from_hf
 from scope_jax.sharding.collectives import LOCAL
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import kept_bytes
-from scope_jax.models.decoder.pages import SHARED, Paging, arrays, layer_groups, page_shapes, picks_bytes
+from scope_jax.models.decoder.paging import SHARED, Paging, arrays, layer_groups, page_shapes, picks_bytes
 from scope_jax.rollouts.pages import CHUNK, Counts, snapshots_for
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import row_shards

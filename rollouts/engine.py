@@ -6,7 +6,7 @@ aside and brought back are the same, bit for bit.
 
 Keys and values lie in pages. Where pages are shared, memory follows the tokens that are there, and equal beginnings are
 computed once; where gathering pages is slow each slot has one, as long as the longest episode, and equal prompts are
-computed once and copied (`models.decoder.pages.Paging`).
+computed once and copied (`models.decoder.paging.Paging`).
 Every program has one shape, whatever the lengths: `slots` rows when decoding, blocks of CHUNK tokens for
 prompts and observations, as many per dispatch as `prefill_tokens` allows. Row shards of the mesh (data × fsdp) have
 slots and pages of their own and never communicate, unless experts are distributed over them; a tensor group splits the
@@ -27,7 +27,8 @@ from jax.sharding import Mesh
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.delta import RowBounds
-from scope_jax.models.decoder.pages import Implementation, Loop, Where, picks_group, tables_in_smem
+from scope_jax.models.decoder.pages import Loop
+from scope_jax.models.decoder.paging import Implementation, Where, picks_group, tables_in_smem
 from scope_jax.models.decoder.transformer import Params
 from scope_jax.rollouts.budget import PageBudget, PageNeeds, page_bytes, state_bytes
 from scope_jax.rollouts.paged_state import Chunk, PagedState, Unfinished

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scope_jax.models.decoder.pages import Tables
+from scope_jax.models.decoder.paging import Tables
 from scope_jax.models.kernels.cascade import Tiles, tiles_of
 from scope_jax.rollouts.pages import CHUNK, Counts, OutOfPages, Pool, Snapshots
 from scope_jax.rollouts.slots import Extension, Placement

@@ -1,7 +1,7 @@
 """Which page of the KV cache belongs to what: free pages, pages of rows, and prompts kept for other requests.
 
 Everything here runs on the host. One Pool manages the pages of one row shard of the mesh. Each group of layers
-(`models.decoder.pages.layer_groups`) has a page of its own for the same tokens of a row. Pages of several shapes are
+(`models.decoder.paging.layer_groups`) has a page of its own for the same tokens of a row. Pages of several shapes are
 several ranges of numbers here, one after another, and the first of each is never given away; on the devices each
 shape's numbers begin with 0.
 """
@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from scope_jax.models.decoder.pages import SHARED, Paging
+from scope_jax.models.decoder.paging import SHARED, Paging
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
 

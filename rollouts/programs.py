@@ -17,7 +17,8 @@ from scope_jax.errors import UserError
 from scope_jax.models.decoder import stacks
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.delta import RowBounds
-from scope_jax.models.decoder.pages import (
+from scope_jax.models.decoder.pages import feed, init_pages, init_states
+from scope_jax.models.decoder.paging import (
     Implementation,
     Pages,
     Stateful,
@@ -25,9 +26,6 @@ from scope_jax.models.decoder.pages import (
     Where,
     arrays,
     copy_pages,
-    feed,
-    init_pages,
-    init_states,
     layer_groups,
 )
 from scope_jax.models.decoder.transformer import Params, logits_of, output_table, with_wide_norms

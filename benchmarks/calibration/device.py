@@ -48,7 +48,7 @@ from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.models.decoder.backends import attention_over_pages
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim
-from scope_jax.models.decoder.pages import PAGE, SHARED, Tables
+from scope_jax.models.decoder.paging import PAGE, SHARED, Tables
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts

@@ -18,7 +18,8 @@ from scope_jax.models.decoder import moe
 from scope_jax.models.decoder.check import ROUNDING, Check, apart
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig
 from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.pages import PAGE, SHARED, Implementation, Loop, Ragged, Where
+from scope_jax.models.decoder.pages import Loop, Ragged
+from scope_jax.models.decoder.paging import PAGE, SHARED, Implementation, Where
 from scope_jax.models.kernels import attention
 from scope_jax.models.kernels.rope import Rope
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array
 
 from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.pages import Paging, Where, by_kv_head, by_query
+from scope_jax.models.decoder.paging import Paging, Where, by_kv_head, by_query
 from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
@@ -47,7 +47,7 @@ def widths(blocks: int) -> tuple[int, ...]:
 
 
 class Columns:
-    """`pages.Implementation` of pages that hold `longest` tokens, in whole blocks."""
+    """`paging.Implementation` of pages that hold `longest` tokens, in whole blocks."""
 
     heads_axis = 1
     cascade = False

@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from scope_jax.models.decoder.pages import PAGE, Before, Loop, LoopPages, Where
+from scope_jax.models.decoder.pages import Before, Loop, LoopPages
+from scope_jax.models.decoder.paging import PAGE, Where
 from scope_jax.models.kernels.cascade import MASKED, Carry
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head

@@ -24,7 +24,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import cached, feed_of, kept_bytes, kv_heads, mixer_of
-from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.decoder.paging import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.hardware import Chip, Hardware

@@ -14,7 +14,7 @@ from scope_jax.models.decoder.backends import attention_over_pages
 from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import has_sinks, head_dim
-from scope_jax.models.decoder.pages import Implementation
+from scope_jax.models.decoder.paging import Implementation
 from scope_jax.models.decoder.transformer import check_mesh, declare
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.multihost import distributed

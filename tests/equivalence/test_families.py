@@ -24,7 +24,8 @@ from scope_jax.models.decoder.config import Delta
 from scope_jax.models.decoder.delta import over_rows
 from scope_jax.models.decoder.hf import FUSED, HfTensor, hf_tensor
 from scope_jax.models.decoder.kinds import FROZEN
-from scope_jax.models.decoder.pages import Loop, Stateful, Where, feed, init_pages, init_states, layer_groups
+from scope_jax.models.decoder.pages import Loop, feed, init_pages, init_states
+from scope_jax.models.decoder.paging import Stateful, Where, layer_groups
 from scope_jax.models.files.weights import load_hf, save_hf
 from scope_jax.models.kernels.attention import make_attend
 from scope_jax.models.kernels.rope import frequencies

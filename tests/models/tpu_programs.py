@@ -21,7 +21,8 @@ from scope_jax.learner.learner import Learner
 from scope_jax.models.decoder.config import Experts
 from scope_jax.models.decoder.kinds import layer_weights
 from scope_jax.models.decoder.moe import FEW, FEW_BYTES, moe_layer
-from scope_jax.models.decoder.pages import Ragged, Where, tables_in_smem
+from scope_jax.models.decoder.pages import Ragged
+from scope_jax.models.decoder.paging import Where, tables_in_smem
 from scope_jax.models.files.families import from_hf
 from scope_jax.models.kernels.attention import make_attend
 from scope_jax.models.kernels.heads_tpu import norm_and_rotate

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from scope_jax.models.decoder.paged_gpu import Triton
-from scope_jax.models.decoder.pages import PAGE, Loop, Ragged, Where
+from scope_jax.models.decoder.pages import Loop, Ragged
+from scope_jax.models.decoder.paging import PAGE, Where
 from scope_jax.models.kernels.cascade import Tiles, tile_count, tiles_of
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Request, Restart

@@ -11,7 +11,8 @@ import pytest
 
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.columns import BLOCK, ColumnPages, Columns, widths
-from scope_jax.models.decoder.pages import Where, feed, init_pages
+from scope_jax.models.decoder.pages import feed, init_pages
+from scope_jax.models.decoder.paging import Where
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params

@@ -8,8 +8,8 @@ import pytest
 
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import Attention, Dense, Layer, ModelConfig
-from scope_jax.models.decoder.pages import PAGE, Paging, arrays, layer_groups, page_shapes
-from scope_jax.models.decoder.pages import SHARED as PAGES
+from scope_jax.models.decoder.paging import PAGE, Paging, arrays, layer_groups, page_shapes
+from scope_jax.models.decoder.paging import SHARED as PAGES
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import public
 from scope_jax.rollouts.budget import page_bytes, pages_within

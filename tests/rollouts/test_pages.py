@@ -13,7 +13,8 @@ import pytest
 
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.paged_gpu import Triton
-from scope_jax.models.decoder.pages import PAGE, SHARED, Loop, Ragged, Where, feed, init_pages, layer_groups
+from scope_jax.models.decoder.pages import Loop, Ragged, feed, init_pages
+from scope_jax.models.decoder.paging import PAGE, SHARED, Where, layer_groups
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.loop import DecodeLoop
 from scope_jax.rollouts.pages import CHUNK, CachedPrompt, OutOfPages, Pool

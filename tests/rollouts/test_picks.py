@@ -15,7 +15,7 @@ import pytest
 
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.moe import keeping, picked_dtype
-from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.decoder.paging import PAGE
 from scope_jax.models.kernels.attention import make_attend
 from scope_jax.rollouts.budget import page_bytes
 from scope_jax.rollouts.slots import Placement

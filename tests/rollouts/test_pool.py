@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.models.decoder.pages import PAGE, SHARED
+from scope_jax.models.decoder.paging import PAGE, SHARED
 from scope_jax.rollouts.pages import OutOfPages, PageEntry, Pool
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from scope_jax.models.decoder.adapter import Adapter, combined, declare_factors
 from scope_jax.models.decoder.config import Attention, Delta, Dense, Layer
-from scope_jax.models.decoder.pages import PAGE
+from scope_jax.models.decoder.paging import PAGE
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.pages import Snapshots

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scope_jax.models.decoder.pages import PAGE, SHARED, layer_groups
+from scope_jax.models.decoder.paging import PAGE, SHARED, layer_groups
 from scope_jax.rollouts.budget import page_bytes
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import Continuation

@@ -8,7 +8,8 @@ from scope_jax.config.base import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.models.decoder.backends import attention_over_pages
-from scope_jax.models.decoder.pages import SHARED, Loop, Paging
+from scope_jax.models.decoder.pages import Loop
+from scope_jax.models.decoder.paging import SHARED, Paging
 from scope_jax.rollouts.budget import page_bytes
 from scope_jax.run import engines
 from scope_jax.run.config_file import differing, to_toml
