@@ -146,8 +146,8 @@ class Engine:
     # --------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:
         """A state in which no slot decodes."""
-        sizes = self.pages, self.windows, self._needs.shapes, self.paging
-        pools = [Pool(shard, *sizes) for shard in range(self.row_shards)]
+        shapes = self._needs.shapes
+        pools = [Pool(shard, self.pages, self.windows, shapes, self.paging) for shard in range(self.row_shards)]
         count = self.jitted.snapshots
         snapshots = [Snapshots(self.slots, count) for _ in range(self.row_shards)] if count else []
         return PagedState(self.jitted.init(), pools, self.config.slots, self.columns, snapshots)
@@ -290,11 +290,14 @@ class Engine:
         table = state.on_devices(state.table[slot])
         pages = self.jitted.contents(cache, shard, [table[own] for own in state.by_shape(slot, held)])
         aside = Aside(
-            *(state.length[slot], state.turn[slot], held, pages),
-            self.jitted.states_of(cache, shard, slot - shard * self.slots),
-            () if begun is None else self.jitted.states_of(cache, shard, begun),
-            tuple(state.said[slot]),
-            self.picks(state, slot)() if self.config.picks else None,
+            length=state.length[slot],
+            turn=state.turn[slot],
+            held=held,
+            pages=pages,
+            states=self.jitted.states_of(cache, shard, slot - shard * self.slots),
+            begun=() if begun is None else self.jitted.states_of(cache, shard, begun),
+            said=tuple(state.said[slot]),
+            picks=self.picks(state, slot)() if self.config.picks else None,
         )
         self.release(state, [slot])
         return aside

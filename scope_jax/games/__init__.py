@@ -21,7 +21,7 @@ from scope_jax.config.loading import card_file, parse_section, read_table, set_v
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
 from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp
-from scope_jax.play.game import Game
+from scope_jax.play.game import Game, no_tools
 
 BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
@@ -71,17 +71,23 @@ def _from_file(file: Path) -> Game:
     return game
 
 
+def without_retrieval(cfg: Config) -> str:
+    """The sentence about a card whose game searches nothing that is there."""
+    return (
+        f"the table [retrieval] is missing, but {cfg.system} searches; add it, with corpus (a file) or url (a search "
+        "server)."
+    )
+
+
 def game_of(cfg: Config) -> Game:
     """The game of a card.
 
-    Raises CardError for a game that searches without a [retrieval] table, and for one that the game does not use.
+    Raises CardError for a game that searches without a [retrieval] table or tools of its own, and for a table that the
+    game does not use.
     """
     game = find(cfg.system)
-    if game.searches(cfg) and cfg.retrieval is None:
-        raise CardError(
-            f"the table [retrieval] is missing, but {cfg.system} searches; add it, with corpus (a file) or url (a "
-            "search server)."
-        )
+    if game.searches(cfg) and cfg.retrieval is None and game.tools is no_tools:
+        raise CardError(without_retrieval(cfg))
     if cfg.retrieval is not None and not game.searches(cfg):
         raise CardError(f"{cfg.system} does not search; remove the table [retrieval].")
     return game

@@ -59,6 +59,11 @@ class Starter:
     """(model.dialect, model.turns) by architecture, and under "" for all others; empty: the card's defaults."""
 
 
+def no_tools(cfg: Config) -> tuple[Tool, ...]:
+    """Those of a game that brings none."""
+    return ()
+
+
 @dataclass(frozen=True, eq=False)
 class Game:
     """A game, built-in or from a file.
@@ -96,9 +101,10 @@ class Game:
     """The source of the data rows, if that is not the file of the first key of `data`."""
     check: Callable[[Config], None] = lambda cfg: None
     """Raises ValueError, one sentence, for a card whose tables do not go together."""
-    tools: Callable[[Config], tuple[Tool, ...]] = lambda cfg: ()
+    tools: Callable[[Config], tuple[Tool, ...]] = no_tools
     """What its agents may call by name. Called once for a run, which starts the services of its tools before anything
-    is sampled, and closes them at its end. A game that searches has the tool "search" besides."""
+    is sampled, and closes them at its end. A game that searches has the tool "search" besides: that of the card's
+    [retrieval], or one of its own."""
     iterations: Callable[[Config, Memory], int] | None = None
     """Number of completed iterations; the run ends with the number that the key `iterations` of the game's table has,
     which may change when a run is resumed. None: a game without iterations, whose card sets train.steps."""
@@ -143,7 +149,7 @@ class Game:
         return roles.external_models(self.roles(cfg))
 
     def searches(self, cfg: Config) -> bool:
-        """True if some role searches; the card needs a [retrieval] table if and only if this is True."""
+        """True if some role searches: in the card's [retrieval], unless the game brings a tool of this name."""
         return any(role.may_search for role in self.roles(cfg))
 
     def updates(self, cfg: Config) -> Updates:

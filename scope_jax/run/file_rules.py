@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scope_jax.config import EvalSet
 from scope_jax.errors import UserError
+from scope_jax.games import without_retrieval
 from scope_jax.grading.judge_client import JudgeClient, Unreachable
 from scope_jax.models.decoder.config import ModelConfig, differences
 from scope_jax.models.files import peft, weights
@@ -16,7 +17,7 @@ from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.game import play_step, services_of
 from scope_jax.play.searching import written_search
-from scope_jax.play.tool_calls import SEARCH
+from scope_jax.play.tool_calls import SEARCH, SEARCH_NAME
 from scope_jax.retrieval.build import manifest_of
 from scope_jax.run.adapters import adapter_of
 from scope_jax.run.given_answers import KINDS, given_answers
@@ -162,8 +163,10 @@ def origin(opened: OpenedCard) -> str | None:
 
 # -------------------------------------------------------------------------------------------------- tools and services
 def tools(opened: OpenedCard) -> str | None:
-    """The game's own tools; names differ."""
+    """The game's own tools; names differ, and the search is one if roles search."""
     names = opened.tool_names
+    if opened.game.searches(opened.cfg) and SEARCH_NAME not in names:
+        raise UserError(without_retrieval(opened.cfg))
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {opened.game.name} has two tools of the name {min(twice)}; give each its own.")
     return ", ".join(tool.name for tool in opened.tools)

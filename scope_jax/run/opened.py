@@ -132,13 +132,18 @@ class OpenedCard(OpenedModel):
         return [*([] if self.cfg.retrieval is None else [SEARCH_NAME]), *(tool.name for tool in self.tools)]
 
     @property
+    def searches_index(self) -> bool:
+        """Whether roles search in the card's [retrieval], and not by a tool that the game brings under this name."""
+        return self.game.searches(self.cfg) and all(tool.name != SEARCH_NAME for tool in self.tools)
+
+    @property
     def joiner(self) -> Joiner:
         """How the card joins turns."""
         return self.kept("joiner", self._joiner)
 
     def _joiner(self) -> Joiner:
         card, schemas = self.cfg.model, tuple(tool.schema for tool in self.tools)
-        tools = (SEARCH, *schemas) if self.game.searches(self.cfg) or not schemas else schemas
+        tools = (SEARCH, *schemas) if self.searches_index or not schemas else schemas
         options: dict[str, Any] = dict(card.chat_template_kwargs)
         joiner = Joiner(card.turns, self.tokenizer, dialects.load(card.dialect), options, tools)
         for file in self.game.system_messages(self.cfg):

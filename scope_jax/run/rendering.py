@@ -109,7 +109,7 @@ class RenderingTools:
         self._key = "evaluate.max_length" if own else "rollout.max_length"
         self._joiner = opened.joiner
         self._rows = () if exam else opened.rows
-        search = [Tool("search", lambda query: "", SEARCH)] if opened.game.searches(cfg) else []
+        search = [Tool("search", lambda query: "", SEARCH)] if opened.searches_index else []
         self._toolbox = {tool.name: tool for tool in (*search, *opened.tools)}
 
     def rows(self, first: int, count: int) -> list[Row]:

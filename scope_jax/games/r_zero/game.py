@@ -90,12 +90,10 @@ def challenger_episodes(step: Step[RZeroSection], replies: Sequence[ChallengerRe
     """An episode for each reply, trained in the challenger's own phase."""
     episodes = []
     for reply in replies:
-        text = {"question": reply.question or None, "share": reply.share}
-        if reply.question:
-            text |= {"label": reply.label, "answers": list(reply.votes)}
+        voted = {"label": reply.label, "answers": list(reply.votes)} if reply.question else {}
         episode = reply.sample.episode(
             rules.challenger_reward(reply.share, reply.repetition, step.card),
-            text=text,
+            text={"question": reply.question or None, "share": reply.share, **voted},
             trained=step.memory["phase"] == CHALLENGER,
         )
         episodes.append(episode)
