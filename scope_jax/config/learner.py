@@ -230,4 +230,4 @@ class LearnerSection(Section):
     sequence_parallel: bool = False
     """With `mesh.tensor` > 1: between the layers, where norms are applied and `remat` keeps activations, the tokens of
     the rows are divided over the tensor group; all-reduces of activations become gathers and reduce-scatters
-    (docs/models.md#rows-divided-over-devices)."""
+    (docs/rollouts.md#meshes)."""

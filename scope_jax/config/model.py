@@ -88,7 +88,7 @@ def _variables(options: dict[str, Any]) -> dict[str, Any]:
 class ModelSection(Section):
     checkpoint: CardPath
     """Model folder with tokenizer, in Hugging Face or orbax layout, or a model of the hub such as `Qwen/Qwen3-8B`
-    (docs/models.md#weights). It is the base: the initial weights of all policies, the reference of every KL term, and
+    (docs/models.md#from-the-hub). It is the base: the initial weights of all policies, the reference of every KL term, and
     the judge."""
     policies: dict[str, CardPath] = {}
     """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =

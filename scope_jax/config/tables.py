@@ -48,7 +48,7 @@ class MeshSection(Section):
     context: Axis = 1
     """Devices that share the same rows in an update: the tokens of each row are divided over them, and weights are
     sharded over them as over `fsdp`; `learner.buckets` must be multiples of twice this number. For generation they are
-    further row shards (docs/models.md#rows-divided-over-devices)."""
+    further row shards (docs/rollouts.md#meshes)."""
 
     @model_validator(mode="after")
     def _one_is_left_open(self) -> MeshSection:
@@ -213,7 +213,7 @@ class RolloutSection(Section):
     (docs/operations.md#if-a-check-does-not-pass)."""
     cascade: Annotated[int, Field(ge=0, le=256)] = 0
     """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (not on
-    TPU; docs/rollouts.md#cascade-attention)."""
+    TPU; docs/rollouts.md#the-kv-cache)."""
     devices: Count | None = None
     """Number of devices of each process, the last ones, that generate and search while the others learn
     (docs/rollouts.md#devices-of-its-own); default: all do both."""
@@ -222,7 +222,7 @@ class RolloutSection(Section):
     `[mesh]`."""
     ahead: Literal["auto"] | bool = "auto"
     """Launch each dispatch before the tokens of the previous one are read, so that the device does not wait for the
-    host; `auto`: true, but false on CPU (docs/rollouts.md#the-decode-loop)."""
+    host; `auto`: true, but false on CPU (docs/rollouts.md#the-kv-cache)."""
     search_threads: int | None = Field(default=None, ge=1, le=1024)
     """Turns that are answered at the same time, so also episodes whose searches are answered together; default: one for
     each slot, up to 256."""
