@@ -6,7 +6,8 @@ Samples from random logits: broad ones (standard deviation 3) and peaked ones (6
 executed; milliseconds are the lowest of a whole `sample`, compiled for the devices of this machine, less those without
 top-k and top-p.
 
-On two busy CPU cores, 16 slots of 151,936 tokens: 11 to 17 ms with top-k 20, 7 to 22 with top-p 0.95, 15 to 18 with both.
+On two busy CPU cores, 16 slots of 151,936 tokens: 11 to 17 ms with top-k 20, 7 to 22 with top-p 0.95, 15 to 18 with
+both.
 """
 
 from __future__ import annotations

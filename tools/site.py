@@ -13,6 +13,7 @@ from scope_jax.config import Config
 from scope_jax.config.reference import page
 from scope_jax.config.suites import SuiteCard
 from scope_jax.games import GAMES
+from scope_jax.models.files.described import page as families
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -25,8 +26,9 @@ def tables() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page of all keys of a card, and that of measured tables."""
+    """Adds the pages of all keys of a card, of measured tables, and of model families."""
     options = {name: game.options for name, game in GAMES.items()}
     files.append(File.generated(config, "keys.md", content=page(Config, options, SuiteCard)))
     files.append(File.generated(config, "tables.md", content=tables()))
+    files.append(File.generated(config, "families.md", content=families()))
     return files

@@ -8,6 +8,18 @@ Queries, keys and values first pass a causal depthwise convolution of a few taps
 What a token reads, of the convolution and of S, is what its own text wrote: since_BT is the number of tokens of the
 text before it in the row or in earlier calls. The first token of a text so begins with an S of zeros, whatever was kept
 of another.
+
+Learner: CHUNK tokens at a time, in float32. Common beginnings of texts are not shared in a row, since each text would
+need a state where it parts from the others. Over `mesh.context` these layers cross devices by all-to-alls over their
+key heads, which the axis must divide.
+
+Engine: a state for each slot in float32, of the same size whatever the length (Qwen3.5-9B: 48 MiB in all layers, 27B:
+144 MiB), and snapshots (`rollouts.pages.Snapshots`). A state cannot be cut: a turn that goes on is computed again from
+the snapshot at its beginning, always, so that bits do not depend on where a dispatch ended.
+
+Files: `in_proj_qkv` and the convolution are three weights here, so that heads can be divided, and one tensor in files;
+an adapter of the three shares its A, as PEFT's module has one. Decays are computed in float32 from weights in the
+compute dtype, as in transformers. Qwen3.5's files have `A_log` and `norm.weight` in float32, Qwen3.6's in bfloat16.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ are combined by k gathers and a sum. Neither the forward nor the backward pass s
 other's transpose and are declared as such (`_spread`, `_collect`, `_reorder`).
 
     token n, pick j  --order-->  sorted row m          order_J[m] = n·k + j, place_Nk[n, j] = m
+
+Grouped products run in megablox's kernels on TPU, in `kernels.moe_gpu` on GPU, and elsewhere in a loop over blocks of
+rows of one expert: 4,096 copies and 32 experts of 256 × 512 in float32 take 25 ms on two busy CPU cores (a dense
+product of as many FLOPs 16, `jax.lax.ragged_dot` 971), and with the gradient 24 MiB of temporaries instead of 664.
 """
 
 from __future__ import annotations

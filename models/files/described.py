@@ -1,7 +1,4 @@
-"""The table of families in docs/models.md, from `models.files.families`.
-
-python -c "from scope_jax.models.files.described import table; print(table())"
-"""
+"""The page of model families (families.md of the site), from `models.files.families`; `tools/site.py` writes it."""
 
 from __future__ import annotations
 
@@ -34,6 +31,11 @@ ROPES = {
     "optional": "none without `rope_theta`",
 }
 FEED = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
+
+
+def page() -> str:
+    """The page in Markdown."""
+    return f"# Families\n\n[Models](models.md#families) says which published models these are.\n\n{table()}\n"
 
 
 def table() -> str:

@@ -218,6 +218,8 @@ def _ropes(config: Mapping[str, Any], stated: Mapping[str, Any], family: Family)
     sliding layers in rope_local_base_freq.
 
     Whoever adds rope_scaling to a config of the newer form keeps its theta, and with OLMo-3 its sliding layers.
+    Scaling applies to full layers alone; OLMo-3's sliding layers have unscaled positions with the same theta. In
+    nested parameters `truncate` is honoured, which transformers 5 ignores.
     """
     if family.gemma == 4 and config.get("rope_scaling"):
         raise UserError("config.json: Gemma 4 has no 'rope_scaling'; scale 'full_attention' in rope_parameters.")

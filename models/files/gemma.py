@@ -3,7 +3,18 @@
 In Gemma 4 the full layers have heads of another size and another number of kv heads. transformers 5.23 writes them for
 each layer (per_layer_config), earlier ones once (global_head_dim, num_global_key_value_heads); both are read, and the
 earlier form, which both understand, is written. The last num_kv_shared_layers attend to the keys and values of the last
-layer before them that has the same window.
+layer before them that has the same window; they keep nothing of a token (E2B's cache: 12 sliding and 3 full layers, 18
+KiB a token in bfloat16). Published files have keys and values of these layers, which no layer reads (`unread`): an
+export of the whole class has them as they were, since other programs refuse files without them.
+
+E2B and E4B have a vector of each layer for each token (hidden_size_per_layer_input): a row of a second table plus a
+projection of the embedding, computed once before the layers. The table is half of E2B (2.35 of 4.63 billion weights)
+and 2.82 of E4B's 7.46 billion; it is divided over the tensor group and fsdp and never gathered. A whole policy of E2B
+has 52 GiB of weights and moments in float32, of which the table is 26.
+
+Scores are scaled in the norm of queries, in float32 (query_pre_attn_scalar; 1 in Gemma 4), so that every backend
+computes it; logits are capped in `transformer.logits_of`. Norms of Gemma 3 multiply by 1 + w in float32, as bfloat16
+would lose most of w.
 """
 
 from __future__ import annotations

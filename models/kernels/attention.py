@@ -5,7 +5,7 @@
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
 Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens that
-`masks.visible` allows; backends differ in rounding only. docs/models.md describes them and their memory use.
+`masks.visible` allows; backends differ in rounding only (docs/models.md#attention).
 
 With sinks_H, attend(q_BTHh, k_BTKh, v_BTKh, sinks_H), the softmax of head i has exp(sinks_H[i]) in its sum as if of one
 more token, whose value is 0: a head need not attend to anything.

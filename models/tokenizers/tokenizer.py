@@ -186,8 +186,8 @@ class Tokenizer:
         the first character of each occurrence and the pieces are encoded separately, so that no token spans the name.
         start: encode the text as the beginning of a document, with the dummy space that a SentencePiece vocabulary
         adds there; it appears as a space in the decoded text (where libraries differ, transformers is followed:
-        docs/models.md). Without it the text continues earlier text and nothing is inserted. Lone surrogates become
-        U+FFFD. Raises ValueError for a forbidden name of fewer than two characters.
+        `models.tokenizers.vocabularies`). Without it the text continues earlier text and nothing is inserted. Lone
+        surrogates become U+FFFD. Raises ValueError for a forbidden name of fewer than two characters.
         """
         ban = self._ban(forbid)
         pieces = self._pieces(without_surrogates(text), ban)

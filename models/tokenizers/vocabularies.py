@@ -2,6 +2,10 @@
 
 Byte-level BPE (Qwen, OLMo, GPT-2) is read from tokenizer.json or vocab.json and merges.txt; Llama 3's `tokenizer.model`
 (tiktoken ranks) and SentencePiece's `tokenizer.model` are converted to fast tokenizers; WordPiece comes from vocab.txt.
+
+SentencePiece writes a space as U+2581 and inserts one before every text; text that continues an episode gets none. Ids
+are those of the vocabulary's library, with two exceptions: U+2581 in a text is encoded as its three bytes, and around
+user-defined symbols dummy spaces are inserted as in transformers.
 """
 
 from __future__ import annotations

@@ -207,15 +207,14 @@ class LearnerSection(Section):
     """Pack several episodes into one row."""
     share_prefixes: Literal["auto", "never"] = "auto"
     """Compute once what episodes begin with, such as a group's prompt: `auto` (if it saves 5 % of the FLOPs), `never`
-    (docs/models.md#what-a-token-sees). Models whose layers have states never do
-    (docs/models.md#layers-with-a-state)."""
+    (docs/models.md#what-a-token-sees). Models whose layers have states never do."""
     micro_batch_rows: Whole | Literal["auto"] = "auto"
     """Most rows per forward and backward pass, over the whole mesh; 0: all at once; `auto`: 8, on CPUs as many as fit
     its cache."""
     remat: Literal["auto", "full", "qkv", "dots", "none"] = "auto"
     """What is kept of a layer for the backward pass: `full` its input, `qkv` also queries, keys and values, `dots` also
     the results of its dense products (not of experts), `none` everything; the rest is computed again. `auto`: `full`,
-    on CPUs `none` if it fits the cache (docs/models.md#micro-batches-and-recomputation)."""
+    on CPUs `none` if it fits the cache."""
     logprob_chunk: Count = 128
     """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB)."""
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"

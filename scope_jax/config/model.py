@@ -33,7 +33,7 @@ Target = Literal[
 
 
 class AdapterSection(Section):
-    """LoRA: y = x W + scale · x A B, with W frozen. docs/models.md."""
+    """LoRA: y = x W + scale · x A B, with W frozen; see docs/models.md#adapters."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
     """Columns of A and rows of B."""
@@ -88,8 +88,8 @@ def _variables(options: dict[str, Any]) -> dict[str, Any]:
 class ModelSection(Section):
     checkpoint: CardPath
     """Model folder with tokenizer, in Hugging Face or orbax layout, or a model of the hub such as `Qwen/Qwen3-8B`
-    (docs/models.md#from-the-hub). It is the base: the initial weights of all policies, the reference of every KL term, and
-    the judge."""
+    (docs/models.md#from-the-hub). It is the base: the initial weights of all policies, the reference of every KL term,
+    and the judge."""
     policies: dict[str, CardPath] = {}
     """Initial weights of single policies, by name, if different from the base but of the same architecture: `{ solver =
     "out/solver" }`; with `[model.adapter]`, folders of adapters in PEFT's format."""

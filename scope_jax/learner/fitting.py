@@ -24,6 +24,9 @@ def fitted(
     On CPUs memory bandwidth is scarce: if what the backward pass needs of all layers fits the cache for one of the
     longest rows, nothing is computed again, and a micro-batch has as many rows as fit. Elsewhere, and for larger
     models, a micro-batch has ROWS rows, of whose layers only the input is kept.
+
+    Speed of `benchmarks/learner.py` (16 rows of 192 tokens, 4 layers of width 256, two quiet cores) relative to plain
+    torch: all 16 rows with "full" 0.84, 4 with "full" 0.91, 8 with "none" 1.06, 2 with "none" ("auto") 1.13.
     """
     rows, remat = ROWS, "full"
     if platform == "cpu":

@@ -17,12 +17,13 @@ from scope_jax.config.reference import all_keys, page
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.suites import Figures, SuiteCard
 from scope_jax.games import GAMES
-from scope_jax.models.files.described import table
+from scope_jax.models.files.described import page as families
+from scope_jax.models.files.families import FAMILIES
 from scope_jax.play import game
 
 ROOT = Path(__file__).parents[2]
 CARDS: dict[str, type[Section]] = {"": Config} | {f"{name}.": game.options for name, game in GAMES.items()}
-GENERATED = {"keys.md", "tables.md"}  # by tools/site.py
+GENERATED = {"keys.md", "tables.md", "families.md"}  # by tools/site.py
 FOLDERS = (
     "scope_jax",
     "models",
@@ -49,9 +50,10 @@ def test_every_key_is_described_in_a_sentence(section: type[Section]) -> None:
     assert keys and described == keys
 
 
-def test_the_table_of_families_is_that_of_the_code() -> None:
-    """After a change: the table in docs/models.md is what `models/files/described.py` writes, as its docstring says."""
-    assert f"\n\n{table()}\n\n" in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+def test_the_page_of_families_has_every_class() -> None:
+    rows = [line for line in families().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[3] for row in rows] == [family.hf for family in FAMILIES.values()]
+    assert {row.count(" | ") for row in rows} == {8} and "None" not in families()
 
 
 def test_the_page_has_every_key() -> None:
@@ -194,7 +196,7 @@ def test_the_readme_is_one_screen() -> None:
 def test_the_site_has_every_page() -> None:
     """`make test` builds it, strictly; here only that no page is missing from its navigation."""
     pages = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1])
-    assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(pages) == sorted({*GENERATED, *(path.name for path in (ROOT / "docs").glob("*.md"))})
 
 
 def test_tables_for_users_of_other_libraries_name_keys_that_exist() -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.models import fields
-from scope_jax.models.tokenizers import ends, rendering, specials, template_worker, tokenizer_file
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from tests.models.hostile_cases import edit
 from tests.models.hostile_files import BASE, CASES
@@ -56,23 +54,6 @@ def test_every_file_is_refused_in_one_sentence_and_soon(cases: list[str], tmp_pa
 def test_there_are_cases_of_every_kind() -> None:
     kinds = {name.partition(":")[0] for name in CASES}
     assert len(CASES) >= 150 and len(kinds) >= 9
-    assert f"opens {len(CASES)} such folders" in Path("docs/models.md").read_text(encoding="utf-8")
-
-
-def test_the_documented_limits_are_those_of_the_code() -> None:
-    page = Path("docs/models.md").read_text(encoding="utf-8")
-    sizes = (
-        tokenizer_file.MOST_VALUES,
-        tokenizer_file.MOST_TOKENS,
-        tokenizer_file.HOLES,
-        tokenizer_file.MOST_NAMES,
-        tokenizer_file.MOST_PIECES,
-    )
-    small = (tokenizer_file.MOST_PARTS, tokenizer_file.MOST_GROWTH, ends.MOST_ENDS, specials.MOST_TEMPLATE)
-    for limit in (*sizes, *small, tokenizer_file.MOST_PATTERN, tokenizer_file.MOST_PIECE, rendering.CHARS):
-        assert f"{limit:,}" in page, limit
-    assert tokenizer_file.MOST_BYTES == 64 * 2**20 and fields.MOST_BYTES == 16 * 2**20 and fields.MOST_DEEP == 64
-    assert (rendering.SECONDS, template_worker.MEMORY) == (1.0, 256 * 2**20)
 
 
 def copied(tmp_path: Path) -> tuple[Path, int]:

@@ -152,7 +152,7 @@ def test_sentencepiece_ids_equal_the_librarys(load, tmp_path, name):
 
 
 def test_where_ids_differ_from_the_sentencepiece_librarys(load, tmp_path):
-    """The two exceptions in docs/models.md: U+2581 itself, and dummy spaces around user-defined symbols."""
+    """The two exceptions of `vocabularies`: U+2581 itself, and dummy spaces around user-defined symbols."""
     tokenizer = load("spm_unigram")
     train_spm(tmp_path, "unigram", **UNIGRAM)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
