@@ -11,9 +11,9 @@ count. Three sources of error are excluded: memory that malloc keeps and reuses 
 it is returned at once), compilation (each case runs once before it is measured), and a measure that always gives zero
 (a known allocation and a simple reader with numpy.stack are measured as well).
 
-Synthetic Qwen3 of 140 MiB in float32, largest tensor 64 MiB (32 in bfloat16), four files, one device: reading float32
-as float32 0.29, as bfloat16 0.27; bfloat16 as float32 0.51, as bfloat16 0.50; writing float32 0.06, bfloat16 0.07; file to
-file 0.25; stacking on the host 2.00. That is about 20 MiB whatever the model.
+Synthetic Qwen3 of 140 MiB in float32, largest tensor 64 MiB (32 in bfloat16), four files, one device. Reading float32
+as float32 0.29, as bfloat16 0.27; bfloat16 as float32 0.51, as bfloat16 0.50. Writing float32 0.06, bfloat16 0.07. File
+to file 0.25. Stacking on the host 2.00. That is about 20 MiB whatever the model.
 """
 
 import ctypes
