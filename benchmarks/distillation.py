@@ -1,11 +1,12 @@
 """Distilling a trained solver into the base against training the base by self-play: held-out accuracy by step.
 
     python -m benchmarks.distillation --seeds 0 1 2 3 4 --self-play 0 --out runs/distillation \\
-        [--set train.steps=4] [--workers 2] [--document docs/distillation.md --table distillation]
+        [--set train.steps=4] [--workers 2] [--document docs/results.md --table distillation]
 
 Trains configs/ssp/atlas.toml with the seeds of --self-play, exports the last weights of the first of these runs, and
 trains examples/distillation.toml with every seed and those weights as the teacher; exams after every step. The same
-command resumes. See benchmarks/seeds for the folders, and for what --document needs.
+command resumes. See benchmarks/seeds for the folders; --document needs the lines
+`<!-- seeds: distillation -->` and `<!-- end -->`, between which the table goes.
 """
 
 from __future__ import annotations
