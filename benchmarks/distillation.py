@@ -1,11 +1,11 @@
 """Distilling a trained solver into the base against training the base by self-play: held-out accuracy by step.
 
     python -m benchmarks.distillation --seeds 0 1 2 3 4 --self-play 0 --out runs/distillation \\
-        [--set train.steps=4] [--workers 2] [--document docs/distillation.md --table distillation]
+        [--set train.steps=4] [--workers 2]
 
 Trains configs/ssp/atlas.toml with the seeds of --self-play, exports the last weights of the first of these runs, and
 trains examples/distillation.toml with every seed and those weights as the teacher; exams after every step. The same
-command resumes. See benchmarks/seeds for the folders, and for what --document needs.
+command resumes. See benchmarks/seeds for the folders. Prints a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from benchmarks.seeds.runner import Job, commit_of, jobs, run_all
 from benchmarks.seeds.statistics import Estimate, estimate
-from benchmarks.seeds.table import place
 from scope_jax.errors import UserError
 from scope_jax.run.files import read_records
 from scope_jax.run.stopping import listen
@@ -99,8 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for the students")
     parser.add_argument("--workers", type=int, default=1, help="concurrent processes [1]")
-    parser.add_argument("--document", type=Path, help="Markdown file with a placeholder for the table")
-    parser.add_argument("--table", help="name of the placeholder")
     given = parser.parse_args(arguments)
     self_play = jobs([SELF_PLAY], given.self_play, given.out, EXAMS)
     trained(self_play, given.workers)
@@ -109,11 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trained(students, given.workers)
     words = ["--seeds", *map(str, given.seeds), "--self-play", *map(str, given.self_play), "--out", str(given.out)]
     words += ["--set", *given.set] if given.set else []
-    text = page(f"python -m benchmarks.distillation {shlex.join(words)}", self_play, students)
-    if given.document is None:
-        print(text)
-    else:
-        place(given.document, given.table or "distillation", text)
+    print(page(f"python -m benchmarks.distillation {shlex.join(words)}", self_play, students))
     return 0
 
 

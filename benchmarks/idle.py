@@ -8,6 +8,9 @@ machine affects both alike. FLOPs are those of forward and backward of the real 
 the model's shape (`models.decoder.flops`), and of one more forward pass each for old log-probs and for a reference
 where they are scored; seconds are the median of an update. Prints a line for each update, one for all, and the
 machine's load.
+
+On that card (seed 0, four steps, two busy cores) the rows of all updates fell from 135 to 115, FLOPs to .80 and seconds
+to .86; over six steps of a whole run rewards, losses and gradient norms were the same to two digits.
 """
 
 from __future__ import annotations
