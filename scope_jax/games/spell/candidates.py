@@ -1,8 +1,8 @@
 """The careful rule: whether a conclusion names an answer and no other candidate.
 
 Precision (of the paid conclusions, how many are right) and recall (of the right ones, how many are paid) on
-tests/games/spell_cases.py, three sets of conclusions labelled before the rule read them; tests/games/test_spell_rules.py
-checks the sums:
+tests/games/spell_cases.py, three sets of conclusions that were labelled before the rule read them;
+tests/games/test_spell_rules.py checks the sums:
 
     rule                    296 (151 right)   214 (103 right)   94 (45 right)   all 604
     plain                   .537, 1.000       .484, 1.000       .479, 1.000     .509, 1.000
