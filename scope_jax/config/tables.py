@@ -259,7 +259,7 @@ class DataSection(RowsSection):
     documents: CardPath | None = None
     """SCOPE, SPICE: documents that tasks are written from; without it SCOPE takes the corpus of `[retrieval]`."""
     prompts: CardPath | None = None
-    """SCOPE with `scope.mode = "curated"`: tasks with rubrics (docs/scope.md#curated-prompts)."""
+    """SCOPE with `scope.mode = "curated"`: tasks with rubrics (docs/scope.md#cards)."""
     clusters: CardPath | None = None
     """SPELL: clusters of related documents (docs/data.md)."""
     questions: CardPath | None = None

@@ -42,7 +42,7 @@ def test_each_card_uses_its_models_dialect():
 
 
 def test_the_documented_settings_are_accepted_and_change_something():
-    section = (ROOT / "docs" / "scope.md").read_text().split("## The paper's ablations")[1].split("## What")[0]
+    section = (ROOT / "docs" / "scope.md").read_text().split("## Cards")[1].split("## What")[0]
     settings = set(re.findall(r"`(scope\.[\w.]+=[^`]+)`", section))
     assert len(settings) >= 17
     for setting in settings:

@@ -192,7 +192,7 @@ def test_the_careful_rule_pays_the_answer_and_no_other_candidate(kind: str):
 
 
 def test_precision_and_recall_of_both_rules():
-    """The figures of docs/spell.md: (paid and right, paid, right)."""
+    """The figures of `candidates`: (paid and right, paid, right)."""
     figures = {}
     for containment in ("plain", "careful"):
         paid = [right for _, concluded, reference, right in CASES if judged(concluded, reference, containment)]

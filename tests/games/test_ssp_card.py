@@ -21,7 +21,7 @@ def test_the_papers_card_equals_the_defaults():
 
 def test_the_documented_ablations_are_accepted():
     text = (ROOT / "docs" / "ssp.md").read_text()
-    section = text.split("## The paper's ablations")[1].split("##")[0]
+    section = text.split("## Cards")[1].split("##")[0]
     settings = re.findall(r"`(ssp\.[\w.]+=[^`]+)`", section)
     assert len(settings) >= 15
     for setting in settings:

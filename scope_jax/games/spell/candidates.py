@@ -1,4 +1,17 @@
-"""The careful rule: whether a conclusion names an answer and no other candidate."""
+"""The careful rule: whether a conclusion names an answer and no other candidate.
+
+Precision (of the paid conclusions, how many are right) and recall (of the right ones, how many are paid) on
+tests/games/spell_cases.py, three sets of conclusions that were labelled before the rule read them;
+tests/games/test_spell_rules.py checks the sums:
+
+    rule                    296 (151 right)   214 (103 right)   94 (45 right)   all 604
+    plain                   .537, 1.000       .484, 1.000       .479, 1.000     .509, 1.000
+    careful at first sight  .993, .974        .930, .903        .950, .844
+    careful                 1.000, .993       1.000, .990       1.000, .933     1.000, .983
+
+The cases were written to be hard. Refused though right are five, such as "Mark Twain (Samuel Clemens)" and "42
+(forty-two)". Two names with nothing between them ("Paris London") look like one longer name and are paid by both rules.
+"""
 
 from __future__ import annotations
 
