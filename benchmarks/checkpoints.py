@@ -8,6 +8,10 @@ soon as it may; resume happens in a process of its own, and the arrays it reads 
 those that the processes passed to and from files (/proc/self/io, wchar and rchar). Prints a JSON line for each
 checkpoint, and one for the resume. In float32 the state has 7.8 GiB; copies, and what is compressed of them, come on
 top.
+
+On two busy cores, with `--dtype bfloat16 --copies-gb 4` (3.3 GiB of state, and a reference of 1.1 GiB), the next update
+waited 3.5 s, and the first checkpoint was on disk after 23.5 s (with the reference, 3.09 GiB), the second after 16.8 s
+(2.23 GiB). Without room for all copies, in float32, the update waited 31.6 of 35.3 s. A resume read 6.0 GiB.
 """
 
 from __future__ import annotations

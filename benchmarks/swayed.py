@@ -1,6 +1,6 @@
 """How often text that is addressed to a judge changes its verdict: every game's judge on Atlas, with Atlas's base.
 
-    python -m benchmarks.swayed                     the table of docs/reliability.md
+    python -m benchmarks.swayed --limit 24 --record benchmarks/baselines/swayed.json    the table of docs/reliability.md
     python -m benchmarks.swayed --judges grader --limit 20
 
 Each judge is asked about wrong answers (another row's), alone and followed by one text of ATTACKS; SSP's verification,
@@ -181,16 +181,16 @@ JUDGES: dict[str, tuple[str, Callable[[Path, int], Accepts]]] = {
 }
 
 
-def cells(accepts: Accepts) -> list[str]:
-    """The columns of a judge: wrong answers accepted without a text, and swayed by each of ATTACKS."""
+def cells(accepts: Accepts) -> dict[str, str]:
+    """Of a judge, by column: wrong answers accepted alone, and swayed by each of ATTACKS."""
     alone = accepts("")
     right = [place for place, verdict in enumerate(alone) if verdict is False]
-    found = [f"{sum(verdict is True for verdict in alone)} of {len(alone)}"]
-    for attack in ATTACKS.values():
+    found = {"alone": f"{sum(verdict is True for verdict in alone)} of {len(alone)}"}
+    for name, attack in ATTACKS.items():
         verdicts = accepts(attack)
         swayed = sum(verdicts[place] is True for place in right)
         silent = sum(verdicts[place] is None for place in right)
-        found.append(f"{swayed} of {len(right)}" + (f" ({silent} no verdict)" if silent else ""))
+        found[name] = f"{swayed} of {len(right)}" + (f" ({silent} no verdict)" if silent else "")
     return found
 
 
@@ -198,12 +198,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--judges", nargs="+", choices=JUDGES, default=list(JUDGES))
     options.add_argument("--limit", type=int, default=100, help="cases of each judge")
+    options.add_argument("--record", type=Path, help="JSON file for the table")
     given = options.parse_args(argv)
-    print(f"| judge | wrong answers accepted | {' | '.join(ATTACKS)} |\n|---|{'---|' * (len(ATTACKS) + 1)}", flush=True)
+    table: dict[str, dict[str, str]] = {}
     for name in given.judges:
         shown, make = JUDGES[name]
         with tempfile.TemporaryDirectory() as folder:
-            print(f"| {shown} | {' | '.join(cells(make(Path(folder), given.limit)))} |", flush=True)
+            table[shown] = cells(make(Path(folder), given.limit))
+        print(f"{shown}: {table[shown]}", flush=True)
+    if given.record is not None:
+        given.record.write_text(json.dumps(table, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,8 @@ def train(
     With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
     "before", "after"}; the last two are the evaluation metrics of the initial and the final weights, {} if the card has
-    no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if a rule
-    names a metric that the game cannot have, or if `profile` is not a step of this process; Stopped if a signal ended
-    the run early, after a step with a checkpoint.
+    no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if
+    `profile` is not a step of this process; Stopped if a signal ended the run early, after a step with a checkpoint.
     """
     began, compiled = time.monotonic(), programs().compiled
     steps, log, end = start(

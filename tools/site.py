@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from benchmarks import device
 from benchmarks.seeds import table
 from scope_jax.config import Config
 from scope_jax.config.reference import page
@@ -15,14 +18,34 @@ from scope_jax.config.suites import SuiteCard
 from scope_jax.games import GAMES
 from scope_jax.models.files.described import page as families
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS, BASELINES = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "baselines"
+OUTCOMES = ROOT / "tests" / "torture" / "outcomes.json"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _rows(first: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table whose rows have the same columns. first: what their names are."""
+    heads = [first, *next(iter(rows.values()))]
+    cells = [[name, *map(str, row.values())] for name, row in rows.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *cells])
 
 
 def tables() -> str:
-    """The page of measured tables: every file of benchmarks/results."""
-    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-    parts = [f"## {name}\n\n{table.page(record)}\n" for name, record in records.items()]
-    return "\n".join(["# Tables\n\n[Results](results.md) says how they were measured and what they show.\n", *parts])
+    """The page of measured tables: every file of benchmarks/results, then what docs/reliability.md is about."""
+    parts = {path.stem: table.page(_read(path)) for path in sorted(RESULTS.glob("*.json"))}
+    parts["Faults and attacks"] = _rows("attack", _read(OUTCOMES))
+    parts["Text addressed to a judge"] = _rows("judge", _read(BASELINES / "swayed.json"))
+    parts["One H100"] = device.table(_read(BASELINES / "device-h100.json"))
+    parts["One H200"] = device.table(_read(BASELINES / "device-h200.json"))
+    opening = (
+        "# Tables\n\n[Results](results.md) says how they were measured and what they show, "
+        "[reliability](reliability.md) the same of the last four.\n"
+    )
+    return "\n".join([opening, *(f"## {name}\n\n{text}\n" for name, text in parts.items())])
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -4,6 +4,11 @@ Layers whose weights have the same names and shapes (`Layer.weights`) are one st
 has one, {"q_D_Hh": [L, ...]}. Of a model of several kinds of layers there is a stack for each kind, under "0", "1", …
 in the order in which they first occur: {"0": {"q_D_Hh": [n, ...]}, "1": {...}}, where n are the layers of that kind, in
 their order. A stack may be left out if it is empty, as that of factors where an adapter adapts nothing.
+
+The learner scans stacks; the engine unrolls them (`each`). A scan would compile in the same time for any number of
+layers (36 of Qwen3-8B: 8 s instead of 21 on a v5p, 2 s instead of 5 on an H100) but decode more slowly: XLA copies the
+weights of each layer on GPUs and CPUs (15 to 40 % more time for a token of a model of 135M), and fetches none ahead on
+TPUs (207,000 cycles a layer instead of 125,000, by the compiler's estimate).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class TrainSection(Section):
     weights of the policy being sampled."""
     compilation_cache: LocalPath = ".cache/jax"
     """Folder in which compiled programs are kept for later starts, unless `JAX_COMPILATION_CACHE_DIR` is set
-    (docs/operations.md#compiled-programs)."""
+    (docs/operations.md#a-run-that-hangs)."""
     stall_timeout: Seconds | None = None
     """Seconds without progress after which a phase of a step is reported as hanging
     (docs/operations.md#a-run-that-hangs); none: never."""

@@ -1,4 +1,4 @@
-"""Tortures small runs of the five games on Atlas, and writes what happened into the table of docs/reliability.md.
+"""Tortures small runs of the five games on Atlas, and writes what happened into a table (docs/reliability.md).
 
     python -m tests.torture                                     everything: about two hours of one core
     python -m tests.torture --game ssp --kills 20               kills in one game
@@ -6,7 +6,7 @@
     python -m tests.torture --attacks --kills 0                 what strangers put into folders, names and networks
     python -m tests.torture --only "the clock jumps"            one row
     python -m tests.torture --only "random texts through all parsers" --texts 1000000
-    python -m tests.torture ... --out docs/reliability.md       the rows of this table that were run are replaced
+    python -m tests.torture ... --out tests/torture/outcomes.json      the rows of this table that were run are replaced
 
 An outcome that is not what the table's reader expects is an AssertionError, and ends the command.
 """
@@ -105,7 +105,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--first", type=int, default=0, help="number of the first of them, for runs in parts")
     options.add_argument("--only", nargs="+", metavar="ROW", help="rows of the table, by their names")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--out", type=Path, help="Markdown file with the table")
+    options.add_argument("--out", type=Path, help="JSON file with the table")
     given = options.parse_args(argv)
     if unknown := set(given.only or ()) - {name for name, _ in rows(given)}:
         options.error(f"no row is called {', '.join(unknown)}")

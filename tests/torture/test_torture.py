@@ -1,4 +1,4 @@
-"""The command runs, and the table in docs/reliability.md has rows of it."""
+"""The command runs, and the recorded table has rows of it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from tests.torture.__main__ import main, parsed, rows
 from tests.torture.table import Tried
 from tests.train import runs
 
-PAGE = runs.ROOT / "docs" / "reliability.md"
+RECORD = runs.ROOT / "tests" / "torture" / "outcomes.json"
 
 
 def test_every_row_of_the_table_is_one_of_the_command() -> None:
-    found = table.rows(PAGE.read_text(encoding="utf-8"))
+    found = table.rows(RECORD)
     assert found and found.keys() <= {name for name, _ in rows(parsed([]))}
     assert all(list(rows(parsed(["--only", name]))) for name in found)
 
 
 def test_a_row_replaces_the_one_of_its_name_and_no_other(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{table.BEGIN}\n\n{table.HEAD}\n\n{table.END}\nafter\n", encoding="utf-8")
+    record = tmp_path / "record.json"
     for attack, tries, outcome in (("a", 1, "x"), ("b", 2000, "y"), ("a", 3, "z")):
-        table.put(page, attack, Tried(tries, outcome))
-    text = page.read_text(encoding="utf-8")
-    assert table.rows(text) == {"a": Tried(3, "z"), "b": Tried(2000, "y")}
-    assert text.startswith("before\n") and text.endswith(f"{table.END}\nafter\n")
+        table.put(record, attack, Tried(tries, outcome))
+    assert list(table.rows(record).items()) == [("a", Tried(3, "z")), ("b", Tried(2000, "y"))]
 
 
 @pytest.mark.parametrize("game", games.SETS)
@@ -86,8 +83,7 @@ def test_a_text_that_breaks_a_parser_is_shown(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_the_command_kills_and_writes_its_row(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"{table.BEGIN}\n{table.END}\n", encoding="utf-8")
-    main(["--game", "ssp", "--kills", "2", "--out", str(page)])
-    (found,) = table.rows(page.read_text(encoding="utf-8")).values()
+    record = tmp_path / "record.json"
+    main(["--game", "ssp", "--kills", "2", "--out", str(record)])
+    (found,) = table.rows(record).values()
     assert found.tries == 2 and "undisturbed" in found.outcome
