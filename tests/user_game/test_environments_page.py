@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from scope_jax.games import game_of, load_card
-from tests.games.harness import ScriptedTools, TurnContext, play_step
+from scope_jax.play.game import play_step
+from tests.games.harness import ScriptedTools, TurnContext
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 
