@@ -7,7 +7,16 @@
 
 DATA: a folder with NAME.jsonl of `scope-jax data`. Every accepted answer of a row is graded as it is, changed in ways
 that a model would write it, and replaced by the next row's. A line is one JSON object: the numbers of predictions, of
-equal verdicts, and examples of different ones by kind of change.
+equal verdicts, and examples of different ones by kind of change. Measured, with the reasons for different verdicts:
+
+    nq        6,737 of 6,797   57: the harness leaves out articles only where they are written "the" or "The"; 3: of
+                               the answer "*" nothing is left, and ours compares the characters
+    triviaqa  30,304 of 34,748 4,438: the task keeps articles, TriviaQA's own script and ours do not; 6: a capital I
+                               with a dot gets longer in lower case, and the harness cuts it
+    mmlu_pro  2,883 of 4,044   1,128: "Answer: B", "**(B)**" and "B" are no answer for the pattern "answer is (B)"; 33:
+                               of two answers the harness takes the first, ours the last
+    gsm8k     2,796 of 3,500   704: the pattern "#### number" does not read "$40", and "40.00" is another text than "40"
+    math500   2,800 of 2,800   beside the score that the task calls `math_verify`
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def normalised(vectors_NE: Float[np.ndarray, "N E"]) -> Float[np.ndarray, "N E"]
 
 
 # ----------------------------------------------------------------------------------------------- the lexical encoder
-# BM25's usual constants; the other values were chosen by measurement (docs/data.md).
+# BM25's usual constants; the other values were chosen by measurement (the table of `HashedLexical`).
 K1, B = 1.2, 0.75
 TITLE_COUNT = 2  # a word of the title counts as often as two of the text
 GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score relative to the word score
@@ -123,6 +123,20 @@ class HashedLexical:
 
     The weights (document frequencies, mean lengths, longest vector) are fitted on a corpus and saved with its index.
     A text's vector does not depend on the other texts of a batch.
+
+    Evidence recall@3 / @5 on 31,379 passages of English Wikipedia (exact index; 350, 350 and 348 questions;
+    benchmarks/retrieval.py), and the size of the vectors:
+
+        dim                nq            hotpotqa      squad         MB
+        512                .623 / .694   .533 / .628   .721 / .759    64
+        1024               .654 / .774   .587 / .688   .842 / .871   129
+        2048               .694 / .800   .595 / .709   .871 / .914   257
+        4096               .706 / .809   .606 / .735   .905 / .925   514
+        BM25, no sketch    .723 / .811   .629 / .745   .905 / .937     –
+
+    At 2048, recall@5 falls to .746, .669 and .836 with one coordinate per feature instead of four, and to .766, .708
+    and .859 if passages are L2-normalised instead of padded. TF-IDF reduced to 256 dimensions by an SVD has .21 on nq.
+    Two busy cores take 8.6 s to fit, 8.4 s to embed and write, and .1 ms for a query.
     """
 
     def __init__(

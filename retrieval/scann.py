@@ -50,7 +50,18 @@ class ScannConfig:
 
 
 class ScannIndex:
-    """Approximate top-k by inner product; the returned scores are exact."""
+    """Approximate top-k by inner product; the returned scores are exact.
+
+    Measured with `HashedLexical` of dim 2048 on 31,379 passages (200 leaves, 4 dimensions per block, reorder 100; 500
+    questions of nq and hotpotqa): recall@3 against the exact index by leaves searched,
+
+        leaves           20    40    80    120   160   200
+        with SOAR       .721  .822  .909  .955  .984  .993
+        without it      .607  .721  .837   –     –    .994
+
+    as hashed vectors do not form clusters. On two busy cores training takes 51 s (dim 1024: 26 s), opening .5 s, and a
+    query 1.3 ms (exact: 4.3 ms).
+    """
 
     def __init__(self, searcher: Any, *, size: int, width: int, config: ScannConfig) -> None:
         self.size, self.width, self.config = size, width, config

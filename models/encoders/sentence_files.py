@@ -1,7 +1,15 @@
 """What sentence-transformers' files of a folder say about the way from a text to its vector.
 
 modules.json and the modules' folders, sentence_bert_config.json and config_sentence_transformers.json, as
-sentence-transformers 5 reads them. What cannot be honoured is refused in one sentence.
+sentence-transformers 5 reads them. What cannot be honoured is refused in one sentence:
+
+    modules.json        one Transformer in the folder itself, one Pooling, any number of Dense, at most one Normalize
+    pooling             cls, mean, max, mean_sqrt_len_tokens, weightedmean or lasttoken; not several, nor without prompt
+    dense               weight and bias, Identity, Tanh, ReLU, GELU or Sigmoid; no residual connection, no pickle
+    sentence_bert       max_seq_length (or the tokenizer's model_max_length), do_lower_case; no config_args, other tasks
+    prompts             `query`; of passages `document`, `passage` or `corpus`; else the default prompt, else none
+    similarity_fn_name  cosine, dot; euclidean only after Normalize. Vectors have length one unless there is no
+                        Normalize and the score is `dot`
 """
 
 from __future__ import annotations

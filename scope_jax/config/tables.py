@@ -257,7 +257,8 @@ class DataSection(RowsSection):
     answers: CardPath | None = None
     """SSP: ground-truth answers."""
     documents: CardPath | None = None
-    """SCOPE, SPICE: documents that tasks are written from; without it SCOPE takes the corpus of `[retrieval]`."""
+    """SCOPE, SPICE, Dr. Zero: documents that tasks are written from; without it SCOPE takes the corpus of
+    `[retrieval]`."""
     prompts: CardPath | None = None
     """SCOPE with `scope.mode = "curated"`: tasks with rubrics (docs/scope.md#cards)."""
     clusters: CardPath | None = None

@@ -1,4 +1,8 @@
-"""JSON schemas of functions: what arguments they take. Values are compared as they are, nothing is converted."""
+"""JSON schemas of functions: what arguments they take. Values are compared as they are, nothing is converted.
+
+Schemas of servers are in drafts 4 to 2020-12. One that takes more than `STEPS` for short arguments is refused at the
+start (`check`); later the policy reads that it cannot be followed to its end.
+"""
 
 from __future__ import annotations
 
