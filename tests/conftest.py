@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from functools import partial
+import sys
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -19,6 +20,10 @@ from jaxtyping import _decorator
 from tests.flags import FAST
 
 ROOT = Path(__file__).parents[1]
+
+# Modules are compiled once, not in every process that a test starts.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Shapes and types of every annotated function are checked when it is called (under jit: when it is traced). An int may
 # stand where a float is asked for, as for every static type checker.
@@ -31,12 +36,8 @@ def _has_shape(hint: Any) -> bool:
     return array or any(map(_has_shape, get_args(hint)))
 
 
-def _checked(function: Any = None, *, typechecker: Any) -> Any:
+def _with_checks(function: Any, typechecker: Any) -> Any:
     """jaxtyping's decorator; where no annotation has a shape, the type checker alone, which is much faster."""
-    if function is None:
-        return partial(_checked, typechecker=typechecker)
-    if not inspect.isfunction(function):
-        return _jaxtyped(function, typechecker=typechecker)
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, AttributeError):  # a name of static type checkers alone, which jaxtyping takes for Any
@@ -45,6 +46,23 @@ def _checked(function: Any = None, *, typechecker: Any) -> Any:
         return _jaxtyped(function, typechecker=typechecker)
     function.__annotations__ = hints
     return typechecker(function)
+
+
+def _checked(function: Any = None, *, typechecker: Any) -> Any:
+    """A function is decorated when it is first called: most are not, in the process of a test."""
+    if function is None:
+        return partial(_checked, typechecker=typechecker)
+    if not inspect.isfunction(function):
+        return _jaxtyped(function, typechecker=typechecker)
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        return _with_checks(function, typechecker)
+    with_checks = cache(lambda: _with_checks(function, typechecker))
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return with_checks()(*args, **kwargs)
+
+    return call
 
 
 jaxtyping.jaxtyped = _decorator.jaxtyped = _checked
