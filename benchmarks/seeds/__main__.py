@@ -1,25 +1,29 @@
-"""Trains every card with every seed and writes the results, with standard errors, into a document.
+"""Trains every card with every seed and writes the results, with standard errors, as tables.
 
     python -m benchmarks.seeds configs/ssp/atlas.toml configs/ssp/ablations/solver-only.toml --seeds 0 1 2 \\
-        --out runs/ssp --metrics eval/held_out/accuracy solver/reward --workers 2 --document docs/results.md --table ssp
+        --out runs/ssp --metrics eval/held_out/accuracy solver/reward --workers 2 --record benchmarks/results/ssp.json
 
 The first card is the baseline that the others are compared with. The same command resumes an interrupted series;
-finished runs are kept. A run whose card has changed is an error: use another --out, or remove the run's folder. Without
---document the tables go to standard output. --metrics takes names in metrics.jsonl, time/step, and those of
-figures.DERIVED.
+finished runs are kept. A run whose card has changed is an error: use another --out, or remove the run's folder. The
+tables go to standard output, with --record also to a file; from those in
+benchmarks/results `make docs` writes a page.
+--metrics takes names in metrics.jsonl, time/step, and those of figures.DERIVED.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.seeds import figures, table
 from benchmarks.seeds.runner import TRAIN, Job, card_name, commit_of, done, jobs, run_all
 from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.files import replaced
 from scope_jax.run.stopping import Stopped, listen
 
 
@@ -32,8 +36,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--metrics", nargs="+", required=True, metavar="METRIC")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every card")
-    parser.add_argument("--document", type=Path, help="Markdown file with placeholders for the tables")
-    parser.add_argument("--table", metavar="NAME", help="name of the placeholder")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="also write the tables to this JSON file")
     parser.add_argument(
         "--workers",
         type=int,
@@ -50,12 +53,12 @@ def repeated(given: argparse.Namespace) -> str:
     """The command that makes the same tables, with its options in a fixed order."""
     words = [*map(str, given.cards), "--seeds", *map(str, given.seeds), "--out", str(given.out)]
     words += ["--metrics", *given.metrics, *(["--set", *given.set] if given.set else [])]
-    words += ["--document", str(given.document), "--table", given.table] if given.document else []
+    words += ["--record", str(given.record)] if given.record else []
     return "python -m benchmarks.seeds " + shlex.join(words)
 
 
-def results(given: argparse.Namespace, asked: Sequence[Job], failed: dict[Job, str]) -> str:
-    """The tables of the finished runs."""
+def results(given: argparse.Namespace, asked: Sequence[Job], failed: dict[Job, str]) -> dict[str, Any]:
+    """`table.record` of the finished runs."""
     ended = [job for job in asked if done(job)]
     rows = {
         metric: [
@@ -69,23 +72,20 @@ def results(given: argparse.Namespace, asked: Sequence[Job], failed: dict[Job, s
     }
     baseline = card_name(given.cards[0]) if len(given.cards) > 1 else None
     left_out = [f"{job.name} ({failed.get(job, 'not finished')})" for job in asked if job not in ended]
-    return table.page(repeated(given), rows, baseline, map(commit_of, ended), left_out)
+    return table.record(repeated(given), rows, baseline, map(commit_of, ended), left_out)
 
 
 def main(arguments: Sequence[str] | None = None, train: Sequence[str] = TRAIN) -> int:
     """The exit code: 1 if a run failed, 2 for a mistake in the arguments."""
-    parser = options()
-    given = parser.parse_args(arguments)
-    if (given.document is None) != (given.table is None):
-        parser.error("--document and --table go together")
+    given = options().parse_args(arguments)
     try:
         asked = jobs(given.cards, given.seeds, given.out, given.set)
         failed = {} if given.only_table else run_all(asked, given.workers, _say, train)
-        text = results(given, asked, failed)
-        if given.document:
-            table.place(given.document, given.table, text)
-        else:
-            print(text)
+        ended = results(given, asked, failed)
+        print(table.page(ended))
+        if given.record:
+            with replaced(given.record) as partial:
+                partial.write_text(json.dumps(ended, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except Stopped as stopped:
         _say(f"stopped by {stopped}; the same command resumes.")
         return stopped.exit_code

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.seeds.figures import Ends
 from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
@@ -37,37 +38,60 @@ def shown(number: Estimate | None, sign: bool = False) -> str:
     return mean if number.error is None else f"{mean} ± {number.error:.{digits}f}"
 
 
-def table(metric: str, rows: Sequence[Row], baseline: str | None) -> str:
-    """One row per card; `baseline` names the card that the others are compared with, paired by seed."""
+def cells(rows: Sequence[Row], baseline: str | None) -> dict[str, dict[str, Any]]:
+    """What a table shows of each card, by column. baseline: the card that the others are compared with, paired by
+    seed; it comes first."""
     base = next((row for row in rows if row.name == baseline), None)
-    heads = ["card", "seeds", "before", "after", "gain"]
-    heads += [f"after, against `{base.name}`", ""] if base else []
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    shown_of: dict[str, dict[str, Any]] = {}
     for row in rows:
-        cells = [f"`{row.name}`", str(len(row.after)), shown(estimate(row.before.values()))]
-        cells += [shown(estimate(row.after.values())), shown(paired(row.after, row.before), sign=True)]
+        columns: dict[str, Any] = {
+            "seeds": len(row.after),
+            "before": shown(estimate(row.before.values())),
+            "after": shown(estimate(row.after.values())),
+            "gain": shown(paired(row.after, row.before), sign=True),
+        }
         if base:
             difference = None if row is base else paired(row.after, base.after)
-            cells += [shown(difference, sign=True), verdict(difference) if difference else "–"]
-        lines.append("| " + " | ".join(cells) + " |")
+            columns["difference"] = shown(difference, sign=True)
+            columns["verdict"] = verdict(difference) if difference else "–"
+        shown_of[row.name] = columns
+    return shown_of
+
+
+def table(metric: str, cards: Mapping[str, Mapping[str, Any]]) -> str:
+    """A Markdown table of what `cells` gives, one row per card."""
+    baseline, first = next(iter(cards.items()))
+    heads = ["card", "seeds", "before", "after", "gain"]
+    heads += [f"after, against `{baseline}`", ""] if "difference" in first else []
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join([f"`{name}`", *map(str, columns.values())]) + " |" for name, columns in cards.items()]
     return f"`{metric}`\n\n" + "\n".join(lines)
 
 
-def page(
+def record(
     command: str,
     metrics: Mapping[str, Sequence[Row]],
     baseline: str | None,
     commits: Iterable[str],
     left_out: Sequence[str],
-) -> str:
-    """The command, one table per metric, the code, and which runs are missing. docs/results.md explains the words."""
-    named = sorted(set(commits))
+) -> dict[str, Any]:
+    """A file of benchmarks/results: the command, one table per metric, the code, and which runs are missing."""
+    return {
+        "command": command,
+        "code": sorted(set(commits)),
+        "left_out": list(left_out),
+        "tables": {metric: cells(rows, baseline) for metric, rows in metrics.items()},
+    }
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """A record in Markdown. docs/results.md explains the words."""
     notes = [
-        f"Code: {', '.join(named)}." if named else "",
-        f"Not in the tables: {'; '.join(left_out)}." if left_out else "",
+        f"Code: {', '.join(results['code'])}." if results["code"] else "",
+        f"Not in the tables: {'; '.join(results['left_out'])}." if results["left_out"] else "",
     ]
-    parts = [f"```\n{command}\n```", *(table(metric, rows, baseline) for metric, rows in metrics.items())]
-    return "\n\n".join([*parts, " ".join(note for note in notes if note)])
+    tables = [table(metric, cards) for metric, cards in results["tables"].items()]
+    return "\n\n".join([f"```\n{results['command']}\n```", *tables, " ".join(note for note in notes if note)])
 
 
 def place(document: Path, name: str, text: str) -> None:

@@ -123,7 +123,7 @@ class Section(BaseModel):
     """Base of every table: frozen, unknown keys forbidden, values strictly typed and finite.
 
     An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`. The docstring under
-    a field describes its key in `scope-jax keys` and docs/keys.md (`config.reference`).
+    a field describes its key in `scope-jax keys` (`config.reference`).
     """
 
     model_config = ConfigDict(

@@ -1,6 +1,6 @@
 """The reference of the keys of a card, from the docstrings under the fields of its tables.
 
-`scope-jax keys` prints it, for a game in a file too, and docs/keys.md is its `page`.
+`scope-jax keys` prints it, for a game in a file too, and `page` is a page of the documentation (tools/site.py).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ HEAD = """# Keys of a card
 
 A key without a default (—) is required; "none" means that it is not set. [Operations](operations.md#cards) says how
 cards are read. `scope-jax keys TABLE` prints this in a terminal, and `scope-jax keys --game FILE` the keys of a game of
-your own. This page is the output of `scope-jax keys --markdown`.
+your own. `scope-jax keys --markdown` prints this page.
 """
 
 

@@ -11,9 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
+from scope_jax.config import Config
 from scope_jax.config import suites as cards
 from scope_jax.config.base import CardError
 from scope_jax.config.exams import EvalSet
+from scope_jax.config.reference import page
 from scope_jax.config.suites import (
     SUITES,
     Form,
@@ -155,7 +157,7 @@ def test_invalid_names_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_every_key_of_an_exam_is_documented_and_read() -> None:
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("keys.md", "evaluation.md"))
+    text = page(Config, {}, SuiteCard) + (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     own = set(SuiteCard.model_fields) - set(EvalSet.model_fields)
     assert {f"`{key}`" for key in own} <= set(re.findall(r"`\w+`", text))
     assert set(ProtocolSection.model_fields) <= set(SuiteCard.model_fields)

@@ -18,7 +18,7 @@ from benchmarks.seeds.__main__ import main
 from benchmarks.seeds.figures import DERIVED, before_after, drift, drifted, halves
 from benchmarks.seeds.runner import Job, card_name, done, jobs, run_all, shares
 from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
-from benchmarks.seeds.table import Row, place, shown, table
+from benchmarks.seeds.table import Row, cells, page, place, shown, table
 from scope_jax.errors import UserError
 from tools.atlas.facts import load_world
 from tools.atlas.tasks import entities
@@ -172,7 +172,7 @@ def test_a_table_compares_every_card_with_the_first():
         Row("less", {seed: (0.4, after) for seed, after in enumerate((0.4, 0.5, 0.5, 0.5, 0.5))}),
         Row("unlike", {0: (0.4, 0.9), 1: (0.4, None)}),
     ]
-    lines = table("eval/held_out/accuracy", rows, "whole").splitlines()
+    lines = table("eval/held_out/accuracy", cells(rows, "whole")).splitlines()
     assert lines[0] == "`eval/held_out/accuracy`"
     # whole: squares of −0.1, 0.1: 0.02 / 4 = 0.005, √(0.005 / 5) = 0.032
     assert lines[4] == "| `whole` | 5 | 0.400 ± 0.000 | 0.600 ± 0.032 | +0.200 ± 0.032 | – | – |"
@@ -280,19 +280,28 @@ def test_a_signal_ends_the_started_runs(tmp_path: Path, train: list[str]):
 
 
 def test_the_whole_command(tmp_path: Path, train: list[str], capsys: pytest.CaptureFixture[str]):
-    document = tmp_path / "results.md"
-    document.write_text("<!-- seeds: a -->\n<!-- end -->\n")
+    record = tmp_path / "results.json"
     words = [str(WHOLE), str(CHANGED), "--seeds", "0", "2", "--out", str(tmp_path / "out")]
-    words += ["--metrics", "eval/a/score", "--set", "train.steps=2", "--document", str(document), "--table", "a"]
+    words += ["--metrics", "eval/a/score", "--set", "train.steps=2", "--record", str(record)]
     assert main(words, train) == 0
-    text = document.read_text()
+    text = page(json.loads(record.read_text()))
+    assert text in capsys.readouterr().out
     assert "| `ssp/atlas` | 2 | 0.100 ± 0.000 | 0.600 ± 0.100 | +0.500 ± 0.100 | – | – |" in text
     assert "| `ssp/ablations/solver-only` | 2 |" in text and "n too small |" in text
     assert "--set train.steps=2" in text and "Not in the tables" not in text
     assert main([*words[:3], "0", "2", "5", *words[5:], "--only-table"], train) == 0
-    assert "Not in the tables: ssp/atlas seed 5 (not finished);" in document.read_text()
+    assert "Not in the tables: ssp/atlas seed 5 (not finished);" in page(json.loads(record.read_text()))
     assert main([*words, "--workers", "1000"], train) == 2 and "use --workers 1 to" in capsys.readouterr().err
     assert main([str(WHOLE), *words], train) == 2 and "two cards have the name ssp/atlas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").glob("*.json")), ids=lambda path: path.stem)
+def test_recorded_results_name_cards_that_exist(path: Path):
+    results = json.loads(path.read_text())
+    assert str(path.relative_to(ROOT)) in results["command"]
+    named = {name for cards in results["tables"].values() for name in cards}
+    assert named and [name for name in named if not (ROOT / f"configs/{name}.toml").is_file()] == []
+    assert page(results).count("| card | seeds |") == len(results["tables"])
 
 
 def test_cards_are_named_by_their_path():
