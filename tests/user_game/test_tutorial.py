@@ -92,8 +92,8 @@ def test_the_commands_of_the_tutorial_run(here: Path) -> None:
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, result.output
     steps = list(read_records(here / "runs/sums/metrics.jsonl"))
-    assert [line["step"] for line in steps if "solver/grad_norm" in line] == [*range(1, 11)]
+    assert [line["step"] for line in steps if "solver/grad_norm" in line] == [*range(1, 21)]
     assert steps[0]["eval/held_out/accuracy"] < steps[-1]["eval/held_out/accuracy"]
     page = (here / "runs/sums/report/index.html").read_text(encoding="utf-8")
-    assert "All 1,280 episodes" in page and "Signs of collapse" in page
+    assert "All 2,560 episodes" in page and "Signs of collapse" in page
     assert json.loads((here / "out/sums/config.json").read_text())["model_type"] == "qwen3"
