@@ -75,7 +75,7 @@ def table(curves: Curves) -> str:
     """Markdown: the last exam, mean ± standard error; of each peer its difference from ours, and the largest one of all
     steps in standard errors of it."""
     lines = [
-        "| system | seeds | exam at the end, % | difference from scope-jax | largest difference, in standard errors of it |",
+        "| system | seeds | exam at the end, % | difference from scope-jax | largest difference, in standard errors |",
         "|---|---|---|---|---|",
     ]
     for curve, runs in ordered(curves):
@@ -90,9 +90,11 @@ def table(curves: Curves) -> str:
     return "\n".join(lines)
 
 
-def differences(runs: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """(difference of the means, its standard error) of each window of rewards, then of each exam but the first, which is
-    of the same weights."""
+def differences(
+    runs: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[float, float]]:
+    """(difference of the means, its standard error) of each window of rewards, then of each exam but the first, which
+    is of the same weights."""
     found: list[tuple[float, float]] = []
     for name, first in (("reward", 0), ("exam", 1)):
         (mean, error), (our_mean, our_error) = means(runs, name), means(ours, name)
