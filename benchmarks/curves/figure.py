@@ -82,10 +82,10 @@ def table(curves: Curves) -> str:
         mean, error = means(runs, "exam")
         cells = ["–", "–"]
         if curve != "scope-jax":
-            found = differences(runs, curves["scope-jax"])
-            last, last_error = found[-1]
-            largest = max(abs(difference) / spread for difference, spread in found)
-            cells = [f"{last:+.1f} ± {last_error:.1f}", f"{largest:.1f} (of {len(found)} differences)"]
+            pairs = differences(runs, curves["scope-jax"])
+            last, last_error = pairs[-1]
+            largest = max(abs(difference) / spread for difference, spread in pairs)
+            cells = [f"{last:+.1f} ± {last_error:.1f}", f"{largest:.1f} (of {len(pairs)} differences)"]
         lines.append(f"| {curve} | {len(runs)} | {mean[-1]:.1f} ± {error[-1]:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -95,8 +95,8 @@ def differences(
 ) -> list[tuple[float, float]]:
     """(difference of the means, its standard error) of each window of rewards, then of each exam but the first, which
     is of the same weights."""
-    found: list[tuple[float, float]] = []
+    pairs: list[tuple[float, float]] = []
     for name, first in (("reward", 0), ("exam", 1)):
         (mean, error), (our_mean, our_error) = means(runs, name), means(ours, name)
-        found += zip((mean - our_mean)[first:], np.hypot(error, our_error)[first:], strict=True)
-    return found
+        pairs += zip((mean - our_mean)[first:], np.hypot(error, our_error)[first:], strict=True)
+    return pairs
