@@ -58,7 +58,7 @@ def play(step):
     answered = [(row, sample) for row, group in zip(rows, groups, strict=True) for sample in group]
     cases = [Comparison(answer(sample) or "", tuple(row["answers"])) for row, sample in answered]
     episodes = []
-    for (row, sample), verdict in zip(answered, step.tools.compare_math(cases), strict=True):
+    for (row, sample), verdict in zip(answered, step.compare_math(cases), strict=True):
         text = {"question": row["question"], "prediction": answer(sample), "answers": row["answers"]}
         episodes.append(sample.episode(float(verdict == "equal"), parts={"ran": float(ran(sample))}, text=text))
     return Played(episodes)

@@ -3,7 +3,7 @@
     python -m benchmarks.curves --peer trl=PYTHON --peer tunix=PYTHON --seeds 0 1 2 3 4
 
 writes the base and the data if they are not there, runs every system with every seed that has no curve yet, writes the
-curves (JSON), the figure (SVG) and the tables of docs/one_curve.md. benchmarks/curves/README.md says what is equal.
+curves (JSON), the figure (SVG) and the table of docs/one_curve.md. benchmarks/curves/README.md says what is equal.
 """
 
 from __future__ import annotations

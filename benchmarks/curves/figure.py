@@ -72,26 +72,31 @@ def draw(curves: Curves, path: Path) -> None:
 
 
 def table(curves: Curves) -> str:
-    """Markdown: mean ± standard error by step; of each peer the largest difference from ours."""
-    lines = []
-    for name, every, first in (("reward", WINDOW, 1), ("exam", task.EVERY, 0)):
-        heads = range(first, task.STEPS + 1, every)
-        titles = [f"{step}–{step + every - 1}" if name == "reward" else str(step) for step in heads]
-        lines += [f"| {name} in %, step | seeds | " + " | ".join(titles) + " |", "|---" * (len(titles) + 2) + "|"]
-        for curve, runs in ordered(curves):
-            cells = [f"{mean:.1f} ± {error:.1f}" for mean, error in zip(*means(runs, name), strict=True)]
-            lines.append(f"| {curve} | {len(runs)} | " + " | ".join(cells) + " |")
-        lines.append("")
-    lines += ["| against scope-jax | last exam | largest difference, in standard errors of it |", "|---|---|---|"]
-    for curve, runs in ordered(curves)[1:]:
-        found = []
-        for name in ("reward", "exam"):
-            (theirs, error), (ours, own) = means(runs, name), means(curves["scope-jax"], name)
-            # the first exam is of the same weights: no error, no difference
-            part = slice(1, None) if name == "exam" else slice(None)
-            found.append(((theirs - ours)[part], np.hypot(error, own)[part]))
-        share = max(float(np.max(np.abs(difference) / error)) for difference, error in found)
-        count = sum(len(difference) for difference, _ in found)
-        last, error = found[1][0][-1], found[1][1][-1]
-        lines.append(f"| {curve} | {last:+.1f} ± {error:.1f} | {share:.1f} (of {count} differences) |")
+    """Markdown: the last exam, mean ± standard error; of each peer its difference from ours, and the largest one of all
+    steps in standard errors of it."""
+    lines = [
+        "| system | seeds | exam at the end, % | difference from scope-jax | largest difference, in standard errors |",
+        "|---|---|---|---|---|",
+    ]
+    for curve, runs in ordered(curves):
+        mean, error = means(runs, "exam")
+        cells = ["–", "–"]
+        if curve != "scope-jax":
+            pairs = differences(runs, curves["scope-jax"])
+            last, last_error = pairs[-1]
+            largest = max(abs(difference) / spread for difference, spread in pairs)
+            cells = [f"{last:+.1f} ± {last_error:.1f}", f"{largest:.1f} (of {len(pairs)} differences)"]
+        lines.append(f"| {curve} | {len(runs)} | {mean[-1]:.1f} ± {error[-1]:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def differences(
+    runs: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[float, float]]:
+    """(difference of the means, its standard error) of each window of rewards, then of each exam but the first, which
+    is of the same weights."""
+    pairs: list[tuple[float, float]] = []
+    for name, first in (("reward", 0), ("exam", 1)):
+        (mean, error), (our_mean, our_error) = means(runs, name), means(ours, name)
+        pairs += zip((mean - our_mean)[first:], np.hypot(error, our_error)[first:], strict=True)
+    return pairs

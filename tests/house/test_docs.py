@@ -200,8 +200,9 @@ def test_the_site_has_every_page() -> None:
 
 
 def test_tables_for_users_of_other_libraries_name_keys_that_exist() -> None:
-    """In the column "here" of docs/index.md, what looks like a key of a card is one."""
-    section = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("## Coming from TRL")[1]
+    """In the column "here" of docs/coming_from.md, what looks like a key of a card is one."""
+    text = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    section = text.split("## What is what")[1].split("### Tools, environments, agents")[0]
     ours = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")]
     named = {key for cell in ours for key in re.findall(r"`([A-Za-z]+(?:\.[a-z_]+)+)`", cell)}
     known = {*names(Config), *names(RoleSection, "ROLE."), "episodes.jsonl"}
