@@ -8,6 +8,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from benchmarks import plan_tables
 from benchmarks.seeds import table
 from scope_jax.config import Config
 from scope_jax.config.reference import page
@@ -25,8 +26,9 @@ def tables() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page of all keys of a card, and that of measured tables."""
+    """Adds the page of all keys of a card, that of measured tables, and that of plans."""
     options = {name: game.options for name, game in GAMES.items()}
     files.append(File.generated(config, "keys.md", content=page(Config, options, SuiteCard)))
     files.append(File.generated(config, "tables.md", content=tables()))
+    files.append(File.generated(config, "plan_tables.md", content=plan_tables.page()))
     return files
