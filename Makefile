@@ -39,7 +39,7 @@ format: $(VENV)/.dev  ## reformat the sources
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.dev  ## build the documentation as a site in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	PYTHONPATH="$(CURDIR)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(VENV)/.installed  ## create the environment without the development tools
 
