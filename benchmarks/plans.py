@@ -1,4 +1,4 @@
-"""The table of docs/launch.md: what each card needs on its hardware, by `scope-jax plan`.
+"""What each card needs on its hardware, by `scope-jax plan`; `benchmarks.plan_tables` makes a table of it.
 
     python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2] [--estimates]
 
@@ -25,7 +25,6 @@ os.environ |= ABSENT
 
 from scope_jax.plan.command import plan
 from scope_jax.plan.hardware import hardware
-from scope_jax.plan.page import table
 
 WIKIPEDIA = "21015324x768"  # passages of the 2018 Wikipedia as split by DPR, embedded by E5-base
 # Cards with the hardware that their headers name, and the vectors of an index in the same process.
@@ -87,17 +86,11 @@ MODELS = tuple(
 TIMES = ("seconds", "mfu", "assumed", "decode", "engine_meshes")
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
-PAGE = ROOT / "docs" / "launch.md"
-BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
 
 
 def write(plans: dict[str, Any]) -> None:
-    """Keeps the results, and puts the table between the marks of the page."""
+    """Keeps the results."""
     KEPT.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    shown = table([plans[name] for name in sorted(plans)])
-    PAGE.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def main() -> None:

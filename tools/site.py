@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from benchmarks import device
+from benchmarks import device, plan_tables
 from benchmarks.seeds import table
 from scope_jax.config import Config
 from scope_jax.config.reference import page
@@ -49,9 +49,10 @@ def tables() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of all keys of a card, of measured tables, and of model families."""
+    """Adds the pages of all keys of a card, of measured tables, of plans, and of model families."""
     options = {name: game.options for name, game in GAMES.items()}
     files.append(File.generated(config, "keys.md", content=page(Config, options, SuiteCard)))
     files.append(File.generated(config, "tables.md", content=tables()))
     files.append(File.generated(config, "families.md", content=families()))
+    files.append(File.generated(config, "plan_tables.md", content=plan_tables.page()))
     return files

@@ -45,8 +45,8 @@ from scope_jax.sharding.program import AbstractProgram
 PHASES = ("publish", "generate", "rate", "learn", "save")
 # Bytes of host memory of a process beside its arrays, as measured (docs/plans.md): Python and its libraries, half of it
 # files, and the libraries of an index; an entry of a tokenizer's vocabulary; what is kept of a program, compiled and
-# traced, for each layer that it spells out, of an optimiser step STEP times as much; what the compiler has besides, and
-# for each byte that is kept.
+# traced, for each layer that it spells out (4.8 MiB of the 6 are XLA's executable), of an optimiser step STEP times as
+# much (15.5 of the 42); what the compiler has besides, and for each byte that is kept.
 PROCESS, SEARCH, ENTRY, PASS, STEP = 0.44 * 2**30, 0.1 * 2**30, 1000, 6 * 2**20, 7
 COMPILER, MORE = 0.25 * 2**30, 1.4
 # Of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers, with Atlas'.

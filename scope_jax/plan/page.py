@@ -1,4 +1,4 @@
-"""A plan as text for people, and the table of docs/launch.md."""
+"""A plan as text for people."""
 
 from __future__ import annotations
 
@@ -136,38 +136,3 @@ def _programs(found: Figures) -> Iterator[str]:
         names = ", ".join(found["unknown_loops"])
         yield f"                     loops over micro-batches, or tokens, count once in {names}"
     yield f"seconds to compile   {found['seconds_to_compile']}"
-
-
-HEAD = (
-    "| card | hardware | fits | peak of HBM, GiB | phase | state | engine | cache | temporaries of an update "
-    "| full rows at once | MFU | tensor | tokens/s | figures |"
-)
-
-
-def table(plans: Sequence[Figures]) -> str:
-    """A Markdown table of several plans."""
-    rows = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
-    for one in plans:
-        learn, generate = (one["phases"][name]["parts_gib"] for name in ("learn", "generate"))
-        known = ("master weights", "moments", "reference", "search index")
-        state = sum(learn.get(name, 0) for name in known)
-        rest = sum(size for name, size in learn.items() if name not in known)
-        own = next((row for row in one.get("engine_meshes", ()) if row["card"]), None)
-        cells = [
-            f"`{one['card']}`",
-            f"{one['on']}",
-            "yes" if one["fits"] else "**no**",
-            f"{one['peak_gib']:.1f} of {one['hbm_gib']:.1f}",
-            one["phase"],
-            f"{state:.1f}",
-            f"{generate['engine weights']:.1f}",
-            f"{generate['cache']:.1f}",
-            f"{'' if one['compiled'] else '~ '}{rest:.1f}",
-            f"{one['full_rows']} × {one['max_length']:,}",
-            f"{one['mfu']:.2f}" if "mfu" in one else "–",
-            "–" if own is None else f"{own['tensor']}",
-            "–" if own is None else f"{own['tokens_per_second']:,}",
-            "compiled" if one["compiled"] else "arithmetic",
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)

@@ -22,7 +22,8 @@ def step_collectives(
     sequence: bool = False,
 ) -> dict[str, int]:
     """All-gathers and reduce-scatters of the gradient of one micro-batch; with a context axis of more than one device
-    also all-to-alls ("ulysses") or collective-permutes ("ring").
+    also all-to-alls ("ulysses") or collective-permutes ("ring"). Compiled updates of small models have as many, on TPUs
+    and GPUs (tests/plan/test_collectives.py), and so have those of the shipped cards that were compiled for GPUs.
 
     Every weight with rows sharded over fsdp is gathered once per axis of `fsdp` (those of more than one device), and
     again where layers are recomputed; its gradient is scattered once per axis. XLA gathers the table of a tied model

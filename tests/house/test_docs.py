@@ -23,7 +23,7 @@ from scope_jax.play import game
 
 ROOT = Path(__file__).parents[2]
 CARDS: dict[str, type[Section]] = {"": Config} | {f"{name}.": game.options for name, game in GAMES.items()}
-GENERATED = {"keys.md", "tables.md", "families.md"}  # by tools/site.py
+GENERATED = {"keys.md", "tables.md", "families.md", "plan_tables.md"}  # by tools/site.py
 FOLDERS = (
     "scope_jax",
     "models",

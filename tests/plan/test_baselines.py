@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 def test_search_self_play_on_eight_chips_is_planned_as_well_as_before():
-    """The figures of docs/launch.md: MFU .46, 1.33 times the FLOPs of theory; nothing is executed."""
+    """MFU .46, 1.33 times the FLOPs of theory; nothing is executed."""
     card, index = "configs/ssp/qwen2.5-7b.toml", "21015324x768"
     command = [sys.executable, "-m", "scope_jax", "plan", card, "--on", "v5p:2x2x2", "--index", index, "--json"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ABSENT}, capture_output=True, text=True, timeout=1800)

@@ -1,13 +1,17 @@
-"""The tables of docs/plans.md, the errors of rows that are held out, and that assumptions are fitted."""
+"""The figures of benchmarks/baselines/calibration.json, the errors of rows that are held out, and that assumptions are
+fitted."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.calibration.__main__ import PAGE, assumptions, calibration, written
+from benchmarks.calibration.__main__ import FILE, errors, largest_models, predictions
 from benchmarks.calibration.fit import STEPS, objective
 from benchmarks.calibration.rows import error, hardware_of, least, predicted, rows
+from benchmarks.plan_tables import errors as error_table
+from benchmarks.plan_tables import page
 from benchmarks.plans import PLANS, ROOT
 from scope_jax.plan.assumptions import ASSUMED
 from scope_jax.plan.command import plan
@@ -15,16 +19,23 @@ from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB, hardware
 
 
-def test_the_tables_of_the_page_are_those_of_the_benchmark():
+def test_the_figures_that_are_kept_are_those_of_the_benchmark():
     """After a change: python -m benchmarks.calibration"""
-    text = PAGE.read_text(encoding="utf-8")
-    assert f"\n{assumptions()}\n" in text and f"\n{calibration()}\n" in text
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
+    assert kept["errors"] == errors() and kept["rows"] == predictions()
+    assert error_table(kept["errors"]) in (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_whole_page_is_that_of_the_benchmark():
-    text = PAGE.read_text(encoding="utf-8")
-    assert written(text) == text
+def test_the_largest_models_that_are_kept_are_those_of_the_benchmark():
+    assert json.loads(FILE.read_text(encoding="utf-8"))["largest"] == largest_models()
+
+
+def test_the_page_of_tables_has_every_card_row_and_machine():
+    tables, kept = page(), json.loads(FILE.read_text(encoding="utf-8"))
+    assert all(f"\n| `{card}` |" in tables for card, _, _ in PLANS)
+    assert tables.count(" | held out |\n") == sum(row["held_out"] for row in kept["rows"])
+    assert all(f"| `{row['machine']}` |" in tables for row in kept["largest"])
 
 
 def test_measurements_are_facts_with_a_source_and_half_of_the_settings_is_held_out():
