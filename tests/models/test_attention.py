@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,18 +44,24 @@ def heads(rng, rows, length, num_heads, num_kv, head_dim):
 
 
 def make(backend, rows, window) -> Attend:
+    return over(backend, *stacked(rows), window)
+
+
+def over(backend, ends_BT, positions_BT, window) -> Attend:
     if backend == "splash":  # the kernels themselves in Pallas' interpreter
-        return splash.make_attend(*stacked(rows), window, interpret=True)
-    return make_attend(backend, *stacked(rows), window)
+        return splash.make_attend(ends_BT, positions_BT, window, interpret=True)
+    return make_attend(backend, ends_BT, positions_BT, window)
 
 
 def value_and_gradients(backend, rows, window, *arrays):
-    @jax.jit
-    def both(q, k, v, cotangent, *sinks):
-        out, pull = jax.vjp(make(backend, rows, window), q, k, v, *sinks)
-        return out, *pull(cotangent)
+    return with_gradients(backend, window, *stacked(rows), *arrays)
 
-    return both(*arrays)
+
+@partial(jax.jit, static_argnums=(0, 1))
+def with_gradients(backend, window, ends_BT, positions_BT, q, k, v, cotangent, *sinks):
+    """Attention and its gradients; one program for rows of a shape."""
+    out, pull = jax.vjp(over(backend, ends_BT, positions_BT, window), q, k, v, *sinks)
+    return out, *pull(cotangent)
 
 
 def assert_equal_but_for_rounding(ours, theirs):
@@ -98,7 +105,7 @@ def test_encoders_see_the_whole_text():
     np.testing.assert_allclose(attend_both_ways(jnp.array([2]))(q, k, v)[0, :2, 0, 0], [7 / 3, 7 / 3], atol=1e-6)
     arrays = heads(np.random.default_rng(0), 2, 300, 4, 2, 16)[:3]
     lengths_B = jnp.array([300, 170])
-    blocks = attend_both_ways(lengths_B)(arrays[0], arrays[1], arrays[2])
+    blocks = jax.jit(attend_both_ways(lengths_B))(arrays[0], arrays[1], arrays[2])
     mask_BTT = jnp.broadcast_to(jnp.arange(300) < lengths_B[:, None, None], (2, 300, 300))
     for row, length in enumerate((300, 170)):
         whole = attention(arrays[0], arrays[1], arrays[2], mask_BTT)[row, :length]
@@ -147,7 +154,7 @@ def test_sinks_and_their_gradients(backend, window, num_kv):
     np.testing.assert_allclose(ours[0][:, :, 0], plain[0][:, :, 0], atol=2e-6)
 
 
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 100])
 def test_splash_with_several_blocks_equals_the_reference(window):
     # T = 600 is two blocks of 384; T = 1,500 is three of 512. Of the groups some blocks see others that are not near.
     assert splash.blocks_of(600) == (384, 768)
@@ -260,14 +267,9 @@ def test_gpu_programs_call_cudnn_kernels(monkeypatch):
     assert sum("tensor<2x192x2x72xbf16>" in line for line in calls) == 2  # 128 keys and the sink's 64
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "learner",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding", "tables", "gpt_oss")),
-    ],
-)
+@pytest.mark.parametrize("name", ["learner", "windows", "whole", "decoding", "tables", "gpt_oss"])
 def test_programs_compile_for_tpus_ahead_of_time(name):
     """Runs tpu_programs.py in a separate process: libtpu and this process's CPU devices need different settings."""
     env = {
