@@ -306,7 +306,7 @@ def test_ssp(learner, weights, tmp_path, card, proposers, whole):
 
 
 @pytest.mark.parametrize(
-    "card", ["qwen2.5-7b", "atlas", *(pytest.param(card, marks=pytest.mark.slow) for card in ("qwen3-8b", "olmo3-7b"))]
+    "card", ["atlas", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-7b", "qwen3-8b", "olmo3-7b"))]
 )
 def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""

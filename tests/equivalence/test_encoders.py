@@ -174,12 +174,24 @@ def torch_pooled(hidden: Any, mask: Any, mode: str) -> Any:
 
 
 MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+QUICK = [
+    ("cls", None, False),
+    ("weightedmean", None, False),
+    ("lasttoken", None, False),
+    ("max", ("Tanh", True), False),
+    ("mean", ("GELU", False), True),
+]
 LAYERS = [("Tanh", True), ("GELU", False), ("Identity", True), ("ReLU", True), ("Sigmoid", False)]  # activation, bias
+MODULES = [
+    *((mode, None, False) for mode in MODES),
+    *(("mean", layer, True) for layer in LAYERS),
+    ("max", LAYERS[0], False),
+]
 
 
 @pytest.mark.parametrize(
     ("mode", "layers", "normalize"),
-    [*((mode, None, False) for mode in MODES), *(("mean", layer, True) for layer in LAYERS), ("max", LAYERS[0], False)],
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MODULES if case not in QUICK)],
 )
 def test_modules(e5, tmp_path, mode, layers, normalize):
     """Poolings, dense layers and normalisation, as sentence-transformers 5 computes them."""

@@ -141,7 +141,7 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
         np.testing.assert_allclose(out[:, 0], np.asarray(hidden)[np.arange(3), at], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("window", "queries"), [(None, 1), (100, 8)])
+@pytest.mark.parametrize(("window", "queries"), [pytest.param(None, 1, marks=pytest.mark.slow), (100, 8)])
 def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     """Rows of several lengths in scattered pages. JAX's own reference stands in for its TPU kernel, which does not run
     in interpret mode; the GPU's kernel does."""
