@@ -154,18 +154,26 @@ def test_sinks_and_their_gradients(backend, window, num_kv):
     np.testing.assert_allclose(ours[0][:, :, 0], plain[0][:, :, 0], atol=2e-6)
 
 
-@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 100])
-def test_splash_with_several_blocks_equals_the_reference(window):
+GROUP = [(400, [(300, []), (200, [(90, []), (110, [])]), (130, [])]), (100, [])]
+
+
+@pytest.mark.parametrize(
+    ("texts", "width", "window"),
+    [
+        ([(250, []), (330, [])], 600, 100),
+        pytest.param(GROUP, 1500, 100, marks=pytest.mark.slow),
+        pytest.param([(250, []), (330, [])], 600, None, marks=pytest.mark.slow),
+        pytest.param(GROUP, 1500, None, marks=pytest.mark.slow),
+    ],
+)
+def test_splash_with_several_blocks_equals_the_reference(texts, width, window):
     # T = 600 is two blocks of 384; T = 1,500 is three of 512. Of the groups some blocks see others that are not near.
     assert splash.blocks_of(600) == (384, 768)
     assert splash.blocks_of(1500) == (512, 1536)
-    group = [(400, [(300, []), (200, [(90, []), (110, [])]), (130, [])]), (100, [])]
-    for texts, width in (([(250, []), (330, [])], 600), (group, 1500)):
-        arrays = heads(np.random.default_rng(1), 1, width, 2, 1, 8)
-        rows = [laid_out(texts, width)]
-        arrays.append(sinks_of(2))
-        ours = value_and_gradients("splash", rows, window, *arrays)
-        assert_equal_but_for_rounding(ours, value_and_gradients("reference", rows, window, *arrays))
+    arrays = [*heads(np.random.default_rng(1), 1, width, 2, 1, 8), sinks_of(2)]
+    rows = [laid_out(texts, width)]
+    ours = value_and_gradients("splash", rows, window, *arrays)
+    assert_equal_but_for_rounding(ours, value_and_gradients("reference", rows, window, *arrays))
 
 
 def test_splash_computes_no_block_that_nobody_sees():

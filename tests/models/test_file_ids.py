@@ -360,8 +360,8 @@ def test_templates_lie_in_files_or_in_the_config(folders, tmp_path):
 @pytest.mark.parametrize(
     "cls",
     [
-        None,
         "Qwen2Tokenizer",
+        pytest.param(None, marks=pytest.mark.slow),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT2Tokenizer", "LlamaTokenizerFast")),
         pytest.param("GPTNeoXTokenizer", marks=pytest.mark.slow),
     ],
