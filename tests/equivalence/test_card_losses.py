@@ -290,7 +290,7 @@ def rollouts_of(groups, *logprobs_N):
     ("card", "proposers", "whole"),
     [
         ("ssp/qwen2.5-7b.toml", ssp_eq_5, False),
-        ("ssp/atlas.toml", ssp_released_proposer, False),
+        pytest.param("ssp/atlas.toml", ssp_released_proposer, False, marks=pytest.mark.slow),
         pytest.param("ssp/qwen2.5-7b.toml", ssp_eq_5, True, marks=pytest.mark.slow),
     ],
 )

@@ -229,7 +229,8 @@ def in_float64(hidden_ND, table_VD, targets_N, cotangent_N):
     return logp_NV[rows_N, targets_N], slope_NV @ table_VD, slope_NV.T @ hidden_ND
 
 
-@pytest.mark.parametrize("spread", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
+@pytest.mark.slow  # blocks that overlap are above, and in eight_devices.py, with small tables
+@pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_values_and_gradients_at_qwens_vocabulary(spread):
     """V = 151,936 in several blocks whose last two overlap; logits with a standard deviation of `spread`.
 

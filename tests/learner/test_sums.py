@@ -28,7 +28,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 CASES = MODELS | {"biases": BIASES, "tied": TIED}
-SLOW = ("dense", "windows", "experts")  # sinks has their layers, too
+SLOW = ("dense", "windows", "experts", "tied")  # sinks has their layers, too
 
 
 @pytest.mark.parametrize(

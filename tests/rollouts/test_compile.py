@@ -20,8 +20,8 @@ SLOW = pytest.mark.slow
     ("cfg", "columns"),
     [
         pytest.param(CFG, True, id="plain-a page for each slot"),
-        pytest.param(HYBRID, False, id="states-shared pages"),
-        pytest.param(CFG, False, id="plain-shared pages", marks=SLOW),
+        pytest.param(CFG, False, id="plain-shared pages"),
+        pytest.param(HYBRID, False, id="states-shared pages", marks=SLOW),
         pytest.param(HYBRID, True, id="states-a page for each slot", marks=SLOW),
     ],
 )

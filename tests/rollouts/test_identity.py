@@ -89,6 +89,7 @@ def test_an_unrelated_request_changes_nothing(rollouts, together):
         assert [bits(c) for j, c in enumerate(changed) if j != i] == [bits(c) for j, c in enumerate(together) if j != i]
 
 
+@pytest.mark.slow  # the quick suite has another length with shared pages, in test_pages.py
 def test_the_number_of_steps_in_a_dispatch_changes_nothing(params, together):
     one = make_rollouts(make_engine(dataclasses.replace(ENGINE, decode_steps=7)), params)
     assert [bits(c) for c in one.run(mixed(32))] == [bits(c) for c in together]

@@ -117,8 +117,15 @@ class At(Game):
         return self._always or self.number % 2 == 0
 
 
-@pytest.mark.parametrize("always", [False, True])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "always"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_same_bits_where_no_thread_is_asked(engine, params, alone, always, ahead):
     """Also with a small paged cache, in which observations are appended while others are set aside."""
     assert play(make_rollouts(engine, params, ahead=ahead), [At(name, always) for name in range(12)]) == alone
@@ -181,6 +188,7 @@ def test_same_bits_with_any_delays_and_company(params, alone, slots, cache):
         assert play(rollouts, games) == one_by_one
 
 
+@pytest.mark.slow
 def test_a_small_paged_cache_changes_nothing(params):
     games = range(12)
     small, large = (make_rollouts(make_paged(ENGINE, pages=pages), params) for pages in (14, None))

@@ -61,7 +61,7 @@ def _unrotated(q, k):
 
 
 @pytest.mark.parametrize(
-    ("window", "sinks"), [pytest.param(None, False, marks=pytest.mark.slow), (100, False), (None, True)]
+    ("window", "sinks"), [(None, True), *(pytest.param(w, False, marks=pytest.mark.slow) for w in (None, 100))]
 )
 def test_attention_of_the_learner(window, sinks):
     what = window, kernels.Heads(), sinks
@@ -84,6 +84,8 @@ def one_learner(monkeypatch):
 
 @pytest.mark.usefixtures("one_learner")
 def test_the_engine_is_compared_with_the_learner(monkeypatch):
+    requests = programs.requests
+    monkeypatch.setattr(programs, "requests", lambda count: requests(count)[:6])
     one = programs.mesh_of(jax.devices()[:1])
     assert programs.engine_against_learner(programs.DENSE, one, "float32") <= programs.LOGPROB["float32"]
     monkeypatch.setattr(programs, "attention_over_pages", lambda *_: Wrong())
