@@ -200,6 +200,7 @@ def test_few_tokens_do_not_depend_on_each_other():
     np.testing.assert_array_equal(out[others], expected[others])
 
 
+@pytest.mark.slow
 def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
     """Both ways to multiply by a device's own experts, here the second four of eight, routed before or not."""
     for kernel in ("few_tokens", "route_few"):

@@ -318,7 +318,10 @@ def test_sentencepiece_chats_are_transformers(load, name):
 # ------------------------------------------------------------------------------------------------- saved and refused
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=LARGE) if name in ("qwen", "llama3") else name for name in [*READ, "bert_uncased"]],
+    [
+        pytest.param(name, marks=LARGE) if name in ("qwen", "llama3", "llama2_spm") else name
+        for name in [*READ, "bert_uncased"]
+    ],
 )
 @pytest.mark.parametrize("config", [None, "llama"])
 def test_a_saved_folder_reads_the_same(load, tmp_path, name, config):

@@ -174,7 +174,7 @@ def test_single_requests_are_what_run_gives_and_share_their_prefill(engine, para
 
 
 @pytest.mark.parametrize("slots", [2, pytest.param(64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cache", ["dense", "paged"])
+@pytest.mark.parametrize("cache", [pytest.param("dense", marks=pytest.mark.slow), "paged"])
 def test_same_bits_with_any_delays_and_company(params, alone, slots, cache):
     config = dataclasses.replace(ENGINE, slots=slots)
     engine = make_engine(config) if cache == "dense" else make_paged(config)

@@ -191,6 +191,7 @@ def test_the_masses_kept_are_those_of_the_whole_bisection(kind):
         assert np.array_equal((mass >= ours) & (mass > 0), (mass >= plain) & (mass > 0))
 
 
+@pytest.mark.slow
 def test_passes_over_the_logits_are_few_and_only_for_what_a_slot_uses():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(8, 20_000)).astype(np.float32) * 4

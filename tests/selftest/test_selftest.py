@@ -92,10 +92,14 @@ def test_the_engine_is_compared_with_the_learner(monkeypatch):
     assert programs.engine_against_learner(programs.DENSE, one, "float32") > programs.LOGPROB["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_learner")
+def test_an_update_equals_itself():
+    assert programs.update_again(programs.DENSE, programs.mesh_of(jax.devices()[:1]), "float32") == 0
+
+
 def test_an_update_is_compared_with_itself(monkeypatch):
     one = programs.mesh_of(jax.devices()[:1])
-    assert programs.update_again(programs.DENSE, one, "float32") == 0
     arrays = iter(({"w": jnp.ones(3)}, {"w": jnp.ones(3).at[0].add(1e-7)}))
     monkeypatch.setattr(programs, "updated", lambda *_: (None, next(arrays)))
     assert programs.update_again(programs.DENSE, one, "float32") == 1

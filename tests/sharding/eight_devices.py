@@ -212,26 +212,27 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
     }
 
 
-def sent(params) -> dict[str, bool]:
-    """Weights under TRAIN on some devices, sent with reshard to others under DECODE, as many, fewer or more of them."""
-    devices, declared, facts = jax.devices(), transformer.declare(CFG), {}
-    for name, (first, train, decode) in {
-        "4_to_4": (4, MeshConfig(1, 4, 1), MeshConfig(1, 2, 2)),
-        "6_to_2": (6, MeshConfig(3, 1, 2), MeshConfig(1, 1, 2)),
-        "2_to_6": (2, MeshConfig(1, 2, 1), MeshConfig(3, 1, 2)),
-        "1_to_2": (1, MeshConfig(1, 1, 1), MeshConfig(1, 1, 2)),
-    }.items():
-        placed = param_shardings(declared, make_mesh(train, devices[:first]), TRAIN)
-        source = jax.device_put(jax.tree.map(jnp.copy, params), placed)
-        others = make_mesh(decode, devices[first : first + math.prod((decode.data, decode.fsdp, decode.tensor))])
-        target = param_shardings(declared, others, DECODE)
-        with jax.transfer_guard_device_to_host("disallow_explicit"):
-            copy = jax.block_until_ready(reshard(source, target, jnp.bfloat16))
-        kept = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16)), params)
-        jax.tree.map(lambda x: x.delete(), source)
-        same = jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, copy, kept, target)
-        facts[name] = jax.tree.all(same)
-    return facts
+# Devices of the first mesh, its sizes under TRAIN, and those of the second, on other devices, under DECODE.
+SENT = {
+    "4_to_4": (4, MeshConfig(1, 4, 1), MeshConfig(1, 2, 2)),
+    "6_to_2": (6, MeshConfig(3, 1, 2), MeshConfig(1, 1, 2)),
+    "2_to_6": (2, MeshConfig(1, 2, 1), MeshConfig(3, 1, 2)),
+    "1_to_2": (1, MeshConfig(1, 1, 1), MeshConfig(1, 1, 2)),
+}
+
+
+def sent(params, first: int, train: MeshConfig, decode: MeshConfig) -> bool:
+    """Whether weights under TRAIN on some devices, sent with reshard to others under DECODE, arrive as they are."""
+    devices, declared = jax.devices(), transformer.declare(CFG)
+    placed = param_shardings(declared, make_mesh(train, devices[:first]), TRAIN)
+    source = jax.device_put(jax.tree.map(jnp.copy, params), placed)
+    others = make_mesh(decode, devices[first : first + math.prod((decode.data, decode.fsdp, decode.tensor))])
+    target = param_shardings(declared, others, DECODE)
+    with jax.transfer_guard_device_to_host("disallow_explicit"):
+        copy = jax.block_until_ready(reshard(source, target, jnp.bfloat16))
+    kept = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16)), params)
+    jax.tree.map(lambda x: x.delete(), source)
+    return jax.tree.all(jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, copy, kept, target))
 
 
 def loaded_shards(params) -> dict[str, bool]:
@@ -364,7 +365,6 @@ MESHES = {
 }
 OTHERS = {
     "decode": lambda: decode_rules(one_device(CFG)[0], make_batch(), one_device(CFG)[1][0]),
-    "sent": lambda: sent(one_device(CFG)[0]),
     "loaded": lambda: loaded_shards(one_device(CFG)[0]),
     "expert_shards": expert_shards,
     "pair": gradient_pair,
@@ -379,4 +379,6 @@ def main(name: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "ALL_REDUCE", 128)  # bytes: gradients of both layers' norms are summed in two parts
         patch.setattr(streaming, "BLOCK_BYTES", 1024 if name == "expert_shards" else streaming.BLOCK_BYTES)
+        if name in SENT:
+            return sent(one_device(CFG)[0], *SENT[name])
         return of_mesh(*MESHES[name]) if name in MESHES else OTHERS[name]()
