@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,15 @@ def torch_vectors(kind: str, model: Any, rows: list[list[int]], side: str = "rig
     return torch.nn.functional.normalize(vectors, dim=1).numpy()
 
 
+@cache
+def encoder_of(folder: Path) -> TextEncoder:
+    return TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=4)
+
+
 @pytest.fixture
 def encoder(pair) -> TextEncoder:
-    return TextEncoder.load(pair[2], max_tokens=MAX_TOKENS, rows=4)
+    """That of the folder, with programs that all tests share."""
+    return encoder_of(pair[2])
 
 
 def test_token_ids(pair, encoder):
