@@ -21,6 +21,7 @@ def assert_equal_to_one_device(facts: dict[str, dict[str, float]]) -> None:
         assert one["share"] == 1, name  # weights are divided over fsdp, context and tensor
 
 
+@pytest.mark.slow
 def test_an_update_equals_that_of_one_device():
     facts = measured("quick")
     assert len(facts) == 1

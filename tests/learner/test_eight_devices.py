@@ -15,7 +15,7 @@ def slow(*names):
 
 @pytest.mark.parametrize(
     "mesh",
-    ["fsdp2x2_tensor2", "fsdp2_tensor4", "sequence", *slow("fsdp4_tensor2", "data2_fsdp2_tensor2", "idle")],
+    ["sequence", *slow("fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "fsdp2_tensor4", "idle")],
 )
 def test_an_update_equals_that_of_one_device(mesh):
     """Gradient, weights after two clipped steps, every metric; the single device uses other micro-batches, too.
@@ -49,7 +49,7 @@ def test_log_probs_of_a_vocabulary_in_shares_and_blocks():
 @pytest.mark.parametrize(
     ("mesh", "share"),
     [
-        ("fsdp2x2_tensor2", 1 / 8),
+        pytest.param("fsdp2x2_tensor2", 1 / 8, marks=pytest.mark.slow),
         ("sequence", 1 / 4),
         pytest.param("fsdp4_tensor2", 1 / 8, marks=pytest.mark.slow),
         pytest.param("data2_fsdp2_tensor2", 1 / 4, marks=pytest.mark.slow),

@@ -131,6 +131,7 @@ def test_loss_gradient_and_weights_are_those_with_all_episodes(learner, state, m
     assert metrics["tokens"] == sum(batching.sampled_tokens(e) for e in partly_idle(padding=False))
 
 
+@pytest.mark.slow
 def test_a_fault_is_more_than_rounding(learner, state):
     """The lightest term lost, one advantage wrong in its fourth digit, or one padding missing from the divisor."""
     card = LossCard(kl="none", aggregation="token-mean", rollout_cap=1.2)
@@ -188,7 +189,7 @@ def test_supervised_episodes_of_weight_zero_and_pairs(learner):
     ("mini_batches", "adapter"),
     [
         pytest.param(1, None, id="1-weights"),
-        pytest.param(4, ADAPTER, id="4-adapter"),
+        pytest.param(4, ADAPTER, id="4-adapter", marks=pytest.mark.slow),
         pytest.param(4, None, id="4-weights", marks=pytest.mark.slow),
         pytest.param(1, ADAPTER, id="1-adapter", marks=pytest.mark.slow),
     ],

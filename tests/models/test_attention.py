@@ -70,7 +70,7 @@ def assert_equal_but_for_rounding(ours, theirs):
         np.testing.assert_allclose(a, b, atol=3e-6 * max(1.0, float(jnp.abs(b).max())), err_msg=name)
 
 
-@pytest.mark.parametrize("backend", ["reference", "dot_product", "splash"])
+@pytest.mark.parametrize("backend", ["reference", "dot_product", pytest.param("splash", marks=pytest.mark.slow)])
 def test_three_tokens_by_hand(backend):
     # One head, h = 1, so scores are q·k. q = (1, 1, 2), k = (0, ln 2, ln 3), v = (1, 3, 5).
     ln = math.log

@@ -29,7 +29,7 @@ GOLDEN = {
 EXACT = ["qwen", "llama3", "llama2_spm", "olmo2_dolma2", "gpt-2", "spm_bpe", "spm_unigram"]
 INEXACT = ["bert_uncased", "spm_nfkc"]
 LARGE = pytest.mark.slow  # a second or more to read, of a kind that others are, too
-READ = [pytest.param(name, marks=LARGE) if name == "olmo2_dolma2" else name for name in EXACT]
+READ = [pytest.param(name, marks=LARGE) if name in ("llama3", "olmo2_dolma2") else name for name in EXACT]
 # Tokens that have a meaning in some policy's template or dialect.
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
@@ -131,7 +131,7 @@ def named(request, load) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ golden
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LARGE) if name == "llama3" else name for name in GOLDEN])
 def test_golden_ids(load, shared_data, name):
     stem = shared_data / "tokenizers" / "llama_cpp_golden" / f"ggml-vocab-{GOLDEN[name]}.gguf"
     with Path(f"{stem}.inp").open(encoding="utf-8", newline="") as file:

@@ -59,7 +59,7 @@ def test_every_device_computes_its_share_of_the_prompts(mesh):
 
 
 @pytest.mark.parametrize("model", [pytest.param("plain", marks=pytest.mark.slow), "experts"])
-@pytest.mark.parametrize("program", ["prefill", "decode"])
+@pytest.mark.parametrize("program", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
 def test_no_collective_grows_with_the_capacity(model, program):
     short, long = facts("collectives", model, program)
     assert short == long and short

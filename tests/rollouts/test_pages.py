@@ -115,9 +115,8 @@ def test_of_a_window_only_the_pages_before_the_next_token_are_needed():
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-@pytest.mark.parametrize(
-    "cfg", [pytest.param(CFG, id="plain", marks=pytest.mark.slow), pytest.param(MIXED, id="mixed")]
-)
+@pytest.mark.slow  # the quick suite has these layers in pages in test_windows.py and, with experts, on eight devices
+@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["plain", "mixed"])
 def test_prompts_and_steps_equal_the_training_forward(cfg):
     """Rows in scattered pages, in blocks of 32 tokens, then token by token; windows, experts, norms after layers."""
     params, rng = make_params(cfg), np.random.default_rng(2)
@@ -141,7 +140,8 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
         np.testing.assert_allclose(out[:, 0], np.asarray(hidden)[np.arange(3), at], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("window", "queries"), [pytest.param(None, 1, marks=pytest.mark.slow), (100, 8)])
+@pytest.mark.slow  # tests/selftest compares the GPU's kernel in the quick suite
+@pytest.mark.parametrize(("window", "queries"), [(None, 1), (100, 8)])
 def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     """Rows of several lengths in scattered pages. JAX's own reference stands in for its TPU kernel, which does not run
     in interpret mode; the GPU's kernel does."""

@@ -82,6 +82,7 @@ def one_learner(monkeypatch):
     monkeypatch.setattr(programs, "learner_of", cache(programs.learner_of))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_learner")
 def test_the_engine_is_compared_with_the_learner(monkeypatch):
     requests = programs.requests
