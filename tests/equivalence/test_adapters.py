@@ -134,7 +134,7 @@ def assert_equal_factors(cfg, ours, theirs) -> None:
         assert np.abs(mine[name] - wanted).max() <= tolerance_of(cfg) * np.abs(wanted).max(), name
 
 
-@of_experts
+@pytest.mark.slow
 def test_logits_unmerged_and_merged(case, ids_BT):
     model, cfg, base, adapter, factors, *_ = case
     theirs = torch_logits(model, ids_BT)

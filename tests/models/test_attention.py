@@ -185,6 +185,7 @@ def test_splash_computes_no_block_that_nobody_sees():
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.slow
 def test_a_long_row_is_computed_in_larger_blocks():
     # T = 2,100 is more than 16 blocks of 128: the reference takes 256 queries at a time. With the window the first
     # row needs the nearest keys only; answers of the second see the end of their prompt, far back in the row.

@@ -191,7 +191,7 @@ def test_a_client_that_goes_away_takes_its_queries_along() -> None:
         assert len(slow.asked) == count < 100  # of 640 blocks
 
 
-@pytest.mark.parametrize(("seed", "size"), [(0, 1300), (1, 1311)])
+@pytest.mark.parametrize(("seed", "size"), [(0, 1300), pytest.param(1, 1311, marks=pytest.mark.slow)])
 def test_every_k_is_answered_by_few_programs_and_as_numpy_does(
     seed: int, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("cfg", "columns"),
     [
-        pytest.param(CFG, True, id="plain-a page for each slot"),
+        pytest.param(CFG, True, id="plain-a page for each slot", marks=SLOW),
         pytest.param(CFG, False, id="plain-shared pages"),
         pytest.param(HYBRID, False, id="states-shared pages", marks=SLOW),
         pytest.param(HYBRID, True, id="states-a page for each slot", marks=SLOW),

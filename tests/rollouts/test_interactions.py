@@ -196,7 +196,7 @@ def test_a_small_paged_cache_changes_nothing(params):
 
 
 def test_more_interactions_than_slots_do_not_block(params):
-    engine = make_engine(dataclasses.replace(ENGINE, slots=2))
+    engine = make_paged(dataclasses.replace(ENGINE, slots=2))
     assert len(play(make_rollouts(engine, params), [Game(name) for name in range(16)])) == 16
 
 
