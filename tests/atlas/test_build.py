@@ -60,11 +60,11 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
     ("game", "kind", "least"),
     [
         ("scope", "grade", 0.9),
-        ("ssp", "solve 1", 0.3),
-        ("spell", "verify", 0.9),
-        ("spice", "solve three hops", 0.1),
-        ("score", "grade", 0.5),
-        ("dr_zero", "solve 1", 0.2),
+        pytest.param("ssp", "solve 1", 0.3, marks=pytest.mark.slow),
+        pytest.param("spell", "verify", 0.9, marks=pytest.mark.slow),
+        pytest.param("spice", "solve three hops", 0.1, marks=pytest.mark.slow),
+        pytest.param("score", "grade", 0.5, marks=pytest.mark.slow),
+        pytest.param("dr_zero", "solve 1", 0.2, marks=pytest.mark.slow),
     ],
 )
 def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:

@@ -154,6 +154,7 @@ def test_only_the_held_out_set_asks_about_held_out_names(world: World) -> None:
     assert not world.held_out & {row["answer"] for row in _rows("answers.jsonl")}
 
 
+@pytest.mark.slow
 def test_a_search_for_a_fact_returns_it(world: World, show) -> None:
     missed = [fact.sentence for fact in world.facts if fact.sentence not in show(fact.phrase)]
     assert not missed

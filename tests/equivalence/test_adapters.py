@@ -26,7 +26,7 @@ from scope_jax.models.files.weights import load_hf
 from scope_jax.run.convert import convert
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import path_name
-from tests.equivalence.test_families import CASES, our_logits, published, tolerance_of, torch_logits, torch_model
+from tests.equivalence.test_families import our_logits, params_of, published, tolerance_of, torch_logits, torch_model
 from tests.train.test_adapter_targets import write_run
 
 torch = pytest.importorskip("torch")
@@ -37,6 +37,8 @@ transformers = pytest.importorskip("transformers")
 
 RANK, ALPHA, ROWS, LENGTH, STEPS = 4, 6.0, 4, 24, 10
 QUICK = ("llama_llama3", "qwen3_moe")
+# Adapters of attention and of experts; slow are other families, also one of dense layers.
+of_experts = pytest.mark.parametrize("case", params_of(["qwen3_moe"]), indirect=True, scope="module")
 MODULES = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "g_proj", "a_proj", "b_proj"),
     *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"),
@@ -79,9 +81,7 @@ def with_linear_experts(model):
     return model
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.fixture(scope="module", params=params_of(QUICK))
 def case(request, tmp_path_factory):
     """(PEFT's model with random factors, our config, base, adapter and factors, the folders of base and adapter)."""
     base_folder, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("adapter")
@@ -134,6 +134,7 @@ def assert_equal_factors(cfg, ours, theirs) -> None:
         assert np.abs(mine[name] - wanted).max() <= tolerance_of(cfg) * np.abs(wanted).max(), name
 
 
+@pytest.mark.slow
 def test_logits_unmerged_and_merged(case, ids_BT):
     model, cfg, base, adapter, factors, *_ = case
     theirs = torch_logits(model, ids_BT)
@@ -145,6 +146,7 @@ def test_logits_unmerged_and_merged(case, ids_BT):
     assert np.abs(plain - theirs).max() > 0.1  # the adapter makes a difference
 
 
+@of_experts
 def test_gradients_and_ten_steps(case, ids_BT):
     """The learner on packed rows, with the base frozen, against torch's AdamW on PEFT's parameters."""
     model, cfg, base, adapter, factors, *_ = case

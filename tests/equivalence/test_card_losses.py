@@ -287,9 +287,14 @@ def rollouts_of(groups, *logprobs_N):
 
 
 @pytest.mark.parametrize(
-    ("card", "proposers"), [("ssp/qwen2.5-7b.toml", ssp_eq_5), ("ssp/atlas.toml", ssp_released_proposer)]
+    ("card", "proposers", "whole"),
+    [
+        ("ssp/qwen2.5-7b.toml", ssp_eq_5, False),
+        pytest.param("ssp/atlas.toml", ssp_released_proposer, False, marks=pytest.mark.slow),
+        pytest.param("ssp/qwen2.5-7b.toml", ssp_eq_5, True, marks=pytest.mark.slow),
+    ],
 )
-def test_ssp(learner, weights, tmp_path, card, proposers):
+def test_ssp(learner, weights, tmp_path, card, proposers, whole):
     """Table 4: B = 256 in mini-batches of 128, here four questions in two of two; n = 5; β = 0.01."""
     cfg, episodes = played_ssp(card, tmp_path)
     solver, proposer = (harness.episodes_of(episodes, role) for role in ("solver", "proposer"))
@@ -297,10 +302,12 @@ def test_ssp(learner, weights, tmp_path, card, proposers):
     assert len(solver) == 20 and sum(e.padding for e in solver) == 5
     for update, own, equation in zip(ssp.GAME.updates(cfg), (solver, proposer), (ssp_eq_4, proposers), strict=True):
         assert update.name == own[0].role
-        assert min(check(learner, weights, own, update, equation, 2, whole=card != "ssp/atlas.toml")) > 0.05
+        assert min(check(learner, weights, own, update, equation, 2, whole)) > 0.05
 
 
-@pytest.mark.parametrize("card", ["qwen2.5-7b", pytest.param("qwen3-8b", marks=pytest.mark.slow), "olmo3-7b", "atlas"])
+@pytest.mark.parametrize(
+    "card", ["atlas", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-7b", "qwen3-8b", "olmo3-7b"))]
+)
 def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""
     cfg, episodes = played_scope(f"scope/{card}.toml", tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,15 @@ def torch_vectors(kind: str, model: Any, rows: list[list[int]], side: str = "rig
     return torch.nn.functional.normalize(vectors, dim=1).numpy()
 
 
+@cache
+def encoder_of(folder: Path) -> TextEncoder:
+    return TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=4)
+
+
 @pytest.fixture
 def encoder(pair) -> TextEncoder:
-    return TextEncoder.load(pair[2], max_tokens=MAX_TOKENS, rows=4)
+    """That of the folder, with programs that all tests share."""
+    return encoder_of(pair[2])
 
 
 def test_token_ids(pair, encoder):
@@ -174,12 +181,24 @@ def torch_pooled(hidden: Any, mask: Any, mode: str) -> Any:
 
 
 MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+QUICK = [
+    ("cls", None, False),
+    ("weightedmean", None, False),
+    ("lasttoken", None, False),
+    ("max", ("Tanh", True), False),
+    ("mean", ("GELU", False), True),
+]
 LAYERS = [("Tanh", True), ("GELU", False), ("Identity", True), ("ReLU", True), ("Sigmoid", False)]  # activation, bias
+MODULES = [
+    *((mode, None, False) for mode in MODES),
+    *(("mean", layer, True) for layer in LAYERS),
+    ("max", LAYERS[0], False),
+]
 
 
 @pytest.mark.parametrize(
     ("mode", "layers", "normalize"),
-    [*((mode, None, False) for mode in MODES), *(("mean", layer, True) for layer in LAYERS), ("max", LAYERS[0], False)],
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in MODULES if case not in QUICK)],
 )
 def test_modules(e5, tmp_path, mode, layers, normalize):
     """Poolings, dense layers and normalisation, as sentence-transformers 5 computes them."""

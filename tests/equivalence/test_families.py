@@ -303,9 +303,20 @@ def published(model, tensors) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
-)
+QUICK = [case for case in CASES if case not in SLOW]
+
+
+def params_of(quick) -> list:
+    """All cases, of which the others are slow."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in CASES]
+
+
+def only(*quick):
+    """For a test in which other cases have nothing that these have not: no kind of layer, cache or file."""
+    return pytest.mark.parametrize("pair", params_of(quick), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=params_of(QUICK))
 def pair(request, tmp_path_factory):
     """(torch model, our config, our weights, the folder transformers wrote)."""
     model = torch_model(request.param)
@@ -464,6 +475,7 @@ def part_of(tensor: HfTensor, whole: np.ndarray, index: tuple[int, ...], ours: A
     return whole[tensor.rows[0] : tensor.rows[0] + rows]
 
 
+@only("qwen3_5", "gemma4_e2b", "gpt_oss")
 def test_gradients(pair, ids_BT):
     """For every weight, by the names that export uses."""
     model, cfg, params, _ = pair
@@ -516,6 +528,7 @@ def test_packed_rows_equal_transformers_rows(pair, ids_BT):
         start += n
 
 
+@only("ministral3", "qwen3_5", "gemma4_e2b", "gpt_oss")
 def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
     """Rows of different lengths, prefilled, extended and decoded, across a block boundary of the cache."""
     _, cfg, params, _ = pair
@@ -536,6 +549,7 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
         assert_close(out[:, 0], expected[rows, at], tolerance_of(cfg))
 
 
+@only("gemma4_e2b")  # tests/rollouts has the engine over states, windows and experts
 @pytest.mark.parametrize("how", [Columns(128), pytest.param(Loop(), marks=pytest.mark.slow)], ids=["columns", "pages"])
 def test_greedy_text_of_the_engine(pair, how):
     """64 tokens after prompts of different lengths; alone and in a batch, bit for bit."""
@@ -578,6 +592,7 @@ def test_exported_folder_reloads_in_transformers(pair, ids_BT, tmp_path):
     assert load_hf(tmp_path / "out")[0] == cfg
 
 
+@only("llama_llama3", "qwen3_moe", "gpt_oss")
 def test_bfloat16_folder_from_transformers(pair, tmp_path):
     model, cfg, params, _ = pair
     half = type(model)(model.config).to(torch.bfloat16)

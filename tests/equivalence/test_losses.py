@@ -241,7 +241,7 @@ def name_of(card):
     return "-".join(f"{v}" for v in changed.values()) or "default"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize("card", CARDS, ids=name_of)
 def test_card_matches_torch(exact, card, dtype):
     world, bound = in_dtype(exact, dtype), TOLERANCE[dtype]

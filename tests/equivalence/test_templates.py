@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scope_jax.models.tokenizers import chat
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
+from tests.vocabularies import vocabulary
 
 TEMPLATES = {
     "qwen2.5": ("qwen", "Qwen-Qwen2.5-7B-Instruct"),
@@ -107,15 +108,12 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def load(shared_data: Path):
-    """Tokenizer with the template of a name, until the next call; each vocabulary is read once."""
-    vocabularies: dict[str, Tokenizer] = {}
+    """Tokenizer with the template of a name, until the next call."""
 
     def of(name: str) -> Tokenizer:
         folder, template = TEMPLATES[name]
-        if folder not in vocabularies:
-            vocabularies[folder] = Tokenizer.load(shared_data / "tokenizers" / folder)
         text = (shared_data / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
-        return with_template(vocabularies[folder], text)
+        return with_template(vocabulary(shared_data / "tokenizers" / folder), text)
 
     return of
 

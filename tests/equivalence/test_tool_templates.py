@@ -18,6 +18,7 @@ from scope_jax.rollouts.types import Continuation, Turn
 from scope_jax.text import dialects
 from scope_jax.text.dialects import Call
 from scope_jax.text.messages import Messages
+from tests.vocabularies import vocabulary
 
 HERE = Path(__file__).parent
 OLMO, CODER = HERE.parent / "games" / "olmo3.jinja", HERE / "qwen3_coder.jinja"
@@ -50,13 +51,10 @@ SCHEMAS = (SEARCH, python.schema)
 
 @pytest.fixture(scope="module")
 def load(shared_data: Path):
-    vocabularies: dict[str, Tokenizer] = {}
-
     def of(folder: str, template: str | Path) -> Tokenizer:
-        if folder not in vocabularies:
-            vocabularies[folder] = Tokenizer.load(shared_data / "tokenizers" / folder)
-        vocabularies[folder]._hf.chat_template = (shared_data / "chat_templates" / template).read_text(encoding="utf-8")
-        return vocabularies[folder]
+        tokenizer = vocabulary(shared_data / "tokenizers" / folder)
+        tokenizer._hf.chat_template = (shared_data / "chat_templates" / template).read_text(encoding="utf-8")
+        return tokenizer
 
     return of
 

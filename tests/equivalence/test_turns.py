@@ -16,6 +16,7 @@ from scope_jax.play.turns import Cut, Joiner
 from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
+from tests.vocabularies import vocabulary
 
 QUESTION = Messages("Which river flows through Paris?")
 THOUGHT = "<think>\nI should look it up.\n</think>\n\n"
@@ -25,15 +26,13 @@ TEMPLATES = {"qwen2.5": "Qwen-Qwen2.5-7B-Instruct.jinja", "qwen3": "Qwen-Qwen3-0
 
 @pytest.fixture(scope="module")
 def load(shared_data: Path):
-    """Tokenizer of a folder with a template, until the next call; each vocabulary is read once."""
-    vocabularies: dict[str, Tokenizer] = {}
+    """Tokenizer of a folder with a template, until the next call."""
 
     def of(folder: str, template: str | Path) -> Tokenizer:
-        if folder not in vocabularies:
-            vocabularies[folder] = Tokenizer.load(shared_data / "tokenizers" / folder)
+        tokenizer = vocabulary(shared_data / "tokenizers" / folder)
         text = (shared_data / "chat_templates" / template).read_text(encoding="utf-8")
-        vocabularies[folder]._hf.chat_template = text
-        return vocabularies[folder]
+        tokenizer._hf.chat_template = text
+        return tokenizer
 
     return of
 

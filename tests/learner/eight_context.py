@@ -1,11 +1,8 @@
-"""One update with rows divided over devices against one device, on 8 fake CPU devices (test_context.py starts it with
-"quick" or "all"); prints one JSON object."""
+"""One update with rows divided over devices against one device, on 8 fake CPU devices, for test_context.py."""
 
-import json
-import sys
 from dataclasses import replace
 
-from tests.learner.eight_devices import SEQUENCE_CARD, TINY, max_difference, run, worst  # isort: skip  # prepares JAX
+from tests.learner.eight_devices import SEQUENCE_CARD, TINY, alone, max_difference, run, worst  # isort: skip  # prepares JAX
 
 import jax.numpy as jnp
 
@@ -45,9 +42,9 @@ def compared(base, sizes, params, **options) -> dict[str, float]:
     }
 
 
-def main(which: str) -> None:
-    params = weights_of(TINY)
-    base = run((1, 1, 1), params, jnp.float32)
+def main(which: str) -> dict[str, dict[str, float]]:
+    """Differences by name. which: "quick" or "all"."""
+    params, base = weights_of(TINY), alone()
     if which == "quick":
         facts = {name: compared(base, sizes, params, sequence_parallel=True) for name, sizes in QUICK.items()}
     else:
@@ -70,8 +67,4 @@ def main(which: str) -> None:
             facts[name] = compared(one, sizes, own, model=model)
             if sizes[2] > 1:
                 facts[f"{name}_sequence"] = compared(one, sizes, own, model=model, sequence_parallel=True)
-    print(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return facts

@@ -1,9 +1,9 @@
-"""One update on 8 fake CPU devices against one device (test_eight_devices.py starts it); prints one JSON object."""
+"""One update on 8 fake CPU devices against one device, for test_eight_devices.py."""
 
-import json
 import os
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 from tests.flags import fake_devices
 
@@ -127,50 +127,61 @@ def split_vocabulary() -> list[float]:
     return [max_difference(a, b) for a, b in zip(jax.jit(run)(hidden_ND, table_VD), expected, strict=True)]
 
 
-def main() -> None:
-    params = weights_of(TINY)
-    base = run((1, 1, 1), params, jnp.float32)
-    facts = {}
-    for name, sizes in MESHES.items():
-        grads, weights, measured, share = run(sizes, params, jnp.float32, micro_batch_rows=8)
-        facts[name] = {
-            "grads": max_difference(grads, base[0]),
-            "params": max_difference(weights, base[1]),
-            "metrics": worst(measured, base[2]),
-            "share": share,
-        }
-    biased = like(TINY, qkv_bias=True, qk_norm="width")
-    params_of = jax.tree.map(lambda w: w + 0.1, weights_of(biased))  # no bias of zeros
-    one = run((1, 1, 1), params_of, jnp.float32, model=biased)
-    grads, weights, measured, share = run((1, 2, 4), params_of, jnp.float32, 8, model=biased)
-    facts["fsdp2_tensor4"] = {
+@cache
+def alone() -> Any:
+    """The update of one device that all meshes of CARD are compared with."""
+    return run((1, 1, 1), weights_of(TINY), jnp.float32)
+
+
+def compared(found, one) -> dict[str, Any]:
+    """Differences of a mesh from one device, and the share of a weight that one of its devices has."""
+    grads, weights, measured, share = found
+    return {
         "grads": max_difference(grads, one[0]),
         "params": max_difference(weights, one[1]),
         "metrics": worst(measured, one[2]),
         "share": share,
     }
-    one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
-    grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, SEQUENCE_CARD)
-    facts["sequence"] = {
-        "grads": max_difference(grads, one[0]),
-        "params": max_difference(weights, one[1]),
-        "metrics": worst(measured, one[2]),
-        "clipped": one[2][1]["clip_fraction"],
-    }
-    one = run((1, 1, 1), params, jnp.float32, card=IDLE_CARD)
-    grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, IDLE_CARD)
-    facts["idle"] = {
-        "grads": max_difference(grads, one[0]),
-        "params": max_difference(weights, one[1]),
-        "metrics": worst(measured, one[2]),
-        "idle": [step["idle_sequences"] for step in measured],
-        "grad_norm": [step["grad_norm"] for step in measured],
-    }
-    facts["split_vocabulary"] = split_vocabulary()
-    low = run(MESHES["fsdp4_tensor2"], params, jnp.bfloat16)
-    facts["bfloat16"] = {key: [low[2][0][key], base[2][0][key]] for key in ("loss", "grad_norm", "entropy")}
-    print(json.dumps(facts))
 
 
-if __name__ == "__main__":
-    main()
+def biased() -> dict[str, Any]:
+    """Each of two kv heads is shared by two devices."""
+    model = like(TINY, qkv_bias=True, qk_norm="width")
+    params = jax.tree.map(lambda w: w + 0.1, weights_of(model))  # no bias of zeros
+    one = run((1, 1, 1), params, jnp.float32, model=model)
+    return compared(run((1, 2, 4), params, jnp.float32, 8, model=model), one)
+
+
+def sequence() -> dict[str, Any]:
+    one, mesh = (run(sizes, weights_of(TINY), jnp.float32, rows, SEQUENCE_CARD) for sizes, rows in ONE_AND_MESH)
+    return compared(mesh, one) | {"clipped": one[2][1]["clip_fraction"]}
+
+
+def idle() -> dict[str, Any]:
+    one, mesh = (run(sizes, weights_of(TINY), jnp.float32, rows, IDLE_CARD) for sizes, rows in ONE_AND_MESH)
+    return compared(mesh, one) | {
+        "idle": [step["idle_sequences"] for step in mesh[2]],
+        "grad_norm": [step["grad_norm"] for step in mesh[2]],
+    }
+
+
+def bfloat16() -> dict[str, list[float]]:
+    low = run(MESHES["fsdp4_tensor2"], weights_of(TINY), jnp.bfloat16)
+    return {key: [low[2][0][key], alone()[2][0][key]] for key in ("loss", "grad_norm", "entropy")}
+
+
+ONE_AND_MESH = (((1, 1, 1), 4), (MESHES["data2_fsdp2_tensor2"], 8))  # with other micro-batches
+OTHERS = {
+    "fsdp2_tensor4": biased,
+    "sequence": sequence,
+    "idle": idle,
+    "split_vocabulary": split_vocabulary,
+    "bfloat16": bfloat16,
+}
+
+
+def main(name: str) -> Any:
+    """The facts of this name."""
+    if name in MESHES:
+        return compared(run(MESHES[name], weights_of(TINY), jnp.float32, micro_batch_rows=8), alone())
+    return OTHERS[name]()

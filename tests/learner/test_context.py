@@ -1,27 +1,16 @@
 """An update whose rows are divided over devices equals that of one device; where tokens and slots are."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.learner import batching
 from scope_jax.models.decoder.context import token_order
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.eight import on_eight_devices
 
 
 def measured(which: str) -> dict[str, dict[str, float]]:
-    command = [sys.executable, str(Path(__file__).with_name("eight_context.py")), which]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return on_eight_devices("tests.learner.eight_context", which)
 
 
 def assert_equal_to_one_device(facts: dict[str, dict[str, float]]) -> None:
@@ -32,6 +21,7 @@ def assert_equal_to_one_device(facts: dict[str, dict[str, float]]) -> None:
         assert one["share"] == 1, name  # weights are divided over fsdp, context and tensor
 
 
+@pytest.mark.slow
 def test_an_update_equals_that_of_one_device():
     facts = measured("quick")
     assert len(facts) == 1

@@ -106,9 +106,12 @@ def same_loss(ours, other, absolute: float) -> bool:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"aggregation": "token-mean", "mini_batches": 2, "dual_clip": 1.5, "clip_high": 0.001, "clip_low": 0.001},
         {"aggregation": "sequence-mean", "ratio": "sequence", "mini_batches": 2},
         {"aggregation": "constant", "rollout_cap": 1.2, "rollout_weight": "sequence"},
+        pytest.param(
+            {"aggregation": "token-mean", "mini_batches": 2, "dual_clip": 1.5, "clip_high": 0.001, "clip_low": 0.001},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"aggregation": "constant", "mini_batches": 2}, marks=pytest.mark.slow),
         pytest.param({"aggregation": "token-mean", "rollout_cap": 1.2}, marks=pytest.mark.slow),
         pytest.param({"surrogate": "weight", "dual_clip": 0.0, "old_logprobs": "rollout"}, marks=pytest.mark.slow),
@@ -128,6 +131,7 @@ def test_loss_gradient_and_weights_are_those_with_all_episodes(learner, state, m
     assert metrics["tokens"] == sum(batching.sampled_tokens(e) for e in partly_idle(padding=False))
 
 
+@pytest.mark.slow
 def test_a_fault_is_more_than_rounding(learner, state):
     """The lightest term lost, one advantage wrong in its fourth digit, or one padding missing from the divisor."""
     card = LossCard(kl="none", aggregation="token-mean", rollout_cap=1.2)
@@ -149,9 +153,8 @@ def test_a_fault_is_more_than_rounding(learner, state):
     assert not same_loss(update(learner, state, partly_idle(padding=False), card)[1], loss, absolute)
 
 
-@pytest.mark.parametrize(
-    "section", [{"packing": False}, pytest.param({"micro_batch_rows": 0}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("section", [{"packing": False}, {"micro_batch_rows": 0}], ids=str)
 def test_with_any_micro_batches(state, monkeypatch, section):
     learner, card = (
         build(SECTION.model_copy(update=section)),
@@ -182,8 +185,15 @@ def test_supervised_episodes_of_weight_zero_and_pairs(learner):
     assert sum(map(rows_of, learner.pack(pairs, LossCard(objective="dpo")))) == 4
 
 
-@pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["weights", "adapter"])
-@pytest.mark.parametrize("mini_batches", [1, 4])
+@pytest.mark.parametrize(
+    ("mini_batches", "adapter"),
+    [
+        pytest.param(1, None, id="1-weights"),
+        pytest.param(4, ADAPTER, id="4-adapter", marks=pytest.mark.slow),
+        pytest.param(4, None, id="4-weights", marks=pytest.mark.slow),
+        pytest.param(1, ADAPTER, id="1-adapter", marks=pytest.mark.slow),
+    ],
+)
 def test_mini_batches_without_any_term_take_their_step(learner, state, tiny_params, monkeypatch, adapter, mini_batches):
     """As many optimiser steps as before: moments decay, and the weights move by them and by their decay. Nothing of the
     model runs for them."""

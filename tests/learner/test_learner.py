@@ -102,7 +102,7 @@ def base(learner, state, episodes):
     "section",
     [
         {"micro_batch_rows": 1},
-        {"packing": False},
+        pytest.param({"packing": False}, marks=pytest.mark.slow),
         pytest.param({"micro_batch_rows": 4}, marks=pytest.mark.slow),
         pytest.param({"remat": "none"}, marks=pytest.mark.slow),
     ],

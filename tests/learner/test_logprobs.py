@@ -60,8 +60,8 @@ def test_capped_logits(inputs, chunk):
         logp_N = jnp.take_along_axis(logp_NV, targets_N[:, None], 1)[:, 0]
         return (logp_N + 0.3 * entropy_N).sum(), logp_N
 
-    (grad_ND, grad_VD), logp_N = jax.grad(ours, (0, 1), has_aux=True)(hidden_ND, padded_VD)
-    (want_ND, want_VD), wanted_N = jax.grad(theirs, (0, 1), has_aux=True)(hidden_ND, table_VD)
+    (grad_ND, grad_VD), logp_N = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(hidden_ND, padded_VD)
+    (want_ND, want_VD), wanted_N = jax.jit(jax.grad(theirs, (0, 1), has_aux=True))(hidden_ND, table_VD)
     np.testing.assert_allclose(logp_N, wanted_N, atol=2e-6)
     assert float(jnp.abs(hidden_ND @ table_VD.T).max()) > 3 * cap  # far beyond where the cap is nearly linear
     np.testing.assert_array_equal(grad_VD[V:], 0)
@@ -89,8 +89,8 @@ def test_padding_of_the_table_has_no_probability_and_no_gradient(inputs, chunk, 
         logp_N = plain(h, w, targets_N, 0.7)
         return (logp_N + 0.3 * entropy_N).sum(), logp_N
 
-    (grad_ND, grad_VD), logp_N = jax.grad(ours, (0, 1), has_aux=True)(ahead_ND, padded_VD)
-    (want_ND, want_VD), wanted_N = jax.grad(theirs, (0, 1), has_aux=True)(ahead_ND, low_VD)
+    (grad_ND, grad_VD), logp_N = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(ahead_ND, padded_VD)
+    (want_ND, want_VD), wanted_N = jax.jit(jax.grad(theirs, (0, 1), has_aux=True))(ahead_ND, low_VD)
     np.testing.assert_allclose(logp_N, wanted_N, atol=1e-6 * below)  # the spacing of floats grows with the logits
     np.testing.assert_array_equal(grad_VD[V:], 0)
     for a, b in ((grad_ND, want_ND), (grad_VD[:V], want_VD)):
@@ -113,13 +113,13 @@ def test_entropy_and_its_gradient_equal_the_plain_softmax(inputs, chunk, tempera
         entropy_N = -(jnp.exp(logp_NV) * logp_NV).sum(1)
         return (plain(h, w, targets_N, temperature) + weight_N * entropy_N).sum(), entropy_N
 
-    (_, entropy_N), grads = jax.value_and_grad(ours, (0, 1), has_aux=True)(hidden_ND, table_VD)
-    (_, exact_N), exact = jax.value_and_grad(theirs, (0, 1), has_aux=True)(hidden_ND, table_VD)
+    (_, entropy_N), grads = jax.jit(jax.value_and_grad(ours, (0, 1), has_aux=True))(hidden_ND, table_VD)
+    (_, exact_N), exact = jax.jit(jax.value_and_grad(theirs, (0, 1), has_aux=True))(hidden_ND, table_VD)
     np.testing.assert_allclose(entropy_N, exact_N, atol=2e-6)
     for a, b in zip(grads, exact, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
-    measured = jax.grad(lambda h, w: ours(h, w, False)[0], (0, 1))(hidden_ND, table_VD)
-    alone = jax.grad(lambda h, w: plain(h, w, targets_N, temperature).sum(), (0, 1))(hidden_ND, table_VD)
+    measured = jax.jit(jax.grad(lambda h, w: ours(h, w, False)[0], (0, 1)))(hidden_ND, table_VD)
+    alone = jax.jit(jax.grad(lambda h, w: plain(h, w, targets_N, temperature).sum(), (0, 1)))(hidden_ND, table_VD)
     for a, b in zip(measured, alone, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
 
@@ -229,7 +229,8 @@ def in_float64(hidden_ND, table_VD, targets_N, cotangent_N):
     return logp_NV[rows_N, targets_N], slope_NV @ table_VD, slope_NV.T @ hidden_ND
 
 
-@pytest.mark.parametrize("spread", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
+@pytest.mark.slow  # blocks that overlap are above, and in eight_devices.py, with small tables
+@pytest.mark.parametrize("spread", [1.0, 3.0])
 def test_values_and_gradients_at_qwens_vocabulary(spread):
     """V = 151,936 in several blocks whose last two overlap; logits with a standard deviation of `spread`.
 

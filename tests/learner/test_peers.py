@@ -72,6 +72,7 @@ def ours(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow  # tests/equivalence/test_learner.py has such a loss and its gradient, against torch
 @pytest.mark.parametrize(
     ("peer", "case"), [(peer, case) for peer, recorded in RECORDED.items() for case in recorded["cases"]]
 )

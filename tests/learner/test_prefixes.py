@@ -227,8 +227,10 @@ def difference(one, other) -> float:
 
 @pytest.mark.parametrize(
     ("adapter", "episodes"),
-    [(None, grouped(3, 11, [6, 1, 9, 4], temperatures=(0.7, 1.0))), (ADAPTER, several_turns(4, 3))],
-    ids=["group", "turns of conversations, adapter"],
+    [
+        pytest.param(None, grouped(3, 11, [6, 1, 9, 4], temperatures=(0.7, 1.0)), id="group"),
+        pytest.param(ADAPTER, several_turns(4, 3), id="turns of conversations, adapter", marks=pytest.mark.slow),
+    ],
 )
 def test_log_probs_loss_and_gradient_are_those_of_separate_rows(always, adapter, episodes):
     optimizer = OptimizerSection(learning_rate=1e-2, warmup_steps=0, max_grad_norm=1e9, weight_decay=0.1)

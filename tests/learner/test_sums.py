@@ -27,7 +27,13 @@ def equations(jaxpr: Any) -> Iterator[Any]:
                 yield from equations(value if hasattr(value, "eqns") else value.jaxpr)
 
 
-@pytest.mark.parametrize("model", [*MODELS.values(), BIASES, TIED], ids=[*MODELS, "biases", "tied"])
+CASES = MODELS | {"biases": BIASES, "tied": TIED}
+SLOW = ("dense", "windows", "experts", "tied")  # sinks has their layers, too
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, model in CASES.items()]
+)
 def test_an_update_sums_in_float32(model):
     """Allowed: sums over one element, and the gradient of picking the trained positions, which are all different."""
     section = LearnerSection(buckets=(384,), micro_batch_rows=2)

@@ -1,10 +1,7 @@
-"""Attention over tokens divided over devices against attention over whole rows, on fake CPU devices (test_context.py
-starts it with the names of cases); prints the largest relative differences of the result and of each gradient as one
-JSON object."""
+"""Attention over tokens divided over devices against attention over whole rows, on fake CPU devices, for
+test_context.py."""
 
-import json
 import os
-import sys
 from typing import Any
 
 from tests.flags import fake_devices
@@ -15,6 +12,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from scope_jax.models.decoder import context
@@ -63,13 +61,8 @@ def differences(how: Any, devices: int, kv_heads: int, window: int | None, sinks
     return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, dense(*arrays, *sinks_H), strict=True)]
 
 
-def main(*names: str) -> None:
-    facts = {}
-    for name in names:
-        context.QUERIES = 4 if name == "ring_in_blocks" else 512  # each chunk in two blocks of queries
-        facts[name] = differences(*CASES[name])
-    print(json.dumps(facts))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def main(name: str) -> list[float]:
+    """The largest relative differences of the result and of each gradient."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "QUERIES", 4 if name == "ring_in_blocks" else 512)  # each chunk in two blocks of queries
+        return differences(*CASES[name])

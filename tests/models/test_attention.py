@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,18 +44,24 @@ def heads(rng, rows, length, num_heads, num_kv, head_dim):
 
 
 def make(backend, rows, window) -> Attend:
+    return over(backend, *stacked(rows), window)
+
+
+def over(backend, ends_BT, positions_BT, window) -> Attend:
     if backend == "splash":  # the kernels themselves in Pallas' interpreter
-        return splash.make_attend(*stacked(rows), window, interpret=True)
-    return make_attend(backend, *stacked(rows), window)
+        return splash.make_attend(ends_BT, positions_BT, window, interpret=True)
+    return make_attend(backend, ends_BT, positions_BT, window)
 
 
 def value_and_gradients(backend, rows, window, *arrays):
-    @jax.jit
-    def both(q, k, v, cotangent, *sinks):
-        out, pull = jax.vjp(make(backend, rows, window), q, k, v, *sinks)
-        return out, *pull(cotangent)
+    return with_gradients(backend, window, *stacked(rows), *arrays)
 
-    return both(*arrays)
+
+@partial(jax.jit, static_argnums=(0, 1))
+def with_gradients(backend, window, ends_BT, positions_BT, q, k, v, cotangent, *sinks):
+    """Attention and its gradients; one program for rows of a shape."""
+    out, pull = jax.vjp(over(backend, ends_BT, positions_BT, window), q, k, v, *sinks)
+    return out, *pull(cotangent)
 
 
 def assert_equal_but_for_rounding(ours, theirs):
@@ -63,7 +70,7 @@ def assert_equal_but_for_rounding(ours, theirs):
         np.testing.assert_allclose(a, b, atol=3e-6 * max(1.0, float(jnp.abs(b).max())), err_msg=name)
 
 
-@pytest.mark.parametrize("backend", ["reference", "dot_product", "splash"])
+@pytest.mark.parametrize("backend", ["reference", "dot_product", pytest.param("splash", marks=pytest.mark.slow)])
 def test_three_tokens_by_hand(backend):
     # One head, h = 1, so scores are q·k. q = (1, 1, 2), k = (0, ln 2, ln 3), v = (1, 3, 5).
     ln = math.log
@@ -98,7 +105,7 @@ def test_encoders_see_the_whole_text():
     np.testing.assert_allclose(attend_both_ways(jnp.array([2]))(q, k, v)[0, :2, 0, 0], [7 / 3, 7 / 3], atol=1e-6)
     arrays = heads(np.random.default_rng(0), 2, 300, 4, 2, 16)[:3]
     lengths_B = jnp.array([300, 170])
-    blocks = attend_both_ways(lengths_B)(arrays[0], arrays[1], arrays[2])
+    blocks = jax.jit(attend_both_ways(lengths_B))(arrays[0], arrays[1], arrays[2])
     mask_BTT = jnp.broadcast_to(jnp.arange(300) < lengths_B[:, None, None], (2, 300, 300))
     for row, length in enumerate((300, 170)):
         whole = attention(arrays[0], arrays[1], arrays[2], mask_BTT)[row, :length]
@@ -147,18 +154,26 @@ def test_sinks_and_their_gradients(backend, window, num_kv):
     np.testing.assert_allclose(ours[0][:, :, 0], plain[0][:, :, 0], atol=2e-6)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_splash_with_several_blocks_equals_the_reference(window):
+GROUP = [(400, [(300, []), (200, [(90, []), (110, [])]), (130, [])]), (100, [])]
+
+
+@pytest.mark.parametrize(
+    ("texts", "width", "window"),
+    [
+        ([(250, []), (330, [])], 600, 100),
+        pytest.param(GROUP, 1500, 100, marks=pytest.mark.slow),
+        pytest.param([(250, []), (330, [])], 600, None, marks=pytest.mark.slow),
+        pytest.param(GROUP, 1500, None, marks=pytest.mark.slow),
+    ],
+)
+def test_splash_with_several_blocks_equals_the_reference(texts, width, window):
     # T = 600 is two blocks of 384; T = 1,500 is three of 512. Of the groups some blocks see others that are not near.
     assert splash.blocks_of(600) == (384, 768)
     assert splash.blocks_of(1500) == (512, 1536)
-    group = [(400, [(300, []), (200, [(90, []), (110, [])]), (130, [])]), (100, [])]
-    for texts, width in (([(250, []), (330, [])], 600), (group, 1500)):
-        arrays = heads(np.random.default_rng(1), 1, width, 2, 1, 8)
-        rows = [laid_out(texts, width)]
-        arrays.append(sinks_of(2))
-        ours = value_and_gradients("splash", rows, window, *arrays)
-        assert_equal_but_for_rounding(ours, value_and_gradients("reference", rows, window, *arrays))
+    arrays = [*heads(np.random.default_rng(1), 1, width, 2, 1, 8), sinks_of(2)]
+    rows = [laid_out(texts, width)]
+    ours = value_and_gradients("splash", rows, window, *arrays)
+    assert_equal_but_for_rounding(ours, value_and_gradients("reference", rows, window, *arrays))
 
 
 def test_splash_computes_no_block_that_nobody_sees():
@@ -170,6 +185,7 @@ def test_splash_computes_no_block_that_nobody_sees():
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.slow
 def test_a_long_row_is_computed_in_larger_blocks():
     # T = 2,100 is more than 16 blocks of 128: the reference takes 256 queries at a time. With the window the first
     # row needs the nearest keys only; answers of the second see the end of their prompt, far back in the row.
@@ -260,14 +276,9 @@ def test_gpu_programs_call_cudnn_kernels(monkeypatch):
     assert sum("tensor<2x192x2x72xbf16>" in line for line in calls) == 2  # 128 keys and the sink's 64
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "learner",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding", "tables", "gpt_oss")),
-    ],
-)
+@pytest.mark.parametrize("name", ["learner", "windows", "whole", "decoding", "tables", "gpt_oss"])
 def test_programs_compile_for_tpus_ahead_of_time(name):
     """Runs tpu_programs.py in a separate process: libtpu and this process's CPU devices need different settings."""
     env = {

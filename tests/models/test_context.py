@@ -1,35 +1,19 @@
 """Tokens of a row divided over devices: their layout, and attention equal to that over whole rows."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from scope_jax.models.decoder import context
+from tests.eight import on_eight_devices
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICK, SLOW = ["ulysses_window"], ["ulysses", "ring", "ring_window", "ring_in_blocks"]  # an update tests the ring, too
-
-
-def measured(names: list[str]) -> dict[str, list[float]]:
-    command = [sys.executable, str(Path(__file__).with_name("eight_context.py")), *names]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+QUICK, SLOW = ["ulysses_window", "ring"], ["ulysses", "ring_window", "ring_in_blocks"]
 
 
-@pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_values_and_gradients_equal_those_of_whole_rows(names):
-    facts = measured(names)
-    assert list(facts) == names
-    for case, found in facts.items():
-        assert len(found) in (4, 5) and max(found) < 3e-6, case
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+def test_values_and_gradients_equal_those_of_whole_rows(case):
+    found = on_eight_devices("tests.models.eight_context", case)
+    assert len(found) in (4, 5) and max(found) < 3e-6
 
 
 def test_each_device_has_an_early_and_a_late_chunk():

@@ -225,11 +225,11 @@ def test_what_a_template_without_an_end_token_writes_is_known(tmp_path: Path):
 
 REAL = [
     ("qwen", "Qwen-Qwen2.5-7B-Instruct", "<|im_end|>"),
-    ("qwen", "Qwen-Qwen3-0.6B", "<|im_end|>"),
-    ("qwen", "Qwen-QwQ-32B", "<|im_end|>"),
-    ("llama3", "meta-llama-Llama-3.1-8B-Instruct", "<|eot_id|>"),
-    ("llama3", "meta-llama-Llama-3.2-3B-Instruct", "<|eot_id|>"),
-    ("olmo2_dolma2", "Qwen-Qwen3-0.6B", "<|im_end|>"),
+    pytest.param("llama3", "meta-llama-Llama-3.1-8B-Instruct", "<|eot_id|>", marks=pytest.mark.slow),
+    pytest.param("qwen", "Qwen-Qwen3-0.6B", "<|im_end|>", marks=pytest.mark.slow),
+    pytest.param("qwen", "Qwen-QwQ-32B", "<|im_end|>", marks=pytest.mark.slow),
+    pytest.param("llama3", "meta-llama-Llama-3.2-3B-Instruct", "<|eot_id|>", marks=pytest.mark.slow),
+    pytest.param("olmo2_dolma2", "Qwen-Qwen3-0.6B", "<|im_end|>", marks=pytest.mark.slow),
 ]
 
 

@@ -357,7 +357,15 @@ def test_templates_lie_in_files_or_in_the_config(folders, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- published files
-@pytest.mark.parametrize("cls", [None, "GPT2Tokenizer", "Qwen2Tokenizer", "LlamaTokenizerFast", "GPTNeoXTokenizer"])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        "Qwen2Tokenizer",
+        pytest.param(None, marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT2Tokenizer", "LlamaTokenizerFast")),
+        pytest.param("GPTNeoXTokenizer", marks=pytest.mark.slow),
+    ],
+)
 def test_olmo_divides_digits_from_the_left(shared_data, tmp_path, cls):
     shutil.copy(shared_data / "tokenizers" / "olmo2_dolma2" / "tokenizer.json", tmp_path)
     if cls is not None:

@@ -48,17 +48,27 @@ def every_expert(w, x_BTD):
     return jnp.einsum("btx,btxd->btd", share, out)
 
 
+def of_experts() -> dict[str, Any]:
+    """The weights of the first layer's experts and their router."""
+    layers = weights(CFG)["layers"]
+    return {name: x[0] for name, x in layers.items() if "router" in name or "X" in name.split("_")[-1]}
+
+
+def with_gradients(layer, w, x, ct):
+    out, pull = jax.vjp(layer, w, x)
+    return out, pull(ct)
+
+
 def test_experts_and_every_gradient():
-    names = [name for name in weights(CFG)["layers"] if "router" in name or "X" in name.split("_")[-1]]
-    w = {name: weights(CFG)["layers"][name][0] * (20 if name.startswith(("gate_X", "up_X")) else 1) for name in names}
+    w = {name: x * (20 if name.startswith(("gate_X", "up_X")) else 1) for name, x in of_experts().items()}
     assert len(w) == 8
     x, ct = (jax.random.normal(jax.random.key(seed), (2, 9, CFG.width)) for seed in (1, 2))
     gate = jnp.einsum("btd,xdf->btxf", x, w["gate_XDF"])
     assert 0.01 < jnp.mean(gate > 7) < 0.5, "some are clamped"
-    ours, pull = jax.vjp(partial(moe.moe_layer, FEED, shards=LOCAL), w, x)
-    wanted, pull_wanted = jax.vjp(every_expert, w, x)
+    ours, gradients = jax.jit(partial(with_gradients, partial(moe.moe_layer, FEED, shards=LOCAL)))(w, x, ct)
+    wanted, others = jax.jit(partial(with_gradients, every_expert))(w, x, ct)
     np.testing.assert_allclose(ours, wanted, atol=2e-5)
-    for one, other in zip(jax.tree.leaves(pull(ct)), jax.tree.leaves(pull_wanted(ct)), strict=True):
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(others), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5 * float(jnp.abs(other).max()))
 
 
@@ -70,8 +80,7 @@ def test_adapters_of_experts_have_no_form_in_pefts_files(tmp_path):
 
 
 def test_adapted_experts_equal_merged_ones():
-    names = [name for name in weights(CFG)["layers"] if "router" in name or "X" in name.split("_")[-1]]
-    w = {name: weights(CFG)["layers"][name][0] for name in names}
+    w = of_experts()
     x = jax.random.normal(jax.random.key(1), (2, 9, CFG.width))
 
     def low_rank(name: str) -> LowRank:
@@ -81,9 +90,10 @@ def test_adapted_experts_equal_merged_ones():
 
     adapted = w | {name: low_rank(name) for name in EXPERTS}
     whole = w | {name: merged(adapted[name]) for name in EXPERTS}
-    ours, wanted = (moe.moe_layer(FEED, weights, x, LOCAL) for weights in (adapted, whole))
+    run = jax.jit(lambda w: moe.moe_layer(FEED, w, x, LOCAL))
+    ours, wanted = run(adapted), run(whole)
     np.testing.assert_allclose(ours, wanted, atol=2e-5 * float(jnp.abs(wanted).max()))
-    assert jnp.abs(wanted - moe.moe_layer(FEED, w, x, LOCAL)).max() > 0.1
+    assert jnp.abs(wanted - run(w)).max() > 0.1
 
 
 def on_eight_devices(what: str) -> Any:

@@ -44,19 +44,29 @@ def arrays():
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
+@jax.jit
+def of_rows(x_JI, w_XIO, expert_J):
+    return jnp.einsum("mi,mio->mo", x_JI, w_XIO[expert_J])
+
+
 def by_row(x_JI, w_XIO, sizes):
-    return jnp.einsum("mi,mio->mo", x_JI, w_XIO[np.repeat(np.arange(EXPERTS), sizes)])
+    return of_rows(x_JI, w_XIO, np.repeat(np.arange(EXPERTS), sizes))
+
+
+@partial(jax.jit, static_argnums=0)
+def with_gradients(product, ct, x, w, which):
+    """product(x, w, which) and its gradients with respect to x and w."""
+    out, pull = jax.vjp(lambda x, w: product(x, w, which), x, w)
+    return out, *pull(ct)
 
 
 @pytest.mark.parametrize("sizes", RUNS)
 def test_grouped_product_and_gradient(arrays, sizes):
     """Against a product row by row; empty groups get a gradient of zero."""
     x, w, ct = arrays
-    sizes_X = jnp.asarray(sizes)
-    ours, pull = jax.vjp(lambda x, w: moe.grouped_matmul(x, w, sizes_X), x, w)
-    expected, expected_pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-    for mine, other in zip(pull(ct), expected_pull(ct), strict=True):
+    ours = with_gradients(moe.grouped_matmul, ct, x, w, jnp.asarray(sizes))
+    expected = with_gradients(of_rows, ct, x, w, np.repeat(np.arange(EXPERTS), sizes))
+    for mine, other in zip(ours, expected, strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
@@ -77,8 +87,7 @@ def test_kernels_in_the_interpreter(arrays, sizes, matmul, outer):
     """Tests the three kernels' arguments, padding and transposes without an accelerator."""
     x, w, ct = arrays
     sizes_X = jnp.asarray(sizes)
-    expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
-    dx, dw = pull(ct)
+    expected, dx, dw = with_gradients(of_rows, ct, x, w, np.repeat(np.arange(EXPERTS), sizes))
     np.testing.assert_allclose(matmul(x, w, sizes_X, interpret=True), expected, atol=1e-5)
     transposed = matmul(ct, w, sizes_X, transposed=True, interpret=True)
     np.testing.assert_allclose(transposed, dx, atol=1e-5)
@@ -111,8 +120,17 @@ def routed(share_NX):
     return moe_tpu.Routed(share_XN, count_X, jnp.asarray(held_X, jnp.int32))
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize(("tokens", "experts", "picks"), [(40, 8, 3), (128, 128, 8), (200, 60, 4)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "picks", "normalised"),
+    [
+        (40, 8, 3, True),
+        (200, 60, 4, False),
+        *(
+            pytest.param(*sizes, normalised, marks=pytest.mark.slow)
+            for *sizes, normalised in ((40, 8, 3, False), (128, 128, 8, True), (128, 128, 8, False), (200, 60, 4, True))
+        ),
+    ],
+)
 def test_routing_in_the_interpreter(cfg, tokens, experts, picks, normalised):
     """The TPU's kernel against `route`: the same experts, also where two are equally likely, and the same shares up to
     the rounding of the softmax's sums; on two devices with half of the experts each."""
@@ -182,6 +200,7 @@ def test_few_tokens_do_not_depend_on_each_other():
     np.testing.assert_array_equal(out[others], expected[others])
 
 
+@pytest.mark.slow
 def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
     """Both ways to multiply by a device's own experts, here the second four of eight, routed before or not."""
     for kernel in ("few_tokens", "route_few"):
@@ -206,8 +225,7 @@ def test_blocks_of_the_gpu_kernel():
     """More rows, columns and inner columns than a block has, none of them a multiple of it."""
     rng, sizes_X = np.random.default_rng(3), jnp.asarray([70, 0, 3, 127])
     x, w, ct = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((200, 72), (4, 72, 136), (200, 136)))
-    expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes_X), x, w)
-    dx, dw = pull(ct)
+    expected, dx, dw = with_gradients(of_rows, ct, x, w, np.repeat(np.arange(EXPERTS), sizes_X))
     np.testing.assert_allclose(triton_matmul(x, w, sizes_X, interpret=True), expected, atol=1e-4)
     np.testing.assert_allclose(triton_matmul(ct, w, sizes_X, transposed=True, interpret=True), dx, atol=1e-4)
     np.testing.assert_allclose(triton_outer(x, ct, sizes_X, interpret=True), dw, atol=1e-4)
@@ -239,7 +257,10 @@ def test_every_token_gets_its_experts(cfg):
     w = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
     x, ct = (jnp.asarray(rng.normal(size=(2, 9, IN)), jnp.float32) for _ in range(2))
 
-    def dense(w, x):
+    def layer(w, x, _):
+        return moe.moe_layer(feed_of(cfg), w, x, LOCAL)
+
+    def dense(w, x, _):
         weights, picked = moe.route(feed_of(cfg), x.reshape(-1, IN), w["router_DX"])
         share = jnp.sum(jax.nn.one_hot(picked, 4) * weights[..., None], axis=1).reshape(2, 9, 4)
         hidden = jax.nn.silu(jnp.einsum("btd,xdf->btxf", x, w["gate_XDF"])) * jnp.einsum(
@@ -249,10 +270,10 @@ def test_every_token_gets_its_experts(cfg):
 
     for bias in (0.0, 1e3):  # a router that sends every first pick to expert 1
         loaded = w | {"router_DX": w["router_DX"].at[:, 1].add(bias * x[0, 0])}
-        ours, pull = jax.vjp(lambda w, x: moe.moe_layer(feed_of(cfg), w, x, LOCAL), loaded, x)
-        expected, expected_pull = jax.vjp(dense, loaded, x)
+        ours, *gradients = with_gradients(layer, ct, loaded, x, None)
+        expected, *others = with_gradients(dense, ct, loaded, x, None)
         np.testing.assert_allclose(ours, expected, atol=2e-5)
-        for mine, other in zip(jax.tree.leaves(pull(ct)), jax.tree.leaves(expected_pull(ct)), strict=True):
+        for mine, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(others), strict=True):
             np.testing.assert_allclose(mine, other, atol=2e-5 * max(1.0, float(np.abs(other).max())))
 
 

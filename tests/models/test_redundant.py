@@ -188,7 +188,7 @@ def test_what_differs_is_refused(tmp_path, cfg, change, said):
     assert not (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("block", [64, 1000, 4 * 2**20])
+@pytest.mark.parametrize("block", [1000, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 4 * 2**20))])
 def test_tables_are_compared_by_blocks_whatever_their_dtypes(tmp_path, monkeypatch, block):
     monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
     folder, params = written(

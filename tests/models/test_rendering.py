@@ -71,7 +71,10 @@ def _fast():
     return Tokenizer(models.BPE())
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+LONG = ("a billion slices", "words without end")  # as "loops in loops", until the limit of time
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in HOSTILE])
 def test_a_template_is_stopped_at_a_limit(name: str) -> None:
     template, why = HOSTILE[name]
     with pytest.raises(TemplateLimit, match=f"The chat template was stopped: .*{why}") as caught:

@@ -54,6 +54,7 @@ def test_names_in_files(mixed, tiny):
     assert len(hf_shapes(tiny)) == len(jax.tree.leaves(transformer.declare(tiny)["layers"])) * 2 + 3
 
 
+@pytest.mark.slow  # tests/equivalence/test_families.py has gradients of such models, against transformers
 def test_a_scan_over_periods_equals_a_loop_over_layers(mixed, weights):
     """Hidden states, and gradients of every weight and of the factors of an adapter of both kinds of layers."""
     ids = np.random.default_rng(1).integers(0, mixed.vocab_size, (1, 12)).astype(np.int32)

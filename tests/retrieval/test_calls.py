@@ -25,10 +25,12 @@ from tests.retrieval.serving import serving
 
 
 class Slow:
-    """A retriever whose blocks take so many seconds; what it was asked."""
+    """A retriever whose blocks take so many seconds and wait for `free`; what it was asked."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.free = threading.Event()
+        self.free.set()
         self.asked: list[list[str]] = []
         self.threads: set[int] = set()
 
@@ -36,6 +38,7 @@ class Slow:
         self.asked.append(list(queries))
         self.threads.add(threading.get_ident())
         time.sleep(self.seconds)
+        assert self.free.wait(120)
         return [tuple(Hit(Document(f"{q}-{i}", "T", q), 1.0 - i) for i in range(top_k)) for q in queries]
 
 
@@ -53,10 +56,10 @@ def test_a_small_call_waits_for_a_block_and_not_for_large_calls() -> None:
         await asyncio.sleep(0.1)
         waits = []
         for number in range(20):
-            began = time.monotonic()
+            before = len(slow.asked)
             assert ids(await calls.ask([f"q{number}"], 2, False)) == [[f"q{number}-0", f"q{number}-1"]]
-            waits.append(time.monotonic() - began)
-        assert not any(task.done() for task in tasks) and max(waits) < 0.2
+            waits.append(len(slow.asked) - before)
+        assert not any(task.done() for task in tasks) and max(waits) <= 3  # blocks, its own included
         for queries, parts in zip(large, await asyncio.gather(*tasks), strict=True):
             assert ids(parts) == [[f"{query}-{i}" for i in range(3)] for query in queries]
         calls.close()
@@ -92,10 +95,15 @@ def test_small_calls_of_few_passages_come_first_and_none_waits_for_ever() -> Non
             await calls.ask([name], top_k, False)
             done.append(name)
 
+        slow.free.clear()
         tasks = [asyncio.ensure_future(ask("first", 1))]
-        await asyncio.sleep(0.005)
+        while not slow.asked:
+            await asyncio.sleep(0.001)
         tasks += [asyncio.ensure_future(ask(f"many {number}", 100)) for number in range(5)]
         await asyncio.sleep(0.005)
+        tasks.append(asyncio.ensure_future(ask("few", 3)))
+        await asyncio.sleep(0.005)
+        slow.free.set()
         for number in range(30):  # faster than they are answered, so that some always wait
             tasks.append(asyncio.ensure_future(ask(f"few {number}", 3)))
             await asyncio.sleep(0.015)
@@ -154,13 +162,13 @@ def test_the_end_does_not_wait_for_calls_under_way() -> None:
         calls = Calls(slow)
         task = asyncio.ensure_future(calls.ask(["x"] * 8192, 1, False))
         await asyncio.sleep(0.1)
-        began = time.monotonic()
+        before = len(slow.asked)
         calls.close()
         with pytest.raises(Refusal, match="The server is ending") as caught:
             await task
         assert caught.value.status == 503
         await asyncio.to_thread(calls.join)
-        assert time.monotonic() - began < 1
+        assert len(slow.asked) <= before + 1  # of 128
         with pytest.raises(Refusal, match="The server is ending"):
             await calls.ask(["y"], 1, False)
 
@@ -181,11 +189,9 @@ def test_a_client_that_goes_away_takes_its_queries_along() -> None:
         count = len(slow.asked)
         time.sleep(0.3)
         assert len(slow.asked) == count < 100  # of 640 blocks
-        began = time.monotonic()
-    assert time.monotonic() - began < 2
 
 
-@pytest.mark.parametrize(("seed", "size"), [(0, 1300), (1, 1311)])
+@pytest.mark.parametrize(("seed", "size"), [(0, 1300), pytest.param(1, 1311, marks=pytest.mark.slow)])
 def test_every_k_is_answered_by_few_programs_and_as_numpy_does(
     seed: int, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

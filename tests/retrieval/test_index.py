@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from scope_jax.retrieval import exact
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.scann import ScannConfig, ScannIndex
-from tests.flags import fake_devices
+from tests.eight import on_eight_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,39 +68,7 @@ def test_small_indices_and_bad_queries():
 
 
 def test_sharded_equals_unsharded():
-    program = """
-import jax, numpy as np
-from jax.sharding import Mesh
-from scope_jax.retrieval.exact import ExactIndex
-rng = np.random.default_rng(0)
-x = rng.standard_normal((1003, 32)).astype(np.float32)  # not divisible by eight
-x[500:900] = x[:400]  # ties across shards
-q = np.concatenate([x[:20], rng.standard_normal((40, 32)).astype(np.float32)])
-whole = ExactIndex(x, mesh=None, axes=()).search(q, 5)
-assert len(jax.devices()) == 8
-for shape, axes in (((4, 1, 2), ("data", "fsdp")), ((1, 4, 2), ("data", "fsdp", "tensor"))):
-    mesh = Mesh(np.array(jax.devices()).reshape(shape), ("data", "fsdp", "tensor"))
-    part = ExactIndex(x, mesh=mesh, axes=axes)
-    shards = int(np.prod([mesh.shape[a] for a in axes]))
-    assert part._rows_NE.addressable_shards[0].data.shape[0] == -(-1003 // shards)
-    scores, rows = part.search(q, 5)
-    assert np.array_equal(rows, whole[1])
-    np.testing.assert_allclose(scores, whole[0], rtol=0, atol=1e-5)
-for size, k in ((5, 9), (11, 3), (57, 3), (90, 17)):  # fewer vectors than devices, and shards that are partly filled
-    part = ExactIndex(x[:size], mesh=mesh, axes=axes)
-    assert np.array_equal(part.search(q, k)[1], ExactIndex(x[:size], mesh=None, axes=()).search(q, k)[1]), size
-print("equal")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fake_devices(8), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "equal"
+    assert on_eight_devices("tests.retrieval.eight_index") == "equal"
 
 
 # ------------------------------------------------------------------------------------------------------------- ScaNN

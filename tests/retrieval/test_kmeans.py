@@ -46,9 +46,7 @@ def test_equal_vectors_are_cut_in_the_order_of_rows() -> None:
     assert members == [list(range(first, first + 5)) for first in (0, 5, 10, 15)]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(0, 8), st.integers(2, 6), st.integers(0, 3), st.integers(5, 90))
-def test_sizes_are_kept_and_nothing_is_lost(least: int, more: int, branching: int, kind: int, count: int) -> None:
+def keeps_sizes_and_loses_nothing(least: int, more: int, branching: int, kind: int, count: int) -> None:
     sizes = Sizes(mean=least + more // 2, least=least, most=2 * least + more, branching=branching)
     rng = np.random.default_rng(count)
     vectors_NE = rng.standard_normal((count, 3)).astype(np.float32)
@@ -63,9 +61,7 @@ def test_sizes_are_kept_and_nothing_is_lost(least: int, more: int, branching: in
     assert all(cluster == sorted(cluster) and least <= len(cluster) <= sizes.most for cluster in members)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(2, 6), st.integers(10, 400), st.integers(5, 90))
-def test_a_bound_on_tokens_is_kept_and_leaves_out_only_what_does_not_fit(
+def keeps_a_bound_on_tokens_and_leaves_out_only_what_does_not_fit(
     least: int, branching: int, most: int, count: int
 ) -> None:
     rng = np.random.default_rng(count)
@@ -82,6 +78,17 @@ def test_a_bound_on_tokens_is_kept_and_leaves_out_only_what_does_not_fit(
     assert sorted(int(row) for cluster in loose for row in cluster) == list(range(count))
     if tokens_N.max() * (2 * least - 1) <= most:  # any cluster that cannot be split fits
         assert sorted(rows) == list(range(count))
+
+
+SIZES = given(st.integers(1, 5), st.integers(0, 8), st.integers(2, 6), st.integers(0, 3), st.integers(5, 90))
+BOUNDS = given(st.integers(1, 5), st.integers(2, 6), st.integers(10, 400), st.integers(5, 90))
+FEW, MANY = (settings(max_examples=count, deadline=None) for count in (10, 60))
+test_sizes_are_kept_and_nothing_is_lost = FEW(SIZES(keeps_sizes_and_loses_nothing))
+test_sizes_are_kept_in_many_cases = pytest.mark.slow(MANY(SIZES(keeps_sizes_and_loses_nothing)))
+test_a_bound_on_tokens_is_kept = FEW(BOUNDS(keeps_a_bound_on_tokens_and_leaves_out_only_what_does_not_fit))
+test_a_bound_on_tokens_is_kept_in_many_cases = pytest.mark.slow(
+    MANY(BOUNDS(keeps_a_bound_on_tokens_and_leaves_out_only_what_does_not_fit))
+)
 
 
 def test_only_the_rows_that_take_part() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ from scope_jax.models.files.weights import WeightsError
 from scope_jax.retrieval.build import IndexFolderError, build_index, open_index
 from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.run import indexing
+from tests.eight import on_eight_devices
 from tests.retrieval.tiny_encoders import WORDS, write_bert, write_modules
 
-ROOT = Path(__file__).parents[2]
 NAMES = [f"{one} {two}" for one in WORDS[7:14] for two in WORDS[7:14]]
 DOCUMENTS = [Document(f"d{i}", name, f"The {name} lies near the sea.") for i, name in enumerate(NAMES)]
 
@@ -208,15 +205,10 @@ def test_program_lengths():
 
 
 def test_eight_devices(folder: Path, texts: TextEncoder, tmp_path: Path):
-    """Rows over 8 fake devices = one device; index and search over them too (in a subprocess)."""
+    """Rows over 8 fake devices = one device; index and search over them too (in a process of their own)."""
     contents = [d.contents for d in DOCUMENTS]
     (tmp_path / "texts.json").write_text(json.dumps(contents))
-    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py")), str(folder), str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = on_eight_devices("tests.retrieval.eight_devices", str(folder), str(tmp_path))
     assert facts["copies"] == 8 and facts["rows"] == 8
     single = texts(contents)
     assert np.abs(np.load(tmp_path / "vectors.npy") - single).max() <= 1e-6

@@ -1,10 +1,9 @@
-"""Runs on 8 fake CPU devices in a separate process (test_eight_devices.py starts it) and prints one JSON object:
-the engine's completions of the same requests, with searches in between, on a mesh and on one device; the same of a
-model with experts on a mesh other than the learner's; FLOPs and collectives of the compiled programs.
+"""Facts for test_eight_devices.py, on 8 fake CPU devices: the engine's completions of the same requests, with searches
+in between, on a mesh and on one device; the same of a model with experts on a mesh other than the learner's; FLOPs and
+collectives of the compiled programs.
 """
 
 import dataclasses
-import json
 import os
 import re
 
@@ -17,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from scope_jax.models.decoder.columns import Columns
 from scope_jax.models.decoder.transformer import declare
@@ -30,7 +30,13 @@ from tests.shapes import like
 
 EXPERTS = like(CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True)
 WIDE = like(CFG, width=256, num_heads=8, num_kv_heads=4, head_dim=32, ffn_width=512)
-MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2), "data2_tensor4": (2, 1, 4)}
+MESHES = {
+    "one": (1, 1, 1),
+    "data8": (8, 1, 1),
+    "data2_fsdp2_tensor2": (2, 2, 2),
+    "data2_tensor4": (2, 1, 4),
+    "data4_tensor2": (4, 1, 2),
+}
 
 
 def requests() -> list[Request]:
@@ -52,81 +58,73 @@ def requests() -> list[Request]:
     return [*greedy, *greedy[:2], *long, *(dataclasses.replace(one, respond=respond) for one in talk)]
 
 
-def experts_on_another_mesh() -> dict:
-    """The learner shards the weights over eight devices; the engine has four row shards and tensor groups of two."""
-    params = make_params(EXPERTS)
-    mesh = make_mesh(MeshConfig(1, 8, 1))
-    of_learner = jax.device_put(params, param_shardings(declare(EXPERTS), mesh, TRAIN))
-    facts = {}
-    for name, sizes, weights in (("one", (1, 1, 1), params), ("data4_tensor2", (4, 1, 2), of_learner)):
-        engine = Engine(EXPERTS, ENGINE, make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))]))
-        said = make_rollouts(engine, weights).run(requests())
-        gate = engine.load_params(weights)["layers"][0]["gate_XDF"]
-        facts[name] = {
-            "ids": [c.ids_T.tolist() for c in said],
-            "logprobs": [c.logprobs_T.tolist() for c in said],
-            "gate": list(gate.sharding.shard_shape(gate.shape)),
-        }
-    return facts
-
-
 def compiled(engine: Engine, which: str) -> Any:
     """The program that computes prompts ("prefill"), or that decodes ("decode")."""
     (program,) = [one for one in engine.programs() if one.kind == which]
     return program.lower().compile()
 
 
-def prompt_flops() -> dict:
+def mesh_of(name: str) -> Mesh:
+    sizes = MESHES[name]
+    return make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+
+
+def said(engine: Engine, params: Any) -> dict[str, Any]:
+    completions = make_rollouts(engine, params).run(requests())
+    return {
+        "ids": [c.ids_T.tolist() for c in completions],
+        "logprobs": [c.logprobs_T.tolist() for c in completions],
+        "turns": [len(c.turns) for c in completions],
+        "entropies": [row.entropies_T.tolist() for c in completions for row in c.rows if row.entropies_T is not None],
+    }
+
+
+def columns(mesh: str) -> dict[str, Any]:
+    """Completions of an engine with a page for each slot."""
+    return said(Engine(CFG, ENGINE, mesh_of(mesh), Columns(ENGINE.max_length)), make_params())
+
+
+def pages(mesh: str) -> dict[str, Any]:
+    """Completions of an engine with shared pages, and the shapes of what its decode program gathers."""
+    measuring = dataclasses.replace(ENGINE, entropies=True, cascade=0 if mesh == "one" else 2)
+    engine = Engine(CFG, measuring, mesh_of(mesh))
+    program = compiled(engine, "decode").as_text() or ""
+    gathered = sorted(set(re.findall(r"= (f32\[[\d,]+\])\S* all-gather\(", program)))
+    return said(engine, make_params()) | {"gathered": gathered}
+
+
+def experts(mesh: str) -> dict[str, Any]:
+    """The learner shards the weights over eight devices; the engine has four row shards and tensor groups of two."""
+    weights = make_params(EXPERTS)
+    if mesh != "one":
+        of_learner = make_mesh(MeshConfig(1, 8, 1))
+        weights = jax.device_put(weights, param_shardings(declare(EXPERTS), of_learner, TRAIN))
+    engine = Engine(EXPERTS, ENGINE, mesh_of(mesh))
+    gate = engine.load_params(weights)["layers"][0]["gate_XDF"]
+    return said(engine, weights) | {"gate": list(gate.sharding.shard_shape(gate.shape))}
+
+
+def prompt_flops(mesh: str) -> float:
     """FLOPs of the program that computes 256 tokens of prompts, on each device."""
-    facts = {}
-    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}.items():
-        shards = sizes[0] * sizes[1]
-        config = dataclasses.replace(ENGINE, prefill_tokens=256 // shards)
-        mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
-        facts[name] = compiled(Engine(WIDE, config, mesh), "prefill").cost_analysis()["flops"]
-    return facts
+    shards = MESHES[mesh][0] * MESHES[mesh][1]
+    config = dataclasses.replace(ENGINE, prefill_tokens=256 // shards)
+    return compiled(Engine(WIDE, config, mesh_of(mesh)), "prefill").cost_analysis()["flops"]
 
 
-def collectives() -> dict:
-    """Result shapes of the collectives of every program, with a short and with a long max_length."""
-    found: dict[str, list] = {}
+def collectives(model: str, which: str) -> list[list[str]]:
+    """Result shapes of the collectives of a program, with a short and with a long max_length."""
+    found, kinds = [], "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
     for length in (160, 640):
         config = dataclasses.replace(ENGINE, max_length=length)
-        for cfg in (CFG, EXPERTS):
-            engine = Engine(cfg, config, make_mesh(MeshConfig(2, 2, 2)))
-            for which in ("prefill", "decode"):
-                text = compiled(engine, which).as_text() or ""
-                kinds = "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
-                moved = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", text)
-                found.setdefault(f"{cfg.architecture} {which}", []).append(sorted(moved))
+        engine = Engine({"plain": CFG, "experts": EXPERTS}[model], config, mesh_of("data2_fsdp2_tensor2"))
+        text = compiled(engine, which).as_text() or ""
+        found.append(sorted(re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", text)))
     return found
 
 
-def main() -> None:
-    params = make_params()
-    facts = {}
-    for name, sizes in MESHES.items():
-        devices = jax.devices()[: int(np.prod(sizes))]
-        engine = Engine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices), Columns(ENGINE.max_length))
-        rollouts = make_rollouts(engine, params)
-        said = rollouts.run(requests())
-        measuring = dataclasses.replace(ENGINE, entropies=True, cascade=0 if name == "one" else 2)
-        paged = Engine(CFG, measuring, make_mesh(MeshConfig(*sizes), devices))
-        again = make_rollouts(paged, params).run(requests())
-        program = compiled(engine, "decode").as_text() or ""
-        facts[name] = {
-            "ids": [c.ids_T.tolist() for c in said],
-            "logprobs": [c.logprobs_T.tolist() for c in said],
-            "turns": [len(c.turns) for c in said],
-            "paged": {
-                "ids": [c.ids_T.tolist() for c in again],
-                "logprobs": [c.logprobs_T.tolist() for c in again],
-                "entropies": [row.entropies_T.tolist() for c in again for row in c.rows if row.entropies_T is not None],
-            },
-            "gathered": sorted(set(re.findall(r"= (f32\[[\d,]+\])\S* all-gather\(", program))),
-        }
-    others = {"experts": experts_on_another_mesh(), "flops": prompt_flops(), "collectives": collectives()}
-    print(json.dumps(facts | others))
+FACTS = {"columns": columns, "pages": pages, "experts": experts, "flops": prompt_flops, "collectives": collectives}
 
 
-main()
+def main(name: str, *words: str) -> Any:
+    """The facts of this name, of a mesh or a program."""
+    return FACTS[name](*words)

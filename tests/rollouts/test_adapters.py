@@ -36,7 +36,7 @@ def factors_of(policy: str, cfg=CFG, adapter: Adapter = ADAPTER):
     return jax.tree.map(lambda x: x + SIZES[policy] * rng.normal(size=x.shape).astype(np.float32), factors)
 
 
-@pytest.fixture(scope="module", params=["dense", "paged"])
+@pytest.fixture(scope="module", params=[pytest.param("dense", marks=pytest.mark.slow), "paged"])
 def adapted(request, params):
     """Rollouts with both adapters over the base."""
     rollouts = make_rollouts(make_engine(ADAPTED) if request.param == "dense" else make_paged(ADAPTED), params)

@@ -143,7 +143,9 @@ def test_tokens_are_those_of_slots_that_attend_alone(params, together):
             np.testing.assert_allclose(one.logprobs_T, same.logprobs_T, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "cfg", [pytest.param(CFG, id="plain"), pytest.param(MIXED, id="mixed", marks=pytest.mark.slow)]
+)
 def test_logprobs_are_the_learners(cfg):
     """Also of a model some of whose layers have windows: their slots attend alone."""
     params = make_params(cfg)

@@ -85,15 +85,9 @@ def changed(cache, change):
 
 def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_params, ids):
     lengths = np.asarray([3, 64, 65, 150])
-    hidden = transformer.hidden(
-        cfg,
-        make_params(cfg),
-        jnp.asarray(ids),
-        jnp.broadcast_to(jnp.arange(200), ids.shape),
-        jnp.full(ids.shape, 200),
-        shards=LOCAL,
-        remat="none",
-        compute_dtype=jnp.float32,
+    forward = partial(transformer.hidden, cfg, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
+    hidden = jax.jit(forward)(
+        make_params(cfg), ids, np.broadcast_to(np.arange(200), ids.shape), np.full(ids.shape, 200)
     )
     first = lengths // 2
     cache = append(cfg, decode_params, empty(cfg), ids[:, :96], np.zeros(ROWS, np.int32), first)

@@ -11,13 +11,22 @@ from scope_jax.run.programs import programs
 from scope_jax.sharding.program import name_of
 from tests.rollouts.test_columns import MIXED
 from tests.rollouts.test_states import HYBRID
-from tests.rollouts.world import CFG, make_engine, make_paged, make_params, request
+from tests.rollouts.world import CFG, make_paged, make_params, new_engine, request
+
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("make", [make_engine, make_paged], ids=["a page for each slot", "shared pages"])
-@pytest.mark.parametrize("cfg", [CFG, HYBRID], ids=["plain", "states"])
-def test_nothing_is_compiled_after_the_start(make, cfg):
-    engine = make(cfg=cfg)
+@pytest.mark.parametrize(
+    ("cfg", "columns"),
+    [
+        pytest.param(CFG, True, id="plain-a page for each slot", marks=SLOW),
+        pytest.param(CFG, False, id="plain-shared pages"),
+        pytest.param(HYBRID, False, id="states-shared pages", marks=SLOW),
+        pytest.param(HYBRID, True, id="states-a page for each slot", marks=SLOW),
+    ],
+)
+def test_nothing_is_compiled_after_the_start(cfg, columns):
+    engine = new_engine(cfg=cfg, columns=columns)
     weights = engine.take_params(make_params(cfg))
     before = programs().finished.copy()
     state = engine.compile(weights, engine.init_decode_state(), extends=True)

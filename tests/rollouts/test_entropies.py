@@ -37,7 +37,7 @@ def test_by_hand(p: tuple[float, ...], temperature: float, tempered: bool, nats:
     np.testing.assert_allclose(found, [nats, nats], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("make", [make_engine, make_paged])
+@pytest.mark.parametrize("make", [pytest.param(make_engine, marks=pytest.mark.slow), make_paged])
 def test_measuring_changes_no_token_and_no_log_prob(make, params):
     config, asked = dataclasses.replace(ENGINE, entropies=True), [*episodes(), *mixed(12)]
     plain = make_rollouts(make(ENGINE), params).run(asked)
@@ -50,7 +50,7 @@ def test_measuring_changes_no_token_and_no_log_prob(make, params):
 
 
 def test_entropies_are_those_of_the_training_forward(params):
-    rollouts = make_rollouts(make_engine(dataclasses.replace(ENGINE, entropies=True)), params)
+    rollouts = make_rollouts(make_paged(dataclasses.replace(ENGINE, entropies=True)), params)
     for one, asked in zip(rollouts.run(mixed(8)), mixed(8), strict=True):
         how = asked.params
         temperature = how.temperature if how.tempered_logprobs and how.temperature else 1.0

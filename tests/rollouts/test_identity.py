@@ -89,6 +89,7 @@ def test_an_unrelated_request_changes_nothing(rollouts, together):
         assert [bits(c) for j, c in enumerate(changed) if j != i] == [bits(c) for j, c in enumerate(together) if j != i]
 
 
+@pytest.mark.slow  # the quick suite has another length with shared pages, in test_pages.py
 def test_the_number_of_steps_in_a_dispatch_changes_nothing(params, together):
     one = make_rollouts(make_engine(dataclasses.replace(ENGINE, decode_steps=7)), params)
     assert [bits(c) for c in one.run(mixed(32))] == [bits(c) for c in together]
@@ -169,6 +170,16 @@ def test_new_weights_are_used_and_the_old_may_be_deleted(engine, params):
     assert bits(rollouts.run([request("a prompt")])[0]) != bits(before)
 
 
+@pytest.fixture
+def fast_collections():
+    """What the worker held before is not looked at again in each collection."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("fast_collections")
 @pytest.mark.parametrize("make", [make_engine, make_paged])
 def test_after_a_call_weights_and_cache_can_be_freed(make, params):
     """An update needs their memory."""

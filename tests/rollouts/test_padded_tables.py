@@ -11,7 +11,7 @@ from tests.rollouts.world import CFG, make_engine, make_paged, make_params, make
 LARGE = replace(CFG, vocab_size=16_500)  # 16,896 rows
 
 
-@pytest.mark.parametrize("make", [make_engine, make_paged])
+@pytest.mark.parametrize("make", [pytest.param(make_engine, marks=pytest.mark.slow), make_paged])
 def test_tokens_and_log_probs_leave_padding_out(make):
     params = make_params(LARGE)
     huge_D = jnp.where(jnp.arange(LARGE.width) % 2, 100.0, -100.0)

@@ -115,6 +115,7 @@ def test_of_a_window_only_the_pages_before_the_next_token_are_needed():
 
 
 # --------------------------------------------------------------------------------------------------------------- model
+@pytest.mark.slow  # the quick suite has these layers in pages in test_windows.py and, with experts, on eight devices
 @pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["plain", "mixed"])
 def test_prompts_and_steps_equal_the_training_forward(cfg):
     """Rows in scattered pages, in blocks of 32 tokens, then token by token; windows, experts, norms after layers."""
@@ -139,6 +140,7 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
         np.testing.assert_allclose(out[:, 0], np.asarray(hidden)[np.arange(3), at], atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow  # tests/selftest compares the GPU's kernel in the quick suite
 @pytest.mark.parametrize(("window", "queries"), [(None, 1), (100, 8)])
 def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     """Rows of several lengths in scattered pages. JAX's own reference stands in for its TPU kernel, which does not run
@@ -161,20 +163,22 @@ def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     where = where.seen(0, window, queries)
     q = jnp.asarray(np.random.default_rng(2).normal(size=(4, queries, heads, head_dim)), jnp.float32)
     outs, with_sinks, sinks = [], [], jnp.asarray([-30.0, 0.5, 2.0, 9.0])
+    fill, counts = np.random.default_rng(1), (starts + queries).tolist()
+    k_rows, v_rows = zip(*(fill.normal(size=(2, count, kv_heads, head_dim)) for count in counts), strict=True)
+    k, v = (jnp.asarray(np.concatenate(rows), jnp.float32) for rows in (k_rows, v_rows))
+    page = np.concatenate([table[row][np.arange(count) // PAGE] for row, count in enumerate(counts)])
+    column = np.concatenate([np.arange(count) % PAGE for count in counts])
     for how in (Loop(), Ragged(), Triton(interpret=True)):
         pages: Any = jax.tree.map(lambda x: x + 1e6, how.empty(17, kv_heads, head_dim, jnp.float32))
-        fill = np.random.default_rng(1)
-        for row in range(4):
-            at = np.arange(starts[row] + queries)
-            k, v = (jnp.asarray(fill.normal(size=(len(at), kv_heads, head_dim)), jnp.float32) for _ in range(2))
-            pages = how.write(pages, k, v, jnp.asarray(table[row][at // PAGE]), jnp.asarray(at % PAGE))
-        outs.append(np.asarray(how.attend(pages, q, where, window)))
+        pages = how.write(pages, k, v, jnp.asarray(page), jnp.asarray(column))
+        attend = how.attend if isinstance(how, Ragged) else jax.jit(how.attend, static_argnums=3)  # a loop over rows
+        outs.append(np.asarray(attend(pages, q, where, window)))
         if isinstance(how, Loop):
-            with_sinks.append(np.asarray(how.attend(pages, q, where, window, sinks)))
+            with_sinks.append(np.asarray(attend(pages, q, where, window, sinks)))
     for out in outs[1:]:
         np.testing.assert_allclose(out, outs[0], atol=2e-5, rtol=0)
     # The first query of the first row sees itself and its head's sink; the first head's sink is nothing beside scores.
-    k_Kh = np.random.default_rng(1).normal(size=(starts[0] + queries, kv_heads, head_dim))[0]
+    k_Kh = k_rows[0][0]
     scores_H = np.einsum("Hh,Hh->H", q[0, 0], np.repeat(k_Kh, heads // kv_heads, axis=0)) / head_dim**0.5
     for out in with_sinks:
         np.testing.assert_allclose(out[0, 0], outs[0][0, 0] / (1 + np.exp(sinks - scores_H))[:, None], atol=2e-5)
@@ -322,7 +326,7 @@ def test_a_reply_that_drops_most_of_a_turn_returns_from_host_memory(params, monk
     assert any(refused)
 
 
-@pytest.mark.parametrize("pages", [None, 12])
+@pytest.mark.parametrize("pages", [None, pytest.param(12, marks=pytest.mark.slow)])
 def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
     """One dispatch of prompts or observations, 32 tokens, at a time: the same tokens, and slots that decode never wait
     for two, unless memory is short."""

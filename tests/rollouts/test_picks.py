@@ -21,7 +21,7 @@ from scope_jax.rollouts.budget import page_bytes
 from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Continuation, Restart
 from scope_jax.sharding.collectives import LOCAL
-from tests.rollouts.world import CFG, bits, make_engine, make_paged, make_params, make_rollouts, request
+from tests.rollouts.world import CFG, bits, make_engine, make_paged, make_params, make_rollouts, new_engine, request
 from tests.rollouts.world import ENGINE as PLAIN
 from tests.shapes import like
 
@@ -98,7 +98,7 @@ def test_they_are_those_of_a_forward_pass(engine, params):
 def test_dense_and_paged_set_aside_and_ahead(params):
     """A cache that is too small for all, and dispatches that are launched before others are read: the same picks."""
     dense = make_rollouts(make_engine(ENGINE, MOE), params).run(asked(12, tokens=60))
-    few = make_paged(replace(ENGINE, pages=7), MOE)
+    few = new_engine(replace(ENGINE, pages=7), MOE, columns=False)
     moved = []
     set_aside = few.set_aside
     few.set_aside = lambda state, slot: moved.append(slot) or set_aside(state, slot)

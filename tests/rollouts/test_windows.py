@@ -62,14 +62,19 @@ def test_a_page_is_one_layer_of_each_group():
     assert layer_groups(CFG) == ((None, (0, 1), 0),)
 
 
-def test_the_completions_are_the_other_engines_and_the_learners(weights, said):
+def test_the_log_probs_are_the_learners(weights, said):
+    for ours in said:
+        expected = learner_logprobs(weights, ours, 1.0, SLIDING, LENGTH)[ours.sampled_T]
+        np.testing.assert_allclose(ours.logprobs_T[ours.sampled_T], expected, atol=1e-5, rtol=0)
+    assert len(said[-1].turns) == 3 and len(said[-1].ids_T) == 3 + 50 + 90
+
+
+@pytest.mark.slow
+def test_the_completions_are_the_other_engines(weights, said):
     columns = make_rollouts(make_engine(LONG, SLIDING), weights).run([replace(one, max_turns=2) for one in asked()])
     for ours, theirs in zip(said, columns, strict=True):
         assert ours.ids_T.tolist() == theirs.ids_T.tolist()
         np.testing.assert_allclose(ours.logprobs_T, theirs.logprobs_T, atol=1e-5, rtol=0)
-        expected = learner_logprobs(weights, ours, 1.0, SLIDING, LENGTH)[ours.sampled_T]
-        np.testing.assert_allclose(ours.logprobs_T[ours.sampled_T], expected, atol=1e-5, rtol=0)
-    assert len(said[-1].turns) == 3 and len(said[-1].ids_T) == 3 + 50 + 90
 
 
 def test_with_few_pages_the_same_bits(weights, said, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -65,20 +65,33 @@ class ByteTokenizer:
 
 def make_params(cfg: ModelConfig = CFG) -> Any:
     """Weights large enough for peaked, varied distributions."""
-    params = jax.jit(lambda: init_params(transformer.declare(cfg), jax.random.key(0)))()
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), params)
+    return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), _initial(cfg))
+
+
+@partial(jax.jit, static_argnums=0)
+def _initial(cfg: ModelConfig) -> Any:
+    return init_params(transformer.declare(cfg), jax.random.key(0))
 
 
 def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> Engine:
-    """As on a CPU: a page for each slot."""
-    config = dataclasses.replace(config, **changes)
-    return Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), Columns(config.max_length))
+    """As on a CPU: a page for each slot. Tests share an engine of the same sizes, which keeps nothing but its programs;
+    one that counts or replaces programs builds `new_engine`."""
+    return _shared(dataclasses.replace(config, **changes), cfg, True)
 
 
 def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> Engine:
-    """Pages that slots share, by XLA's loop."""
-    return Engine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+    """Pages that slots share, by XLA's loop; shared by tests as those of `make_engine`."""
+    return _shared(dataclasses.replace(config, **changes), cfg, False)
+
+
+def new_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, columns: bool = True) -> Engine:
+    """An engine that no other test has. columns: a page for each slot."""
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    return Engine(cfg, config, mesh, Columns(config.max_length) if columns else None)
+
+
+_shared = cache(new_engine)
 
 
 def make_rollouts(engine: Engine, params: Any, seed: int = 0, ahead: bool = False) -> LocalRollouts:

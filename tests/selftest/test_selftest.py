@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,13 @@ class Wrong(Loop):
         return 0.95 * super()._attention(*arguments)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+CASES = [(1, None, False), (1, 100, False), (32, None, False), (32, 100, False), (32, None, True)]
+QUICK = [(*CASES[0], "float32"), (*CASES[1], "bfloat16"), (*CASES[3], "float32"), (*CASES[4], "bfloat16")]
+OTHERS = [(*case, dtype) for case in CASES for dtype in ("float32", "bfloat16") if (*case, dtype) not in QUICK]
+
+
 @pytest.mark.parametrize(
-    ("queries", "window", "sinks"),
-    [(1, None, False), (1, 100, False), (32, None, False), (32, 100, False), (32, None, True)],
+    ("queries", "window", "sinks", "dtype"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
 )
 def test_attention_over_pages(dtype, queries, window, sinks):
     """The kernel for GPUs, interpreted, passes; a twentieth less does not, in any case."""
@@ -57,7 +60,9 @@ def _unrotated(q, k):
     return q.reshape(len(q), -1, 128), k.reshape(len(k), -1, 128)
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(None, False), (100, False), (None, True)])
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(None, True), *(pytest.param(w, False, marks=pytest.mark.slow) for w in (None, 100))]
+)
 def test_attention_of_the_learner(window, sinks):
     what = window, kernels.Heads(), sinks
     assert kernels.learner_attention("dot_product", "float32", *what) <= ROUNDING["float32"]
@@ -71,16 +76,31 @@ def test_products_of_experts(monkeypatch):
     assert kernels.grouped_products("float32") > ROUNDING["float32"]
 
 
+@pytest.fixture
+def one_learner(monkeypatch):
+    """Programs of the learner are compiled once for both sides of a comparison."""
+    monkeypatch.setattr(programs, "learner_of", cache(programs.learner_of))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_learner")
 def test_the_engine_is_compared_with_the_learner(monkeypatch):
+    requests = programs.requests
+    monkeypatch.setattr(programs, "requests", lambda count: requests(count)[:6])
     one = programs.mesh_of(jax.devices()[:1])
     assert programs.engine_against_learner(programs.DENSE, one, "float32") <= programs.LOGPROB["float32"]
     monkeypatch.setattr(programs, "attention_over_pages", lambda *_: Wrong())
     assert programs.engine_against_learner(programs.DENSE, one, "float32") > programs.LOGPROB["float32"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_learner")
+def test_an_update_equals_itself():
+    assert programs.update_again(programs.DENSE, programs.mesh_of(jax.devices()[:1]), "float32") == 0
+
+
 def test_an_update_is_compared_with_itself(monkeypatch):
     one = programs.mesh_of(jax.devices()[:1])
-    assert programs.update_again(programs.DENSE, one, "float32") == 0
     arrays = iter(({"w": jnp.ones(3)}, {"w": jnp.ones(3).at[0].add(1e-7)}))
     monkeypatch.setattr(programs, "updated", lambda *_: (None, next(arrays)))
     assert programs.update_again(programs.DENSE, one, "float32") == 1

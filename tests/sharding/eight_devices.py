@@ -1,16 +1,16 @@
-"""Runs on 8 fake CPU devices in a separate process (test_eight_devices.py starts it) and prints one JSON object.
+"""Facts for test_eight_devices.py, on 8 fake CPU devices.
 
 The forward pass and its gradients on several meshes, against one device; and a small program that tests the gradients
 of the collectives.
 """
 
-import json
 import math
 import os
-import sys
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.flags import fake_devices
 
@@ -20,6 +20,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -211,26 +212,27 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
     }
 
 
-def sent(params) -> dict[str, bool]:
-    """Weights under TRAIN on some devices, sent with reshard to others under DECODE, as many, fewer or more of them."""
-    devices, declared, facts = jax.devices(), transformer.declare(CFG), {}
-    for name, (first, train, decode) in {
-        "4_to_4": (4, MeshConfig(1, 4, 1), MeshConfig(1, 2, 2)),
-        "6_to_2": (6, MeshConfig(3, 1, 2), MeshConfig(1, 1, 2)),
-        "2_to_6": (2, MeshConfig(1, 2, 1), MeshConfig(3, 1, 2)),
-        "1_to_2": (1, MeshConfig(1, 1, 1), MeshConfig(1, 1, 2)),
-    }.items():
-        placed = param_shardings(declared, make_mesh(train, devices[:first]), TRAIN)
-        source = jax.device_put(jax.tree.map(jnp.copy, params), placed)
-        others = make_mesh(decode, devices[first : first + math.prod((decode.data, decode.fsdp, decode.tensor))])
-        target = param_shardings(declared, others, DECODE)
-        with jax.transfer_guard_device_to_host("disallow_explicit"):
-            copy = jax.block_until_ready(reshard(source, target, jnp.bfloat16))
-        kept = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16)), params)
-        jax.tree.map(lambda x: x.delete(), source)
-        same = jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, copy, kept, target)
-        facts[name] = jax.tree.all(same)
-    return facts
+# Devices of the first mesh, its sizes under TRAIN, and those of the second, on other devices, under DECODE.
+SENT = {
+    "4_to_4": (4, MeshConfig(1, 4, 1), MeshConfig(1, 2, 2)),
+    "6_to_2": (6, MeshConfig(3, 1, 2), MeshConfig(1, 1, 2)),
+    "2_to_6": (2, MeshConfig(1, 2, 1), MeshConfig(3, 1, 2)),
+    "1_to_2": (1, MeshConfig(1, 1, 1), MeshConfig(1, 1, 2)),
+}
+
+
+def sent(params, first: int, train: MeshConfig, decode: MeshConfig) -> bool:
+    """Whether weights under TRAIN on some devices, sent with reshard to others under DECODE, arrive as they are."""
+    devices, declared = jax.devices(), transformer.declare(CFG)
+    placed = param_shardings(declared, make_mesh(train, devices[:first]), TRAIN)
+    source = jax.device_put(jax.tree.map(jnp.copy, params), placed)
+    others = make_mesh(decode, devices[first : first + math.prod((decode.data, decode.fsdp, decode.tensor))])
+    target = param_shardings(declared, others, DECODE)
+    with jax.transfer_guard_device_to_host("disallow_explicit"):
+        copy = jax.block_until_ready(reshard(source, target, jnp.bfloat16))
+    kept = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16)), params)
+    jax.tree.map(lambda x: x.delete(), source)
+    return jax.tree.all(jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, copy, kept, target))
 
 
 def loaded_shards(params) -> dict[str, bool]:
@@ -250,7 +252,7 @@ def loaded_shards(params) -> dict[str, bool]:
 def expert_shards() -> dict[str, bool]:
     """A folder with experts, [L, X, D, F], three of six on a device, in and out in blocks smaller than an expert."""
     mesh = make_mesh(MeshConfig(2, 2, 2))
-    params, streaming.BLOCK_BYTES = random_params(EXPERTS), 1024
+    params = random_params(EXPERTS)
     with tempfile.TemporaryDirectory() as scratch:
         whole, again = Path(scratch) / "whole", Path(scratch) / "again"
         save_hf(whole, EXPERTS, params, jnp.float32, None)
@@ -337,41 +339,46 @@ def random_params(cfg):
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
 
 
-def family(cfg, sizes, batch) -> dict[str, float]:
-    """One more family on one mesh."""
+@cache
+def one_device(cfg):
+    """(weights, what one device computes)."""
     params = random_params(cfg)
-    expected = whole(cfg, params, batch)
+    return params, whole(cfg, params, make_batch())
+
+
+def of_mesh(cfg, sizes, remat) -> dict[str, float]:
+    """A family on one mesh."""
+    params, expected = one_device(cfg)
     smallest = float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2])))
-    return {**compare(cfg, sizes, params, batch, "full", expected), "smallest_gradient": smallest}
+    return {**compare(cfg, sizes, params, make_batch(), remat, expected), "smallest_gradient": smallest}
 
 
-def main() -> None:
-    collectives.ALL_REDUCE = 128  # bytes: the gradients of both layers' norms are summed in two parts
-    batch = make_batch()
-    if name := "".join(sys.argv[1:]):
-        print(json.dumps({name: family({"gemma": GEMMA, "gemma_e": GEMMA_E}[name], (2, 2, 2), batch)}))
-        return
-    params = random_params(CFG)
-    expected = whole(CFG, params, batch)
-    facts = {
-        "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),
-        "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
-        "fsdp4x2": compare(CFG, (1, 4, 2, 1, 1), params, batch, "full", expected),
-        "fsdp2x2_tensor2": compare(CFG, (1, 2, 2, 1, 2), params, batch, "full", expected),
-        "post_norm": family(POST_NORM, (2, 2, 2), batch),
-        "experts": family(EXPERTS, (2, 2, 2), batch),
-        "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
-        "decode": decode_rules(params, batch, expected[0]),
-        "sent": sent(params),
-        "loaded": loaded_shards(params),
-        "expert_shards": expert_shards(),
-        "pair": gradient_pair(),
-        "staged": staged_gather(),
-        "gathered_gradient": gathered_gradient(),
-        "refusals": refusals(params, batch),
-    }
-    print(json.dumps(facts))
+MESHES = {
+    "fsdp4_tensor2": (CFG, (1, 4, 2), "full"),
+    "data2_fsdp2_tensor2": (CFG, (2, 2, 2), "none"),
+    "fsdp4x2": (CFG, (1, 4, 2, 1, 1), "full"),
+    "fsdp2x2_tensor2": (CFG, (1, 2, 2, 1, 2), "full"),
+    "post_norm": (POST_NORM, (2, 2, 2), "full"),
+    "experts": (EXPERTS, (2, 2, 2), "full"),
+    "gemma": (GEMMA, (2, 2, 2), "full"),
+    "gemma_e": (GEMMA_E, (2, 2, 2), "full"),
+}
+OTHERS = {
+    "decode": lambda: decode_rules(one_device(CFG)[0], make_batch(), one_device(CFG)[1][0]),
+    "loaded": lambda: loaded_shards(one_device(CFG)[0]),
+    "expert_shards": expert_shards,
+    "pair": gradient_pair,
+    "staged": staged_gather,
+    "gathered_gradient": gathered_gradient,
+    "refusals": lambda: refusals(one_device(CFG)[0], make_batch()),
+}
 
 
-if __name__ == "__main__":
-    main()
+def main(name: str) -> Any:
+    """The facts of this name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "ALL_REDUCE", 128)  # bytes: gradients of both layers' norms are summed in two parts
+        patch.setattr(streaming, "BLOCK_BYTES", 1024 if name == "expert_shards" else streaming.BLOCK_BYTES)
+        if name in SENT:
+            return sent(one_device(CFG)[0], *SENT[name])
+        return of_mesh(*MESHES[name]) if name in MESHES else OTHERS[name]()

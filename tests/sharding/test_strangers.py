@@ -78,6 +78,20 @@ def tell(processes: Sequence[subprocess.Popen[str]], lines: str) -> None:
         process.stdin.flush()
 
 
+def listening(port: int) -> set[str]:
+    """The addresses at which something listens on the port."""
+    found = set()
+    for table, width in (("tcp", 8), ("tcp6", 32)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            address, number = line.split()[1].split(":")
+            if int(number, 16) == port and line.split()[3] == "0A":
+                found.add(address[:width])
+    return found
+
+
+LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1 in /proc/net
+
+
 @pytest.mark.parametrize(("key", "said"), [(None, "is not set"), (KEY[:-1], "has 31 characters")])
 def test_several_processes_without_a_key_are_refused(key: str | None, said: str, monkeypatch) -> None:
     monkeypatch.delenv(signing.KEY, raising=False)
@@ -124,9 +138,12 @@ def test_a_stranger_in_the_place_of_a_process_runs_nothing(tmp_path: Path, proce
 
 
 def test_texts_of_strangers_neither_end_a_run_nor_are_shown(tmp_path: Path, processes) -> None:
+    """The coordinator listens at its own address only, and nothing of the current folder is imported."""
+    (tmp_path / "jax.py").write_text("raise SystemExit('of the folder')")
     port = free_port()
     processes += [joining(number, port, KEY, tmp_path) for number in range(2)]
     assert [process.stdout.readline() for process in processes] == ["joined\n"] * 2
+    assert listening(port) and listening(port) <= LOOPBACK
     keys = ("watch/over/1", "watch/over/0", "watch/over/x", "watch/alive/x/beat")
     tell(processes[1:], json.dumps(dict.fromkeys(keys, "\x1b[2Jwas stopped by me")) + "\n")
     time.sleep(3 * BEAT)
@@ -136,31 +153,6 @@ def test_texts_of_strangers_neither_end_a_run_nor_are_shown(tmp_path: Path, proc
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [output for output, _ in outputs] == ["[0, 1]\n"] * 2
     assert not any("stopped by me" in said for _, said in outputs)
-
-
-def listening(port: int) -> set[str]:
-    """The addresses at which something listens on the port."""
-    found = set()
-    for table, width in (("tcp", 8), ("tcp6", 32)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            address, number = line.split()[1].split(":")
-            if int(number, 16) == port and line.split()[3] == "0A":
-                found.add(address[:width])
-    return found
-
-
-LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1 in /proc/net
-
-
-def test_the_coordinator_listens_at_its_own_address_only(tmp_path: Path, processes) -> None:
-    """And with nothing of the current folder."""
-    (tmp_path / "jax.py").write_text("raise SystemExit('of the folder')")
-    port = free_port()
-    processes += [joining(number, port, KEY, tmp_path) for number in range(2)]
-    assert [process.stdout.readline() for process in processes] == ["joined\n"] * 2
-    assert listening(port) and listening(port) <= LOOPBACK
-    tell(processes, "{}\n\n")
-    assert [process.communicate(timeout=120)[0] for process in processes] == ["[0, 1]\n"] * 2
 
 
 def test_where_the_coordinator_listens(monkeypatch) -> None:
