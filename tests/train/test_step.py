@@ -43,6 +43,7 @@ def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     return played
 
 
+@pytest.mark.slow  # test_rows.py compares them with a smaller model
 def test_engine_and_learner_agree_on_every_token_of_a_step(
     trainer: Trainer, started: dict[str, TrainState], episodes: list[Episode]
 ) -> None:
