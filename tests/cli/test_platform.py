@@ -35,7 +35,7 @@ def test_a_gpu_is_taken_as_far_as_plans_count_on(monkeypatch: pytest.MonkeyPatch
     assert float(program.MEMORY) == 1 - RESERVE
 
 
-@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES"])
+@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", pytest.param("JAX_NUM_CPU_DEVICES", marks=pytest.mark.slow)])
 def test_a_variable_that_jax_cannot_read_is_one_sentence(name: str):
     words = [sys.executable, "-m", "scope_jax", "selftest", "--only", "nothing"]
     done = subprocess.run(
