@@ -224,6 +224,6 @@ def test_sources_refer_to_pages_and_headings_that_exist() -> None:
     wrong = []
     for path in sources:
         for name, anchor in re.findall(r"docs/(\w+\.md)(?:#([\w-]+))?", path.read_text(encoding="utf-8")):
-            if name not in pages or anchor and anchor not in pages[name]:
+            if name not in pages or (anchor and anchor not in pages[name]):
                 wrong.append(f"{path.relative_to(ROOT)}: {name}#{anchor}")
     assert len(sources) > 1000 and wrong == []
