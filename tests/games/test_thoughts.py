@@ -93,7 +93,16 @@ def ssp_plain():
 
 
 # In raw turns a template opens only the first thought; the policy opens the others.
-@pytest.mark.parametrize(("mode", "opened"), [("raw", False), ("chat", True), ("chat-trimmed", True), ("chat", False)])
+@pytest.mark.parametrize(
+    ("mode", "opened"),
+    [
+        *(("raw", False), ("chat", True)),
+        *(
+            pytest.param(mode, opened, marks=pytest.mark.slow)
+            for mode, opened in (("chat-trimmed", True), ("chat", False))
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", TAGGED)
 def test_tags_in_thoughts_have_no_effect_in_ssp(ssp_plain, name: str, mode: str, opened: bool):
     tools, episodes, _, metrics = ssp_played(name, mode, quotes(name), opened)
@@ -140,7 +149,7 @@ def scope_plain():
     return scope_played("raw", "")
 
 
-@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("stops", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, protocol: str, stops: bool):
     opened = protocol in ("qwen2.5", "olmo3") if stops else protocol == "qwen3"

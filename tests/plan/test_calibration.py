@@ -15,6 +15,7 @@ from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB, hardware
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_page_are_those_of_the_benchmark():
     """After a change: python -m benchmarks.calibration"""
     text = PAGE.read_text(encoding="utf-8")
