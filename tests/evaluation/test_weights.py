@@ -128,18 +128,21 @@ def in_engine(folder: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- which model judges
-def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
-    """Or by the one that is named."""
-    other = runs / "other"
-    shutil.copytree(runs / "two-hf" / "challenger", other, dirs_exist_ok=True)
-    for folder, more, judge in (
-        (runs / "one" / "hf" / "solver", (), base()),
-        (runs / "two-hf" / "solver", ("--base", other), other),
-    ):
-        results = played("eval", folder, "--card", CARD, *more)
-        assert results["step"] is None and results["base"] == str(judge)
-        assert set(sampled_weights.pop(BASE)) == {in_engine(judge)}
-        assert sampled_weights.pop("solver") == [in_engine(folder)]
+@pytest.mark.parametrize("export", ["two-hf/solver", pytest.param("one/hf/solver", marks=pytest.mark.slow)])
+def test_exports_of_two_runs_are_graded_by_the_same_base(
+    runs: Path, sampled_weights: dict[str, list[str]], export: str
+) -> None:
+    results = played("eval", runs / export, "--card", CARD)
+    assert results["step"] is None and results["base"] == str(base())
+    assert sampled_weights == {BASE: sampled_weights[BASE], "solver": [in_engine(runs / export)]}
+    assert set(sampled_weights[BASE]) == {in_engine(base())}
+
+
+@pytest.mark.slow
+def test_an_export_is_graded_by_the_base_that_is_named(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
+    other = runs / "two-hf" / "challenger"
+    results = played("eval", runs / "two-hf" / "solver", "--card", CARD, "--base", other)
+    assert results["base"] == str(other) and set(sampled_weights[BASE]) == {in_engine(other)}
 
 
 def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
@@ -159,7 +162,7 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
 def test_a_checkpoint_gives_the_same_exam_as_its_run(runs: Path) -> None:
     first, results = (played("eval", runs / target) for target in ("two", "two/checkpoints/1"))
     assert results["metrics"] == first["metrics"] and results["base"] == first["base"] and results["step"] == 1
-    newest, records = evaluations.newest(runs / "two"), list(read_records(runs / "two" / EVALUATIONS))
+    newest, records = [*evaluations.newest(runs / "two")], [*read_records(runs / "two" / EVALUATIONS)]
     assert len(records) >= 2 * len(newest) and len(records) % len(newest) == 0
 
 

@@ -57,7 +57,7 @@ def torch_loss(model, system: str, episodes) -> tuple[float, float]:
     return loss.item(), norm.item()
 
 
-@pytest.mark.parametrize("system", ["sft", "dpo"])
+@pytest.mark.parametrize("system", ["dpo", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_step_equals_torch(tmp_path, system):
     cfg = load_card(ROOT / "configs" / system / "atlas.toml", [*SHORT, f"model.checkpoint={shallow('spice')}"])
     trainer = assemble(cfg, tmp_path)
