@@ -259,6 +259,7 @@ def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     assert none.exit_code == 2 and not (tmp_path / "b.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_new_card_and_its_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "my").mkdir(parents=True)

@@ -16,6 +16,7 @@ SCRIPT = "from scope_jax.cli import quiet_libtpu; quiet_libtpu(); import jax; pr
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.slow
 def test_libtpu_is_quiet_without_a_tpu():
     env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS" and not k.startswith("TPU_")}
     env["PYTHONPATH"] = str(ROOT)

@@ -309,7 +309,8 @@ def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eig
     assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is donated
 
 
-@pytest.mark.parametrize("target", ["one", pytest.param("two-hf/solver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["one", "two-hf/solver"])
 def test_an_exam_needs_memory_for_weights_judge_and_cache(
     runs: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:

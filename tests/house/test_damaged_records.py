@@ -144,7 +144,7 @@ MEASURES |= {"null": other("measures", {"a": None})}
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[] if kind in ("half", *MEASURES) else pytest.mark.slow) for kind in (*ANY, *MEASURES)],
+    [pytest.param(kind, marks=[] if kind in ("half", "measures") else pytest.mark.slow) for kind in (*ANY, *MEASURES)],
 )
 def test_a_damaged_line_ends_a_comparison(kind: str, run: Path, tmp_path: Path) -> None:
     lines = lines_of(run / EXAMS)

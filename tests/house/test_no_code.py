@@ -157,6 +157,7 @@ def test_a_model_is_served(model: Path) -> None:
         assert httpx.post(f"{told['http']}/chat/completions", json=asked, timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded(tmp_path: Path, reports: Reports) -> None:
     base = shallow("ssp")
     cfg = weights.load_config(base)
@@ -253,8 +254,16 @@ def custom(
     return folder
 
 
-@pytest.mark.parametrize(("place", "kind"), [("tokenizer_config.json", MODULE), ("config.json", "qwen2")])
-@pytest.mark.parametrize("named", CLASSES)
+@pytest.mark.parametrize(
+    ("named", "place", "kind"),
+    [
+        *((named, "tokenizer_config.json", MODULE) for named in CLASSES),
+        *(
+            pytest.param(named, "config.json", "qwen2", marks=[] if named == "Evil" else pytest.mark.slow)
+            for named in CLASSES
+        ),
+    ],
+)
 def test_a_tokenizer_of_the_folders_own_code_is_refused(
     named: str, place: str, kind: str, tmp_path: Path, reports: Reports
 ) -> None:

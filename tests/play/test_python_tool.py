@@ -320,6 +320,7 @@ def test_text_of_code_is_made_readable() -> None:
     assert readable(b"/home/me/lib/x.py", {"/home/me": "/python"}) == "/python/lib/x.py"
 
 
+@pytest.mark.slow
 def test_threads_that_end_do_not_end_the_workers(sandbox: Sandbox) -> None:
     """A process that dies with its parent dies with the thread that has started it."""
     other = Sandbox(SandboxSection())
