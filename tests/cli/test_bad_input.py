@@ -225,7 +225,12 @@ def test_a_process_prints_no_traceback(tmp_path: Path) -> None:
         "scope-jax: none.toml: no such card; give a name that `scope-jax cards` lists, such as ssp/atlas, "
         "or a TOML file."
     ]
-    debug = [*command[:3], "--debug", *command[3:]]
+
+
+@pytest.mark.slow
+def test_a_process_prints_one_if_asked(tmp_path: Path) -> None:
+    debug = [sys.executable, "-m", "scope_jax", "--debug", "train", "none.toml", "--run", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(debug, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -52,6 +52,7 @@ def test_a_clone_without_git_lfs(tmp_path: Path, name: str) -> None:
     assert f"{name} is a pointer of Git LFS and not the file; run `git lfs pull` in its folder" in text
 
 
+@pytest.mark.slow  # evaluation/test_weights.py has one, too
 def test_a_checkpoint_with_a_nan(tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(ATLAS / "ssp" / "base", base)

@@ -32,8 +32,16 @@ def invoke(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_cards_says_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {one["card"]: one for one in json.loads(invoke("cards", ROOT / "configs", "--json").stdout)}
+@pytest.fixture(scope="module")
+def listed() -> list[dict[str, Any]]:
+    """The cards of configs/."""
+    return json.loads(invoke("cards", ROOT / "configs", "--json").stdout)
+
+
+def test_cards_says_what_each_needs(
+    listed: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {one["card"]: one for one in listed}
     atlas = found["configs/ssp/atlas.toml"] if Path.cwd() == ROOT else found[str(ROOT / "configs/ssp/atlas.toml")]
     assert atlas["game"] == "ssp" and atlas["needs"] == [] and atlas["Hardware"].startswith("2 CPU cores")
     paper = next(one for name, one in found.items() if name.endswith("configs/ssp/qwen2.5-7b.toml"))
@@ -44,10 +52,9 @@ def test_cards_says_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert invoke("cards", tmp_path).exit_code == 2
 
 
-def test_exams_are_no_cards_and_a_card_without_items_has_its_first_line() -> None:
-    found = json.loads(invoke("cards", ROOT / "configs", "--json").stdout)
-    assert not any("/exams/" in one["card"] for one in found)
-    assert all("About" in one or "Reproduces" in one for one in found)
+def test_exams_are_no_cards_and_a_card_without_items_has_its_first_line(listed: list[dict[str, Any]]) -> None:
+    assert not any("/exams/" in one["card"] for one in listed)
+    assert all("About" in one or "Reproduces" in one for one in listed)
 
 
 def short(game: str) -> tuple[str, ...]:
@@ -107,6 +114,7 @@ def test_help_has_no_angle_brackets() -> None:
     assert len(texts) > 15 and [name for name, own in texts.items() if any("<" in (text or "") for text in own)] == []
 
 
+@pytest.mark.slow
 def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "scope_jax", "train", "configs/ssp/atlas.toml", "--run", str(tmp_path / "run")]
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
@@ -115,7 +123,9 @@ def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
     assert "JAX finds no device of the platform 'cuda'" in done.stderr
 
 
-@pytest.mark.parametrize("game", ["scope", "spice", "spell", "score"])
+@pytest.mark.parametrize(
+    "game", ["spice", "score", *(pytest.param(game, marks=pytest.mark.slow) for game in ("scope", "spell"))]
+)
 def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, GAMES[game].data[0])
     words = (
@@ -140,7 +150,9 @@ def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     assert "ok     first prompts: role " in result.stdout
 
 
-@pytest.mark.parametrize(("game", "role"), [("spiral", "spiral"), ("r_zero", "challenger")])
+@pytest.mark.parametrize(
+    ("game", "role"), [("spiral", "spiral"), pytest.param("r_zero", "challenger", marks=pytest.mark.slow)]
+)
 def test_new_takes_no_data_for_games_that_read_none(tmp_path: Path, game: str, role: str) -> None:
     words = ("new", tmp_path / "card.toml", "--game", game, "--model", BASE)
     short = ("--set", f"{game}.prompts={ATLAS / 'prompts' / game}")
@@ -247,6 +259,7 @@ def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     assert none.exit_code == 2 and not (tmp_path / "b.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_new_card_and_its_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     (old / "my").mkdir(parents=True)

@@ -108,6 +108,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, base: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.slow  # evaluation/test_weights.py compares them, too
 def test_a_run_and_its_export(run: Path, base: dict[str, Any], tmp_path: Path) -> None:
     trained = jax.tree.map(lambda x: x.astype(jnp.float32) + 1, base)
     results = converted(run, tmp_path / "hf", "--to", "hf", "--policy", "actor")

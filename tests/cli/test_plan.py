@@ -80,6 +80,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.slow
 def test_a_small_card_on_this_machine(shape: str) -> None:
     """An update without scoring, and the engine, compiled for the CPU; the parts of each phase add up to its peak."""
     Path(shape).write_text(json.dumps(MODEL | {"num_hidden_layers": 2}))

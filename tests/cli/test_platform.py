@@ -16,6 +16,7 @@ SCRIPT = "from scope_jax.cli import quiet_libtpu; quiet_libtpu(); import jax; pr
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.slow
 def test_libtpu_is_quiet_without_a_tpu():
     env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS" and not k.startswith("TPU_")}
     env["PYTHONPATH"] = str(ROOT)
@@ -35,7 +36,7 @@ def test_a_gpu_is_taken_as_far_as_plans_count_on(monkeypatch: pytest.MonkeyPatch
     assert float(program.MEMORY) == 1 - RESERVE
 
 
-@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", "JAX_NUM_CPU_DEVICES"])
+@pytest.mark.parametrize("name", ["JAX_ENABLE_X64", pytest.param("JAX_NUM_CPU_DEVICES", marks=pytest.mark.slow)])
 def test_a_variable_that_jax_cannot_read_is_one_sentence(name: str):
     words = [sys.executable, "-m", "scope_jax", "selftest", "--only", "nothing"]
     done = subprocess.run(

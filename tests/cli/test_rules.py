@@ -296,7 +296,9 @@ def test_tables_that_do_not_go_together_are_refused_where_a_card_is_read(
         load_card(ROOT / "configs" / game / "atlas.toml", overrides)
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize(
+    "game", [pytest.param(game, marks=[] if game in ("ssp", "spiral") else pytest.mark.slow) for game in GAMES]
+)
 def test_a_good_card_is_accepted_everywhere(game: str, tmp_path: Path) -> None:
     card = card_file(game, tmp_path)
     cfg = load_card(card)

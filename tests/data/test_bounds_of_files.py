@@ -36,7 +36,7 @@ except ValueError as error:
 """
 
 
-@pytest.mark.parametrize("how", ["read", "attempts", "input"])
+@pytest.mark.parametrize("how", ["read", "attempts", pytest.param("input", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["x.jsonl", pytest.param("x.jsonl.gz", marks=pytest.mark.slow)])
 def test_a_line_without_end_is_one_sentence(how: str, name: str, tmp_path: Path) -> None:
     """1.25 GiB in one line, more than the process may hold; of gzip, a few MB."""

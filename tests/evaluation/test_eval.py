@@ -20,6 +20,7 @@ from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES
 from tests.games.harness import card, run_exam, world
+from tests.shallow import shallow
 
 ATLAS = Path("assets/atlas")
 CARD = "configs/ssp/atlas.toml"
@@ -105,7 +106,9 @@ def test_sets_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setattr(ExamSet, "records", records)
     found = tmp_path / "found.jsonl"
-    command = ("eval", ATLAS / "ssp" / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
+    small = ("rollout.slots=4", "rollout.max_length=256", "retrieval.dim=32", "evaluate.max_tokens=8")
+    sets = [word for override in (*small, f"evaluate.sets=[{', '.join(SETS)}]") for word in ("--set", override)]
+    command = ("eval", shallow("ssp"), "--card", CARD, *sets)
     result = run(*command, "--records", found)
     assert result.exit_code == 2 and "few: accuracy 1" in result.stderr and "the judge is gone" in result.stderr
     kept = [json.loads(line)["set"] for line in (tmp_path / "found.jsonl.partial").read_text().splitlines()]

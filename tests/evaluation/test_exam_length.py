@@ -16,13 +16,14 @@ from scope_jax.games import load_card
 from scope_jax.play.tools import Agent, Rollout
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
+from tests.shallow import shallow
 
 TRAINED, LONGER = 40, 96
 SMALL = ("rollout.slots=4", f"rollout.max_length={TRAINED}")
 
 
 def card(*sets: str) -> Config:
-    return load_card("configs/ssp/atlas.toml", [*SMALL, *sets])
+    return load_card("configs/ssp/atlas.toml", [*SMALL, f"model.checkpoint={shallow('ssp')}", *sets])
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_suites_have_the_length_of_exams_too(tmp_path: Path) -> None:
         return suite_sets(cfg, [suite], False, (), frozenset(), pytest.fail)
 
     settings = [*SMALL, f"evaluate.max_length={LONGER}", "evaluate.max_tokens=48", "ssp.verify_max_tokens=8"]
-    targets = [Path("assets/atlas/ssp/base")]
+    targets = [shallow("ssp")]
     with evaluation(targets, Path("configs/ssp/atlas.toml"), None, settings, sets_of, print) as ready:
         assert ready.world.local.engine.config.max_length == ready.world.cfg.exam_length == LONGER
         assert ready.world.search is None  # the suite's own prompt does not search

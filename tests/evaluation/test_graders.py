@@ -83,7 +83,9 @@ def agreement(found: Sequence[dict], normal: Callable[[str], str]) -> tuple[int,
     return len(pairs), sum(one != other for one, other in zip(ours, reference, strict=True))
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "triviaqa" else []) for name in SHORT]
+)
 def test_exact_match_and_f1_are_squads(shared_data: Path, name: str) -> None:
     found = rows(shared_data, name)
     count, differing = agreement(found, squad)

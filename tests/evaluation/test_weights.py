@@ -32,6 +32,7 @@ from scope_jax.run.files import EVALUATIONS, read_records
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.sampler import Sampler, with_one_reference
 from scope_jax.run.world import World
+from tests.shallow import shallow
 
 ASSETS = Path("assets/atlas")
 CARD = Path("configs/scope/atlas.toml")
@@ -55,9 +56,18 @@ def command(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+def base() -> Path:
+    """The base of SCOPE here."""
+    return shallow("scope")
+
+
+def settings_of(game: str, *more: str) -> tuple[str, ...]:
+    return (*SETS, f"model.checkpoint={shallow(game)}", *more)
+
+
 def played(*words: object) -> dict[str, Any]:
     """The results of a command on the small exam."""
-    sets = [word for override in SETS for word in ("--set", override)]
+    sets = [word for override in settings_of("scope") for word in ("--set", override)]
     result = command(*words, *sets, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     return json.loads(result.stdout.splitlines()[-1])
@@ -88,7 +98,7 @@ def write_run(folder: Path, cfg: Config, shift: float) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of SCOPE and their exports: one, two; one/hf and two-hf, with a folder for each policy."""
     place = tmp_path_factory.mktemp("runs")
-    cfg = load_card(CARD, SETS)
+    cfg = load_card(CARD, settings_of("scope"))
     for name, shift in (("one", 1e-3), ("two", 2e-3)):
         write_run(place / name, cfg, shift)
     convert(place / "one", place / "one" / "hf", "hf")
@@ -118,16 +128,19 @@ def in_engine(folder: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- which model judges
-def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
-    base, other = in_engine(ASSETS / "scope" / "base"), runs / "other"
-    solvers = []
-    for folder in (runs / "one" / "hf" / "solver", runs / "two-hf" / "solver"):
-        results = played("eval", folder, "--card", CARD)
-        assert results["step"] is None and results["base"] == str(ASSETS / "scope" / "base")
-        assert set(sampled_weights.pop(BASE)) == {base}
-        solvers += sampled_weights.pop("solver")
-    assert set(solvers) == {in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")} and len(solvers) == 2
-    shutil.copytree(runs / "two-hf" / "challenger", other, dirs_exist_ok=True)
+@pytest.mark.parametrize("export", ["two-hf/solver", pytest.param("one/hf/solver", marks=pytest.mark.slow)])
+def test_exports_of_two_runs_are_graded_by_the_same_base(
+    runs: Path, sampled_weights: dict[str, list[str]], export: str
+) -> None:
+    results = played("eval", runs / export, "--card", CARD)
+    assert results["step"] is None and results["base"] == str(base())
+    assert sampled_weights == {BASE: sampled_weights[BASE], "solver": [in_engine(runs / export)]}
+    assert set(sampled_weights[BASE]) == {in_engine(base())}
+
+
+@pytest.mark.slow
+def test_an_export_is_graded_by_the_base_that_is_named(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
+    other = runs / "two-hf" / "challenger"
     results = played("eval", runs / "two-hf" / "solver", "--card", CARD, "--base", other)
     assert results["base"] == str(other) and set(sampled_weights[BASE]) == {in_engine(other)}
 
@@ -136,23 +149,29 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
     """An export inside the run's folder works too, also through the folder with one export for each policy."""
     first = played("eval", runs / "one")
     assert first["step"] == 1 and first["metrics"]["eval/held_out/judge_requests"] > 0
-    for target in ("one/checkpoints/1", "one/hf"):
-        results = played("eval", runs / target)
-        assert results["metrics"] == first["metrics"] and results["base"] == first["base"]
-        assert results["step"] == (1 if target.endswith("1") else None)
+    results = played("eval", runs / "one/hf")
+    assert results["metrics"] == first["metrics"] and results["base"] == first["base"] and results["step"] is None
     assert {name: len(set(found)) for name, found in sampled_weights.items()} == {"solver": 1, BASE: 1}
     head, *kept = evaluations.newest(runs / "one")  # the answers of the second evaluation of step 1
     assert {f"eval/held_out/{name}": value for name, value in head["metrics"].items()} == first["metrics"]
-    assert len(kept) == len(list(read_records(runs / "one" / EVALUATIONS))) // 2 - 1 > 0
+    assert kept and len(list(read_records(runs / "one" / EVALUATIONS))) % (1 + len(kept)) == 0
     assert all(line["record"]["text"]["turns"] and line["step"] == 1 for line in kept)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_gives_the_same_exam_as_its_run(runs: Path) -> None:
+    first, results = (played("eval", runs / target) for target in ("two", "two/checkpoints/1"))
+    assert results["metrics"] == first["metrics"] and results["base"] == first["base"] and results["step"] == 1
+    newest, records = [*evaluations.newest(runs / "two")], [*read_records(runs / "two" / EVALUATIONS)]
+    assert len(records) >= 2 * len(newest) and len(records) % len(newest) == 0
 
 
 @pytest.mark.slow
 def test_replay_takes_exports_and_one_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
     results = played("replay", runs / "one", runs / "two-hf")
-    assert results["base"] == str(ASSETS / "scope" / "base")
+    assert results["base"] == str(base())
     assert sampled_weights.pop("solver") == [in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")]
-    assert set(sampled_weights.pop(BASE)) == {in_engine(ASSETS / "scope" / "base")}
+    assert set(sampled_weights.pop(BASE)) == {in_engine(base())}
     assert played("replay", runs / "one/hf", runs / "two")["metrics"] == results["metrics"]
 
 
@@ -161,20 +180,20 @@ def test_a_missing_base_or_one_of_another_model_is_an_error(runs: Path, tmp_path
     said = refused("eval", target, "--card", CARD, "--set", f"model.checkpoint={gone}")
     assert f"the base model judges the answers, but {gone} is not a model folder" in said and "--base" in said
     assert "not a model folder" in refused("replay", target, target, "--card", CARD, "--base", gone)
-    said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", ASSETS / "scope" / "base")
+    said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", base())
     assert "no base model judges" in said
-    wide = shutil.copytree(ASSETS / "scope" / "base", tmp_path / "wide")
+    wide = shutil.copytree(base(), tmp_path / "wide")
     config = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}))
     assert "differ in their config.json" in refused("eval", target, "--card", CARD, "--base", wide)
-    other = shutil.copytree(ASSETS / "scope" / "base", tmp_path / "other")
+    other = shutil.copytree(base(), tmp_path / "other")
     (other / "chat_template.jinja").write_text("> {{ messages[0].content }} <")
     assert "differ in tokenizer or chat template" in refused("eval", target, "--card", CARD, "--base", other)
 
 
 def test_non_finite_weights_are_neither_evaluated_nor_exported(tmp_path: Path) -> None:
     """Such a checkpoint is made by hand, as a run that diverges ends before it saves."""
-    write_run(tmp_path / "bad", load_card(CARD, SETS), float("nan"))
+    write_run(tmp_path / "bad", load_card(CARD, settings_of("scope")), float("nan"))
     text = refused("eval", tmp_path / "bad")
     assert "bad/checkpoints/1 cannot be used: " in text and "holds values that are NaN or infinite" in text
     text = refused("export", tmp_path / "bad", tmp_path / "hf")
@@ -210,7 +229,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
     )
     compute, param = dtypes
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
-    settings = (exam, *SETS[1:], f"model.compute_dtype={compute}", f"model.param_dtype={param}")
+    settings = settings_of("ssp", exam, f"model.compute_dtype={compute}", f"model.param_dtype={param}")
     cfg = load_card(SSP, settings)
     write_run(tmp_path / "run", cfg, 1e-3)
     convert(tmp_path / "run", tmp_path / "hf", "hf")
@@ -290,6 +309,7 @@ def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eig
     assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is donated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["one", "two-hf/solver"])
 def test_an_exam_needs_memory_for_weights_judge_and_cache(
     runs: Path, monkeypatch: pytest.MonkeyPatch, target: str
@@ -321,7 +341,7 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
     played("eval", runs / target, "--card", CARD)
     state = engines[0].abstract_state()
     cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(ASSETS / "scope" / "base")[1])]
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(base())[1])]
     assert max(seen["playing"]) <= 1.1 * (2 * sum(sizes) + cache)
     assert max(seen["loading"]) <= 1.02 * (2 * sum(sizes) + max(sizes))
     assert len(seen["loading"]) == 2 * len(sizes) and len(seen["playing"]) >= 4

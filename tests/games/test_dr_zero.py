@@ -233,8 +233,8 @@ def test_hops_have_their_frequencies() -> None:
     episodes, _, _ = play_step(GAME, cfg, tools, GAME.start(cfg), 0)
     hops = [one.text["hops"] for one in episodes_of(episodes, "proposer")]
     np.testing.assert_allclose([hops.count(h) / 200 for h in (1, 2, 3, 4)], [0.4, 0.3, 0.2, 0.1], atol=0.1)
-    again = play_step(GAME, card(batch=200, seed=1), world(), GAME.start(cfg), 0)[0]
-    assert hops != [one.text["hops"] for one in episodes_of(again, "proposer")]
+    again = play_step(GAME, card(batch=40, seed=1), world(), GAME.start(cfg), 0)[0]
+    assert hops[:40] != [one.text["hops"] for one in episodes_of(again, "proposer")]
 
 
 def test_prompts_show_passage_hops_and_question() -> None:

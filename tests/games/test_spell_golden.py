@@ -102,7 +102,7 @@ def test_judgments(step):
     assert metrics["verifier/groups"] == 1.0
     groups = {
         e.group
-        for seed in range(40)
+        for seed in range(20)
         for e in episodes_of(
             play_step(spell.GAME, card(seed=seed), world(), spell.GAME.start(card()), 0)[0], "verifier"
         )

@@ -103,7 +103,7 @@ def test_without_majority_vote_the_first_judgment_decides():
 def test_without_consistency_check_a_wrong_vote_is_trained_on():
     wrong = {
         e.group
-        for seed in range(30)
+        for seed in range(12)
         for e in episodes_of(play(vote="single", consistency_check=False, seed=seed)[0], "verifier")
     }
     assert "verifier/0 answer 2" in wrong
@@ -116,7 +116,7 @@ def test_the_verifier_may_be_trained_on_as_many_groups_as_there_are_questions():
 
 def test_a_judgment_without_a_verdict_may_be_penalised():
     found = set()
-    for seed in range(30):
+    for seed in range(12):
         episodes, _, _ = play(malformed_judgment=-1.0, seed=seed)
         found |= {(e.group, e.text["verdict"], e.reward) for e in episodes_of(episodes, "verifier")}
     assert ("verifier/5 answer 1", None, -1.0) in found and ("verifier/5 answer 1", False, 1.0) in found

@@ -85,6 +85,7 @@ def max_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> 
     )
 
 
+@pytest.mark.slow  # learner/test_idle.py compares gradients with and without such episodes
 def test_dummy_padding_gives_no_gradient(learner: Learner):
     """Neither from the policy term nor from KL or entropy; but dummies count in the divisor, 1/B of Eq. (4)."""
     cfg = card(fill="dummy", solver={"loss": {"kl_coef": 0.5, "entropy_coef": 0.5, "mini_batches": 1}})

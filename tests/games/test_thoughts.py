@@ -9,7 +9,6 @@ import pytest
 
 from scope_jax.games import GAMES, scope
 from scope_jax.games.scope import rules
-from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner
@@ -36,6 +35,7 @@ from tests.games.harness import (
     world,
 )
 from tests.games.scope_world import DOCUMENTS, PROTOCOLS
+from tests.play.templates import tokenizer_of
 
 
 class Thinking(Characters):
@@ -93,7 +93,16 @@ def ssp_plain():
 
 
 # In raw turns a template opens only the first thought; the policy opens the others.
-@pytest.mark.parametrize(("mode", "opened"), [("raw", False), ("chat", True), ("chat-trimmed", True), ("chat", False)])
+@pytest.mark.parametrize(
+    ("mode", "opened"),
+    [
+        *(("raw", False), ("chat", True)),
+        *(
+            pytest.param(mode, opened, marks=pytest.mark.slow)
+            for mode, opened in (("chat-trimmed", True), ("chat", False))
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", TAGGED)
 def test_tags_in_thoughts_have_no_effect_in_ssp(ssp_plain, name: str, mode: str, opened: bool):
     tools, episodes, _, metrics = ssp_played(name, mode, quotes(name), opened)
@@ -140,7 +149,7 @@ def scope_plain():
     return scope_played("raw", "")
 
 
-@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("stops", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, protocol: str, stops: bool):
     opened = protocol in ("qwen2.5", "olmo3") if stops else protocol == "qwen3"
@@ -231,11 +240,6 @@ def test_a_thought_does_not_violate_the_format():
     assert not keeps("<think>a <answer>a</answer>", "lenient")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(shared_data: Path) -> Tokenizer:
-    return Tokenizer.load(shared_data / "tokenizers" / "qwen")
-
-
 @pytest.mark.parametrize(
     ("template", "options", "opened"),
     [
@@ -246,11 +250,8 @@ def tokenizer(shared_data: Path) -> Tokenizer:
         ("Qwen-Qwen2.5-7B-Instruct", {}, False),
     ],
 )
-def test_real_templates_that_open_a_thought(
-    shared_data: Path, tokenizer: Tokenizer, template: str, options: dict[str, bool], opened: bool
-):
-    text = (shared_data / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
-    tokenizer._hf.chat_template = text
+def test_real_templates_that_open_a_thought(shared_data: Path, template: str, options: dict[str, bool], opened: bool):
+    tokenizer = tokenizer_of(shared_data / "chat_templates" / f"{template}.jinja")
     joiner = Joiner("raw", tokenizer, dialects.load("xml"), options)
     stop = SamplingParams(1.0, 0, 1.0, 99, ("</answer>",), tokenizer.eos_ids, True, thought=parsing.THOUGHT)
     ids = joiner.prompt(Messages("What is in <think>?"))

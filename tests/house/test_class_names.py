@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +14,6 @@ def test_no_class_name_stands_twice() -> None:
     for folder in ("scope_jax", "models", "rollouts", "retrieval", "sharding"):
         for path in (ROOT / folder).rglob("*.py"):
             if not any(place.is_symlink() for place in (path, *path.parents)):
-                tree = ast.parse(path.read_text(encoding="utf-8"))
-                names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+                names.update(re.findall(r"^ *class (\w+)[(:]", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert len(names) > 500
     assert sorted(name for name, count in names.items() if count > 1) == []

@@ -58,6 +58,7 @@ CARDS = sorted(
 )
 
 
+@cache
 def learner_metrics() -> set[str]:
     """The learner's metrics of a step, but for those by depth; the program is traced, not compiled."""
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])

@@ -33,6 +33,7 @@ from scope_jax.run.checkpoint_writer import Checkpoints
 from tests.house import test_checkpoint as saved
 from tests.house.planted import AUTO, KEYS, MODULE, Reports, array_file, plant, torch_file
 from tests.retrieval.tiny_encoders import write_bert, write_modules
+from tests.shallow import shallow
 from tests.train import runs
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,7 @@ def test_transformers_runs_what_is_planted_if_it_is_told_to(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------- folders that are good beside the code
 @pytest.fixture
 def model(tmp_path: Path, reports: Reports) -> Path:
-    folder = Path(shutil.copytree(BASE, tmp_path / "model"))
+    folder = Path(shutil.copytree(shallow("ssp"), tmp_path / "model"))
     plant(folder, reports)
     return folder
 
@@ -143,6 +144,7 @@ def test_a_model_answers_in_chat_and_exams_and_is_converted(model: Path, tmp_pat
     done("convert", tmp_path / "converted", tmp_path / "back", "--to", "hf")
 
 
+@pytest.mark.slow  # chat and exams load the same folder
 def test_a_model_is_served(model: Path) -> None:
     import httpx
 
@@ -155,13 +157,24 @@ def test_a_model_is_served(model: Path) -> None:
         assert httpx.post(f"{told['http']}/chat/completions", json=asked, timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded(tmp_path: Path, reports: Reports) -> None:
-    cfg = weights.load_config(BASE)
+    base = shallow("ssp")
+    cfg = weights.load_config(base)
     kind = adapter.Adapter(2, 4.0, ("q_proj",))
     factors = jax.tree.map(lambda param: jnp.zeros(param.shape), adapter.declare_factors(cfg, kind))
-    peft.save(tmp_path / "adapter", cfg, kind, factors, str(BASE))
+    peft.save(tmp_path / "adapter", cfg, kind, factors, str(base))
     plant(tmp_path / "adapter", reports)
-    talked = done("chat", tmp_path / "adapter", "--card", CARD, "--max-tokens", 2, sets=SMALL, typed="Hello\n")
+    talked = done(
+        "chat",
+        tmp_path / "adapter",
+        "--card",
+        CARD,
+        "--max-tokens",
+        2,
+        sets=(*SMALL, f"model.checkpoint={base}"),
+        typed="Hello\n",
+    )
     assert talked.stdout.strip()
 
 
@@ -241,8 +254,16 @@ def custom(
     return folder
 
 
-@pytest.mark.parametrize(("place", "kind"), [("tokenizer_config.json", MODULE), ("config.json", "qwen2")])
-@pytest.mark.parametrize("named", CLASSES)
+@pytest.mark.parametrize(
+    ("named", "place", "kind"),
+    [
+        *((named, "tokenizer_config.json", MODULE) for named in CLASSES),
+        *(
+            pytest.param(named, "config.json", "qwen2", marks=[] if named == "Evil" else pytest.mark.slow)
+            for named in CLASSES
+        ),
+    ],
+)
 def test_a_tokenizer_of_the_folders_own_code_is_refused(
     named: str, place: str, kind: str, tmp_path: Path, reports: Reports
 ) -> None:
@@ -264,8 +285,18 @@ def test_a_model_of_the_folders_own_code_is_refused(tmp_path: Path, reports: Rep
     assert "tokenizer" in refused("chat", BASE, sets=(f"model.tokenizer={folder}",))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "flax_model.msgpack"])
-@pytest.mark.parametrize("kind", ["pickle", "zip"])
+PICKLED = ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "flax_model.msgpack")
+FIRST = (("pytorch_model.bin", "pickle"), ("consolidated.00.pth", "zip"))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(name, kind, marks=[] if (name, kind) in FIRST else pytest.mark.slow)
+        for name in PICKLED
+        for kind in ("pickle", "zip")
+    ],
+)
 def test_pickled_weights_are_refused(name: str, kind: str, tmp_path: Path, reports: Reports) -> None:
     folder = Path(shutil.copytree(BASE, tmp_path / "model"))
     (folder / "model.safetensors").unlink()
@@ -366,8 +397,14 @@ def templates(reports: Reports) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("number", range(13))
-@pytest.mark.parametrize("form", ["jinja", "json", "card"])
+@pytest.mark.parametrize(
+    ("number", "form"),
+    [
+        pytest.param(number, form, marks=[] if form == "jinja" or number == 0 else pytest.mark.slow)
+        for form in ("jinja", "json", "card")
+        for number in range(13)
+    ],
+)
 def test_a_template_runs_nothing(number: int, form: str, tmp_path: Path, reports: Reports) -> None:
     folder = Path(shutil.copytree(BASE, tmp_path / "model"))
     (folder / f"{MODULE}.py").write_text(reports.code("template"))

@@ -31,6 +31,11 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_" and name not in NAMED_TUPLE
 
 
+def name_of(node: ast.AST | None) -> str | None:
+    """Of a plain name."""
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def definitions(tree: ast.AST) -> set[str]:
     """Names that a file gives to functions, classes, variables, and to attributes of its own objects."""
     found = set()
@@ -39,7 +44,7 @@ def definitions(tree: ast.AST) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and name_of(node.value) == "self":
             found.add(node.attr)
     return found
 
@@ -49,11 +54,16 @@ def objects(tree: ast.AST) -> set[str]:
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     found = {"self", "cls", "super()", *classes}
     for node in ast.walk(tree):
-        if isinstance(node, ast.arg) and node.annotation is not None and ast.unparse(node.annotation) in classes:
+        if isinstance(node, ast.arg) and name_of(node.annotation) in classes:
             found.add(node.arg)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in classes:
+        elif isinstance(node, ast.Call) and name_of(node.func) in classes:
             found.add(ast.unparse(node))
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.value) in found]
+    assigned = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and (name_of(node.value) in found or (isinstance(node.value, ast.Call) and ast.unparse(node.value) in found))
+    ]
     return found | {ast.unparse(target) for node in assigned for target in node.targets}
 
 

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_folder_with_packages_of_the_same_names_changes_nothing(tmp_path: Path) -> None:
     for name in ("models", "rollouts", "retrieval", "sharding"):
         (tmp_path / name).mkdir()

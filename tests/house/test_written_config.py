@@ -58,9 +58,20 @@ def changed_cards(draw: st.DrawFn) -> dict[str, Any]:
     return put(table, "evaluate.sets", [{"name": name, "path": path} for name, path in sets.items()])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(table=changed_cards())
 def test_any_config_reads_back_unchanged(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    check_reads_back(table, tmp_path_factory)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(table=changed_cards())
+def test_many_configs_read_back_unchanged(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    check_reads_back(table, tmp_path_factory)
+
+
+def check_reads_back(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     try:
         cfg = parse_config(table, "drawn")
     except CardError:

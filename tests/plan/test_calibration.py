@@ -19,6 +19,7 @@ from scope_jax.plan.engines import floored
 from scope_jax.plan.hardware import GIB, hardware
 
 
+@pytest.mark.slow
 def test_the_figures_that_are_kept_are_those_of_the_benchmark():
     """After a change: python -m benchmarks.calibration"""
     kept = json.loads(FILE.read_text(encoding="utf-8"))

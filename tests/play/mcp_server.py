@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 import anyio
@@ -15,7 +14,7 @@ from mcp_types import SamplingMessage, TextContent
 from pydantic import BaseModel
 
 server = MCPServer("worst")
-count = {"calls": 0}
+count = {"calls": 0, "met": 0}
 
 
 @server.tool()
@@ -93,10 +92,12 @@ async def asks_model(ctx: Context) -> str:
 
 
 @server.tool()
-def slow(seconds: float) -> str:
-    """Answers late."""
-    time.sleep(seconds)
-    return "late"
+async def meets(number: int) -> str:
+    """Answers when so many calls of it have begun."""
+    count["met"] += 1
+    while count["met"] < number:
+        await anyio.sleep(0.01)
+    return "met"
 
 
 if os.environ.get("EXTRA_TOOL"):

@@ -36,6 +36,13 @@ def paths() -> dict[str, Path]:
 
 
 @cache
+def published(vocabulary: str, template: str) -> Tokenizer:
+    """A vocabulary of the shared data with a chat template of it, by their names; shared by tests, which leave it as it
+    is. It takes seconds to read; where any vocabulary will do, `tokenizer_of` gives bytes."""
+    return Tokenizer.load(DATA.parent / "tokenizers" / vocabulary, DATA / f"{template}.jinja")
+
+
+@cache
 def tokenizer_of(path: Path) -> Tokenizer:
     """Every byte a token, besides what the template's text has of tokens."""
     text = path.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import pytest
 from scope_jax.errors import UserError
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import trained_rows
+from tests.play import templates
 
 DATA = Path(os.environ.get("SCOPE_JAX_DATA", "no data"))
 TEMPLATES = {
-    "qwen2.5": ("qwen", "Qwen-Qwen2.5-7B-Instruct"),
-    "qwen3": ("qwen", "Qwen-Qwen3-0.6B"),
-    "qwq": ("qwen", "Qwen-QwQ-32B"),
-    "r1": ("qwen", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"),
-    "llama3.1": ("llama3", "meta-llama-Llama-3.1-8B-Instruct"),
-    "llama3.2": ("llama3", "meta-llama-Llama-3.2-3B-Instruct"),
+    "qwen2.5": "Qwen-Qwen2.5-7B-Instruct",
+    "qwen3": "Qwen-Qwen3-0.6B",
+    "qwq": "Qwen-QwQ-32B",
+    "r1": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "llama3.1": "meta-llama-Llama-3.1-8B-Instruct",
 }
 pytestmark = pytest.mark.skipif(not (DATA / "chat_templates").is_dir(), reason="SCOPE_JAX_DATA has no chat templates")
 
@@ -35,8 +34,10 @@ TWO += [say("assistant", "two.")]
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    folder, template = TEMPLATES[name]
-    return Tokenizer.load(DATA / "tokenizers" / folder, DATA / "chat_templates" / f"{template}.jinja")
+    """Of Qwen2.5 with its vocabulary, whose tokens span several characters; of the others with bytes."""
+    if name == "qwen2.5":
+        return templates.published("qwen", TEMPLATES[name])
+    return templates.tokenizer_of(DATA / "chat_templates" / f"{TEMPLATES[name]}.jinja")
 
 
 def trained(tokenizer: Tokenizer, messages, **options) -> list[list[str]]:
@@ -77,31 +78,17 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_row_for_each():
     assert trained(tokenizer, TWO[:3], options=off) == [["one.<|im_end|>"]]
 
 
-@pytest.fixture
-def r1(tmp_path):
-    """Qwen's vocabulary with the markers of R1's template."""
-    tokenizer_of("r1").save(tmp_path)
-    table = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
-    first = 1 + max(token["id"] for token in table["added_tokens"])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    names = ("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>")
-    table["added_tokens"] += [{"id": first + place, "content": name, **flags} for place, name in enumerate(names)]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(table), encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": names[-1]}), encoding="utf-8")
-    (tmp_path / "generation_config.json").unlink()
-    return Tokenizer.load(tmp_path, DATA / "chat_templates" / f"{TEMPLATES['r1'][1]}.jinja")
-
-
 THINKS = {"enable_thinking": True}  # these templates' prompts close the thought unless it is set
 
 
-def test_thinking_that_a_template_leaves_out_is_written_behind_the_prompt_that_opens_it(r1):
+def test_thinking_that_a_template_leaves_out_is_written_behind_the_prompt_that_opens_it():
     """R1's template drops the thinking of all messages."""
+    r1 = tokenizer_of("r1")
     messages = [say("user", "a?"), say("assistant", "<think>\nhm\n</think>\n\none.")]
     end = "<｜end▁of▁sentence｜>"
     assert trained(r1, messages, options=THINKS) == [[f"hm\n</think>\n\none.{end}"]]
     (row,) = trained_rows(r1, messages, options=THINKS)
-    assert r1.decode(row.ids_T.tolist()) == f"<｜User｜>a?<｜Assistant｜><think>\nhm\n</think>\n\none.{end}"
+    assert r1.decode(row.ids_T.tolist()) == f"<bos><｜User｜>a?<｜Assistant｜><think>\nhm\n</think>\n\none.{end}"
     plain = [messages[0], say("assistant", "one.")]
     assert trained(r1, plain, options=THINKS) == [[f"\n</think>\n\none.{end}"]]
     assert trained(r1, plain) == [[f"one.{end}"]]
@@ -133,7 +120,8 @@ def test_a_template_with_generation_blocks_is_rendered_alike(tmp_path):
         "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    tokenizer = Tokenizer.load(DATA / "tokenizers" / "qwen", template)
+    (tmp_path / "blocks.jinja").write_text(template, encoding="utf-8")
+    tokenizer = templates.tokenizer_of(tmp_path / "blocks.jinja")
     theirs: Any = tokenizer._hf.apply_chat_template(
         TWO, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, chat_template=template
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.conversations import trained_rows
 from tests.play.byte_tokenizer import tokenizer_in
 from tests.play.random_conversations import conversation
@@ -47,17 +47,27 @@ def theirs(messages: list[dict[str, Any]]) -> ChatCompletionRequest:
     return ChatCompletionRequest(messages=shown)
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tokenizer_in(tmp_path_factory.mktemp("mistral"), "mistral", "mistral_v3")
+
+
+@pytest.fixture(scope="module")
+def mistral() -> MistralTokenizer:
+    return MistralTokenizer.v3(is_tekken=True)
+
+
 @pytest.mark.parametrize("seed", range(10))
-def test_calls_of_the_third_tokenizer_are_written_as_by_mistral(tmp_path: Path, seed: int) -> None:
+def test_calls_of_the_third_tokenizer_are_written_as_by_mistral(
+    tokenizer: Tokenizer, mistral: MistralTokenizer, seed: int
+) -> None:
     """The sampled stretches of rows with our sketch; white space is the vocabulary's."""
-    tokenizer = tokenizer_in(tmp_path, "mistral", "mistral_v3")
     messages = conversation(np.random.default_rng(seed), thoughts=False, calls=2, system=False)
     (row,) = trained_rows(tokenizer, messages)
     edges = np.flatnonzero(np.diff(row.sampled_T.astype(int), prepend=0, append=0))
     stretches = [
         tokenizer.decode(row.ids_T[start:end].tolist()) for start, end in zip(edges[::2], edges[1::2], strict=True)
     ]
-    mistral = MistralTokenizer.v3(is_tekken=True)
     ids = mistral.encode_chat_completion(theirs([*messages, {"role": "user", "content": "?"}])).tokens
     squeezed = "".join(mistral.decode(ids, special_token_policy=SpecialTokenPolicy.KEEP).split())
     place = 0

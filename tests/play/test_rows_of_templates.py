@@ -99,7 +99,13 @@ def tried(name: str, seeds: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+# Versions and sizes of a family, whose templates are alike, are tried by `make slow`.
+ALIKE = [name for name in TEMPLATES if re.search(r"_v\d$|_vl$|_\d$|_super$|_ultra$|-3B-|think$|_2507$", name)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else []) for name in TEMPLATES]
+)
 def test_each_mark_is_trained_once_behind_its_prompt(name: str) -> None:
     count = tried(name, 1)
     assert count or REFUSED.get(name) == "all"

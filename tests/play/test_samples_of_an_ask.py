@@ -110,7 +110,7 @@ def test_a_sample_does_not_depend_on_how_many_there_are(
     assert solvers(played) == many[:samples]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_sample_does_not_depend_on_company_or_order(params: Any, many: list[tuple[Any, ...]], ahead: bool) -> None:
     rollouts = [Rollout(name, play=best_of(size)) for name, size in (("a", 2), ("q", 5), ("b", MANY))]
     other = Engine(params, ahead)

@@ -114,14 +114,14 @@ def test_a_late_result_is_dropped_and_its_thread_left_behind() -> None:
     @tool(seconds=0.05)
     def slow() -> str:
         """Waits."""
-        late.wait(10)
+        late.wait(120)
         return "late"
 
     run = execution(threads=4)
     began = time.monotonic()
     (result,) = calls(run=run).run("a", 0, [ToolCall(slow, {})])
     assert result.status == "timeout" and result.text == "error: no result within 0.05 s"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     calls(run=run).run("a", 0, [ToolCall(slow, {})])
     with pytest.raises(UserError, match="3 calls of tools, last of slow, have not come back"):
         calls(run=run).run("a", 0, [ToolCall(slow, {})])

@@ -45,7 +45,9 @@ def test_latex_is_read_as_it_looks() -> None:
 QA = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "simpleqa", "frames")
 
 
-@pytest.mark.parametrize("name", QA)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("nq", "frames") else pytest.mark.slow) for name in QA]
+)
 def test_real_answers_are_found_wherever_they_stand(shared_data: Path, name: str) -> None:
     """And an answer of the next row is found only if its words are there, by a plain comparison of the words."""
     lines = (shared_data / "qa" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -20,6 +20,7 @@ from scope_jax.serving import neutral
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job, completion_job
 from scope_jax.serving.protocol import ApiError, ChatBody, CompletionBody, parsed
+from tests.play.templates import published, tokenizer_of
 from tests.serving.test_api import GOOD, user
 from tests.serving.world import serving
 
@@ -212,7 +213,7 @@ def test_plain_completions_have_no_variables():
 
 def test_thinking_is_switched_off_with_qwen3s_template(shared_data: Any, model: Served):
     template = shared_data / "chat_templates" / "Qwen-Qwen3-0.6B.jinja"
-    model = replace(model, tokenizer=Tokenizer.load(shared_data / "tokenizers" / "qwen", template))
+    model = replace(model, tokenizer=tokenizer_of(template))
     ends = {
         thinking: model.tokenizer.decode(
             chat_job(model, chat(chat_template_kwargs={"enable_thinking": thinking})).prompts[0]
@@ -264,13 +265,13 @@ def test_jetstreams_text_with_such_names_is_refused(told: dict[str, Any]):
     ("vocabulary", "template"),
     [
         ("qwen", "Qwen-Qwen2.5-7B-Instruct"),
-        ("qwen", "Qwen-Qwen3-0.6B"),
-        ("llama3", "meta-llama-Llama-3.1-8B-Instruct"),
+        pytest.param("qwen", "Qwen-Qwen3-0.6B", marks=pytest.mark.slow),
+        pytest.param("llama3", "meta-llama-Llama-3.1-8B-Instruct", marks=pytest.mark.slow),
     ],
 )
-def test_real_templated_text_gets_the_conversations_ids(shared_data: Any, vocabulary: str, template: str):
-    path = shared_data / "chat_templates" / f"{template}.jinja"
-    tokenizer = Tokenizer.load(shared_data / "tokenizers" / vocabulary, path)
+@pytest.mark.usefixtures("shared_data")
+def test_real_templated_text_gets_the_conversations_ids(vocabulary: str, template: str):
+    tokenizer = published(vocabulary, template)
     ids = tokenizer.encode_chat([{"role": "system", "content": "Be brief."}, *user("Who wrote Emma in 1815?")])
     text = tokenizer.decode(ids)
     assert tokenizer.encode_marked(text) == ids and tokenizer.special_names(text)

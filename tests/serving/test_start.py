@@ -143,7 +143,8 @@ def ended(model: Served, job: Job) -> list[Done]:
     return done
 
 
-@pytest.mark.parametrize("attention", ["auto", pytest.param("loop", marks=pytest.mark.slow)])
+@pytest.mark.slow  # rollouts/test_compile.py has the engine's part
+@pytest.mark.parametrize("attention", ["auto", "loop"])
 def test_no_request_waits_for_a_program(attention: str, caplog: pytest.LogCaptureFixture):
     """Prompts of every length, replies of every length, searches, pauses: all is compiled before the server listens."""
     own = ["rollout.slots=5", "rollout.max_length=320", f"rollout.attention={attention}"]

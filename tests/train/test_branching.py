@@ -31,6 +31,7 @@ from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.files import RunError
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.start import OriginError, with_origin
+from tests.shallow import shallow
 from tests.train import runs
 
 CARDS = runs.ROOT / "configs"
@@ -117,7 +118,8 @@ def same_from(whole: Path, branch: Path, step: int) -> None:
 
 def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play_ssp))
-    run, whole, branch = run_of("ssp/atlas.toml", SSP, tmp_path / "index"), tmp_path / "whole", tmp_path / "branch"
+    sets = (*SSP, f"model.checkpoint={shallow('ssp')}")
+    run, whole, branch = run_of("ssp/atlas.toml", sets, tmp_path / "index"), tmp_path / "whole", tmp_path / "branch"
     run(whole, "train.steps=3")
     assert run(branch, "train.steps=3", f"train.origin={whole}@2")["steps"] == 3
     same_from(whole, branch, 2)

@@ -19,6 +19,7 @@ from scope_jax.models.files import weights
 from scope_jax.play.game import play_step
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
+from tests.shallow import shallow
 from tests.train import runs
 
 ROOT = Path(__file__).parents[2]
@@ -56,9 +57,9 @@ def torch_loss(model, system: str, episodes) -> tuple[float, float]:
     return loss.item(), norm.item()
 
 
-@pytest.mark.parametrize("system", ["sft", "dpo"])
+@pytest.mark.parametrize("system", ["dpo", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_step_equals_torch(tmp_path, system):
-    cfg = load_card(ROOT / "configs" / system / "atlas.toml", SHORT)
+    cfg = load_card(ROOT / "configs" / system / "atlas.toml", [*SHORT, f"model.checkpoint={shallow('spice')}"])
     trainer = assemble(cfg, tmp_path)
     states, memory, _ = trainer.start(None)
     params = jax.tree.map(jnp.copy, states["actor"].params)

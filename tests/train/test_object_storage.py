@@ -197,7 +197,10 @@ def test_a_damaged_record_of_a_copy_costs_a_download(buckets: Buckets, tmp_path:
             record.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["foo", "5-x", "٣", "9" * 20, "5-iteration-1-more"])
+@pytest.mark.parametrize(
+    "name",
+    ["٣", "5-iteration-1-more", *(pytest.param(name, marks=pytest.mark.slow) for name in ("foo", "5-x", "9" * 20))],
+)
 def test_a_folder_that_is_no_checkpoint_is_left_alone(name: str, buckets: Buckets, tmp_path: Path) -> None:
     one = Session("gs://bucket/run", tmp_path / "one")
     one.step(1)

@@ -29,6 +29,7 @@ from scope_jax.run.sampler import (
     with_shared_reference,
 )
 from scope_jax.train import learn
+from tests.shallow import shallow
 
 SCOPE = ("evaluate.sets=[]", "rollout.slots=8")
 SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.micro_batch_rows=4")
@@ -36,7 +37,10 @@ SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.m
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    return assemble(load_card("configs/ssp/atlas.toml", SMALL), tmp_path_factory.mktemp("run"))
+    return assemble(
+        load_card("configs/ssp/atlas.toml", [*SMALL, f"model.checkpoint={shallow('ssp')}"]),
+        tmp_path_factory.mktemp("run"),
+    )
 
 
 def kinds(tree: Any) -> set[str]:

@@ -144,7 +144,13 @@ def listening() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("end", ["an error in the next step", "a signal in the next step", "a signal while it saves"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        *("an error in the next step", "a signal while it saves"),
+        pytest.param("a signal in the next step", marks=pytest.mark.slow),
+    ],
+)
 def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

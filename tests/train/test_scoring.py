@@ -20,6 +20,7 @@ from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
+from tests.shallow import shallow
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "assets" / "atlas" / "spice" / "base"
@@ -72,7 +73,9 @@ ADAPTER = ('model.adapter={rank=4, alpha=8.0, base_dtype="float32"}',)
 
 @pytest.mark.parametrize("adapter", [(), pytest.param(ADAPTER, marks=pytest.mark.slow)], ids=str)
 def test_scores_are_the_learner_s_and_of_each_row_alone(tmp_path, adapter):
-    trainer, states = built(tmp_path, *adapter, "spice.loss.kl=k3", f'teachers.first.checkpoint="{FOLDER}"')
+    base = shallow("spice")
+    models = (f'model.checkpoint="{base}"', f'teachers.first.checkpoint="{base}"')
+    trainer, states = built(tmp_path, *adapter, "spice.loss.kl=k3", *models)
     states, world = noisy(states, 0.02), trainer.world
     world.sampler.publish(states)
     tools, rows = world.tools(0), random_rows(9, world.model.vocab_size)

@@ -43,6 +43,7 @@ def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     return played
 
 
+@pytest.mark.slow  # test_rows.py compares them with a smaller model
 def test_engine_and_learner_agree_on_every_token_of_a_step(
     trainer: Trainer, started: dict[str, TrainState], episodes: list[Episode]
 ) -> None:
@@ -63,6 +64,7 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
             np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_row_decodes_to_the_text_of_the_episode(trainer: Trainer, episodes: list[Episode]) -> None:
     """Prompt, sampled text and observations decode to the text, in order, and only sampled text is marked as such."""
     for episode in episodes:

@@ -116,6 +116,7 @@ def test_a_run_stops_with_a_checkpoint_and_resumes_with_the_same_counts(tmp_path
     assert run(tmp_path / "run", ENTROPY.replace("steps=2", "steps=3"))["steps"] == 9 and played[-4:] == [6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_a_metric_without_a_value_so_far_ends_no_run(tmp_path: Path, played: list[int]) -> None:
     """`solver/reward` is a mean over valid questions: a first step may have none."""
     rule = 'train.watch=[{metric="solver/reward", below=0.05, steps=2}]'

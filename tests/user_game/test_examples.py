@@ -212,10 +212,12 @@ def trained(built: Path, name: str, **more: str) -> list[dict[str, Any]]:
     return runs.lines(built / "runs" / name, "metrics.jsonl")
 
 
+@pytest.mark.slow  # train/test_given_answers.py compares such a step with torch
 def test_a_step_of_the_base(built: Path) -> None:
     assert trained(built, "base")[-1]["sft/too_long"] == 0
 
 
+@pytest.mark.slow
 def test_a_step_of_the_solver(built: Path) -> None:
     first, step = trained(built, "python_solver")
     assert first["eval/rows/accuracy"] == 0.0 and 0 <= first["eval/rows/ran"] <= 1
