@@ -97,7 +97,8 @@ PROGRAM = """import sys
 from pathlib import Path
 from tools.mutants.children import run_tests
 from tools.mutants.cover import Cover
-from tools.mutants.run import Bench, try_mutant
+from tools.mutants.results import append, read_results
+from tools.mutants.run import Bench, try_mutant, waiting
 from tools.mutants.source import mutants
 
 LOW, EARLY, BROKEN = (f"tests/test_module.py::test_{name}" for name in ("low", "early", "broken"))
@@ -108,13 +109,17 @@ class Known(Cover):
         return {6: {EARLY, BROKEN}, 7: {LOW, BROKEN}}
 
 tree = Path(sys.argv[1])
-bench = Bench(Known(tree), tree, tree.with_suffix(".checked"), 100.0)
+bench = Bench(Known(tree), tree, 100.0, tree.with_suffix(".jsonl"))
 text = (tree / "scope_jax/play/module.py").read_text()
 for mutant in mutants("scope_jax/play/module.py", text):
     if (mutant.before, mutant.after) in (("False", "True"), ("a < b", "(a <= b)"), ("a + 1", "(a - 1)")):
-        result = try_mutant(bench, mutant)
-        print(mutant.before, result.outcome, result.by)
+        append(bench.out, try_mutant(bench, mutant))
+bench.check({result.by for result in read_results(bench.out) if result.is_killed})
 print(*bench.failing())
+for mutant in waiting([result.mutant for result in read_results(bench.out)], read_results(bench.out), bench.failing()):
+    append(bench.out, try_mutant(bench, mutant))
+for result in read_results(bench.out):
+    print(result.mutant.before, result.outcome, result.by)
 print(run_tests(tree, ["tests/test_module.py::test_endless"], 3.0).how)
 assert (tree / "scope_jax/play/module.py").read_text() == text
 """
@@ -129,10 +134,10 @@ def test_mutants_are_killed_survive_and_are_uncovered_and_tests_that_hang_are_en
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
+        "tests/test_module.py::test_broken",
         "False killed tests/test_module.py::test_early",
         "a < b survived ",
         "a + 1 uncovered ",
-        "tests/test_module.py::test_broken",
         "timeout",
     ]
 

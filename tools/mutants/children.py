@@ -27,12 +27,19 @@ COMPILE_SECONDS = 600.0
 class Ending:
     """How a run of tests ended."""
 
-    test: str
-    """The test that failed or did not end; "" if none did."""
     how: str
     """passed, failed, timeout or crash."""
+    failed: tuple[str, ...]
+    """Tests that failed, and files that could not be imported."""
+    begun: tuple[str, ...]
+    """Tests in the order in which they began; after a timeout or crash, the last one was running."""
     seconds: float
     """Wall-clock seconds."""
+
+    @property
+    def culprits(self) -> tuple[str, ...]:
+        """The tests that failed, and the one that was running when the process hung or crashed."""
+        return self.failed + (self.begun[-1:] if self.how in ("timeout", "crash") else ())
 
 
 class Watch:
@@ -85,7 +92,7 @@ def compile_tree(tree: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float, words: Sequence[str] = ()) -> Ending:
-    """Runs tests in a tree until the first failure, for `limit` seconds at most. `words` go to pytest."""
+    """Runs tests in a tree for `limit` seconds at most. `words` go to pytest."""
     events = tree.with_suffix(".events")
     events.write_text("", encoding="utf-8")
     begun = time.monotonic()
@@ -100,15 +107,14 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float, words: Sequence[st
     _end_all(tree, child)
     seconds = round(time.monotonic() - begun, 2)
     rows = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
-    failed = [test for event, test in rows if event == "failed"]
-    current = rows[-1][1] if rows else ""
-    if failed:
-        return Ending(failed[0], "failed", seconds)
+    failed = tuple(dict.fromkeys(test for event, test in rows if event == "failed"))
+    begun_tests = tuple(test for event, test in rows if event == "start")
+    how = "failed" if failed else "passed"
     if status is None:
-        return Ending(current, "timeout", seconds)
-    if os.waitstatus_to_exitcode(status) in (0, NO_TESTS):
-        return Ending("", "passed", seconds)
-    return Ending(current, "crash", seconds)
+        how = "timeout"
+    elif not failed and os.waitstatus_to_exitcode(status) not in (0, NO_TESTS):
+        how = "crash"
+    return Ending(how, failed, begun_tests, seconds)
 
 
 def _child(tree: Path, tests: Sequence[str], words: Sequence[str], events: Path) -> int:
@@ -127,7 +133,7 @@ def _child(tree: Path, tests: Sequence[str], words: Sequence[str], events: Path)
         del sys.modules[name]
     os.chdir(tree)
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tree.with_suffix('.tmp')}"]
+    options = ["-q", "-p", "no:cacheprovider", f"--basetemp={tree.with_suffix('.tmp')}"]
     return int(pytest.main([*options, *words, *files], plugins=[Watch(tests, events)]))
 
 

@@ -52,16 +52,26 @@ def write_mutants(path: Path, mutants: Iterable[Mutant]) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results of a file; none if there is no such file."""
+    """The results of a file, the last one of each mutant; none if there is no such file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return [Result(mutant_of(row), row["outcome"], row["by"], row["tests"], row["seconds"]) for row in rows]
+    results = [Result(mutant_of(row), row["outcome"], row["by"], row["tests"], row["seconds"]) for row in rows]
+    return list({result.mutant: result for result in results}.values())
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    """Writes a file of results."""
+    path.write_text("".join(map(_result_line, results)), encoding="utf-8")
 
 
 def append(path: Path, result: Result) -> None:
     """Adds a line; lines of several processes do not mix."""
-    row = asdict(result)
     with path.open("a", encoding="utf-8") as file:
-        file.write(_line(row.pop("mutant") | row))
+        file.write(_result_line(result))
+
+
+def _result_line(result: Result) -> str:
+    row = asdict(result)
+    return _line(row.pop("mutant") | row)
 
 
 def table(results: Sequence[Result]) -> str:

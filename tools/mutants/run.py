@@ -6,17 +6,18 @@ import json
 import multiprocessing
 import os
 import struct
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from tools.mutants.children import Ending, compile_tree, copy_tree, run_tests
+from tools.mutants.children import compile_tree, copy_tree, run_tests
 from tools.mutants.cover import Cover
-from tools.mutants.results import Result, append, read_results
-from tools.mutants.selection import Selection, select
+from tools.mutants.results import Result, append, read_results, write_results
+from tools.mutants.selection import by_file, file_of, select
 from tools.mutants.source import Mutant, Place, find, replaced
 
 START_SECONDS = 30.0  # our own imports and a file's fixtures
@@ -33,33 +34,39 @@ class Bench:
     """Which tests run which lines."""
     tree: Path
     """A copy of the checkout."""
-    checked: Path
-    """Tests that were run without a mutant, one JSON line each: its name, and whether it passed."""
     budget: float
     """Seconds of tests for each mutant, as they took in `cover`."""
+    out: Path
+    """Results; beside them, with `.checked`, the tests that were run without a mutant, and whether each passed."""
+
+    def checked(self) -> dict[str, bool]:
+        """Whether tests pass without a mutant."""
+        path = self._path()
+        return dict(map(json.loads, path.read_text(encoding="utf-8").splitlines())) if path.exists() else {}
 
     def failing(self) -> set[str]:
         """Tests that fail without a mutant."""
-        return {test for test, passed in self._known().items() if not passed}
+        return {test for test, passed in self.checked().items() if not passed}
 
-    def _known(self) -> dict[str, bool]:
-        lines = self.checked.read_text(encoding="utf-8").splitlines() if self.checked.exists() else []
-        return dict(map(json.loads, lines))
+    def check(self, tests: Collection[str]) -> None:
+        """Runs tests, or the first of a file, without a mutant."""
+        while left := sorted(set(tests) - set(self.checked())):
+            runnable = {test if "::" in test else self._first_of(test): test for test in left}
+            ending = run_tests(self.tree, by_file(runnable), self.limit(list(runnable)))
+            passed = dict.fromkeys(ending.begun or runnable, True) | dict.fromkeys(ending.culprits, False)
+            with self._path().open("a", encoding="utf-8") as file:
+                for test in runnable.keys() & passed.keys():
+                    file.write(json.dumps([runnable[test], passed[test]]) + "\n")
 
-    def passes_unchanged(self, test: str) -> bool:
-        """Whether a test passes, alone, without a mutant; each is tried once."""
-        if test not in self._known():
-            tests = (
-                [test] if "::" in test else [name for name in self.cover.seconds if name.startswith(f"{test}::")][:1]
-            )
-            ending = run_tests(self.tree, tests, self.limit(tests))
-            with self.checked.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([test, ending.how == "passed"]) + "\n")
-        return self._known()[test]
-
-    def limit(self, tests: Sequence[str]) -> float:
+    def limit(self, tests: Collection[str]) -> float:
         """Seconds after which tests are taken to hang."""
         return max(LEAST_LIMIT, 3 * sum(self.cover.seconds.get(test, 0.0) for test in tests) + START_SECONDS)
+
+    def _first_of(self, file: str) -> str:
+        return next(test for test in self.cover.seconds if file_of(test) == file)
+
+    def _path(self) -> Path:
+        return self.out.with_name(self.out.name + ".checked")
 
 
 @contextmanager
@@ -77,65 +84,72 @@ def applied(tree: Path, place: Place, after: str) -> Iterator[None]:
 
 
 def try_mutant(bench: Bench, mutant: Mutant) -> Result:
-    """Runs its tests. Tests that fail without it, too, are left out, and the others are run again."""
+    """Runs its tests, but those that are known to fail without it."""
     place = find(bench.tree, mutant)
     if place is None:
         return Result(mutant, "gone", "", 0, 0.0)
-    while True:
-        selection = select(bench.cover, bench.tree, mutant, place, bench.budget, bench.failing())
-        if not selection.tests:
-            return Result(mutant, "uncovered", "", 0, 0.0)
-        ending = _run_stages(bench, selection, place, mutant.after)
-        if ending.how == "passed":
-            outcome = "survived" if selection.complete else "budget"
-            return Result(mutant, outcome, "", selection.tests, ending.seconds)
-        test = ending.test or selection.stages[0][0]
-        if bench.passes_unchanged(test):
-            outcome = "timeout" if ending.how == "timeout" else "killed"
-            return Result(mutant, outcome, test, selection.tests, ending.seconds)
-
-
-def _run_stages(bench: Bench, selection: Selection, place: Place, after: str) -> Ending:
+    selection = select(bench.cover, bench.tree, mutant, place, bench.budget, bench.failing())
+    if not selection.tests:
+        return Result(mutant, "uncovered", "", 0, 0.0)
     seconds = 0.0
     for stage in selection.stages:
-        with applied(bench.tree, place, after):
-            ending = run_tests(bench.tree, stage, bench.limit(stage))
-        seconds += ending.seconds
+        with applied(bench.tree, place, mutant.after):
+            ending = run_tests(bench.tree, stage, bench.limit(stage), ["-x"])
+        seconds = round(seconds + ending.seconds, 1)
         if ending.how != "passed":
-            return replace(ending, seconds=seconds)
-    return Ending("", "passed", seconds)
+            outcome = "timeout" if ending.how == "timeout" else "killed"
+            culprits = ending.culprits or stage[:1]  # the first, if the mutant ends pytest before any test begins
+            return Result(mutant, outcome, culprits[0], selection.tests, seconds)
+    return Result(mutant, "survived" if selection.complete else "budget", "", selection.tests, seconds)
 
 
 def run(root: Path, mutants: Sequence[Mutant], cover: Cover, out: Path, workers: int, budget: float) -> list[Result]:
-    """Results of all mutants; those that `out` has are kept, new ones are appended to it."""
-    done = {result.mutant for result in read_results(out)}
-    left = [mutant for mutant in mutants if mutant not in done]
-    Random(0).shuffle(left)  # a run that is stopped has seen all layers
+    """Results of all mutants, in their order; those that `out` has are kept, and new ones are appended to it.
+
+    At the end the tests that killed run without a mutant; mutants whose test fails then, too, are tried without it."""
     import tests.libraries  # noqa: F401
 
-    reading, writing = os.pipe()
-    os.write(writing, b"".join(map(NUMBER.pack, range(len(left)))))
-    os.close(writing)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        clean = Path(folder, "clean")
-        copy_tree(root, clean)
-        compile_tree(clean)
-        processes = []
-        for number in range(workers):
-            tree = Path(folder, f"tree{number}")
-            copy_tree(clean, tree)
-            bench = Bench(cover, tree, out.with_name(out.name + ".checked"), budget)
-            processes.append(FORK.Process(target=_work, args=(bench, left, reading, out)))
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    return read_results(out)
+        clean = Bench(cover, Path(folder, "clean"), budget, out)
+        copy_tree(root, clean.tree)
+        compile_tree(clean.tree)
+        benches = [replace(clean, tree=Path(folder, f"tree{number}")) for number in range(workers)]
+        for bench in benches:
+            copy_tree(clean.tree, bench.tree)
+        while left := waiting(mutants, read_results(out), clean.failing()):
+            Random(0).shuffle(left)  # a run that is stopped has seen all layers
+            _try_all(benches, left)
+            clean.check({result.by for result in read_results(out) if result.is_killed})
+    order = {mutant: number for number, mutant in enumerate(mutants)}
+    results = sorted(read_results(out), key=lambda result: order.get(result.mutant, len(order)))
+    write_results(out, results)
+    return results
 
 
-def _work(bench: Bench, mutants: Sequence[Mutant], reading: int, out: Path) -> None:
+def waiting(mutants: Sequence[Mutant], results: Sequence[Result], failing: Collection[str]) -> list[Mutant]:
+    """Mutants without a result, or with one by a test that fails without them, too."""
+    done = {result.mutant for result in results if result.by not in failing}
+    return [mutant for mutant in mutants if mutant not in done]
+
+
+def _try_all(benches: Sequence[Bench], mutants: Sequence[Mutant]) -> None:
+    """All benches take numbers from one pipe."""
+    reading, writing = os.pipe()
+    os.write(writing, b"".join(map(NUMBER.pack, range(len(mutants)))))
+    os.close(writing)
+    processes = [FORK.Process(target=_work, args=(bench, mutants, reading)) for bench in benches]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    os.close(reading)
+    if any(process.exitcode for process in processes):
+        sys.exit("a worker has failed; its traceback is above")
+
+
+def _work(bench: Bench, mutants: Sequence[Mutant], reading: int) -> None:
     while number := os.read(reading, NUMBER.size):
         mutant = mutants[NUMBER.unpack(number)[0]]
         result = try_mutant(bench, mutant)
-        append(out, result)
+        append(bench.out, result)
         print(f"{result.outcome:10}{result.seconds:7.1f} s  {mutant.file}:{mutant.line}  {result.by}", flush=True)
