@@ -29,6 +29,7 @@ def idle(a):
     return a + 1
 """
 NEAR, FAR, MATE = "tests/play/test_a.py::test_near", "tests/web/test_b.py::test_far", "tests/web/test_b.py::test_mate"
+HOUSE = "tests/house/test_c.py::test_house"
 
 
 class Known(Cover):
@@ -36,8 +37,8 @@ class Known(Cover):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of three tests."""
-        return {NEAR: 3.0, FAR: 1.0, MATE: 0.5}
+        """Of four tests."""
+        return {NEAR: 3.0, FAR: 1.0, MATE: 0.5, HOUSE: 1.0}
 
     def lines(self, file: str) -> dict[int, set[str]]:
         """The far test returns early."""
@@ -76,10 +77,10 @@ def test_near_tests_come_first_then_fast_ones_then_others_of_their_files(checkou
     place = find(checkout, limit)
     assert place is not None
     whole = select(known, checkout, limit, place, 100.0, ())
-    assert (whole.stages, whole.complete) == (((NEAR, FAR), (MATE,)), True)
+    assert (whole.stages, whole.complete) == (((NEAR, FAR), (MATE, HOUSE)), True)
     small = select(known, checkout, limit, place, 3.5, ())
     assert (small.stages, small.complete) == (((NEAR,),), False)
-    assert select(known, checkout, limit, place, 100.0, (NEAR, MATE)).stages == ((FAR,),)
+    assert select(known, checkout, limit, place, 100.0, (NEAR, MATE)).stages == ((FAR,), (HOUSE,))
     assert by_file(["a::1", "b::1", "a::2"]) == ["a::1", "a::2", "b::1"]
 
 

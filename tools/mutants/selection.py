@@ -15,6 +15,7 @@ FILE_SECONDS = 0.5  # what a file of tests costs before its first test runs
 FIRST_SECONDS = 15.0  # most tests of a mutant that is killed at all
 FIRST_FILES = 10
 MATES_SECONDS = 30.0
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 READERS = 20  # files that read a name of a module
 
 
@@ -38,11 +39,15 @@ def select(
 ) -> Selection:
     """The tests that run the changed line, near ones before far ones and fast ones first, within `budget` seconds.
 
-    After them come tests of the same files within MATES_SECONDS: of tests that share a fixture or a traced program,
-    only the first was seen to run its lines."""
+    After them come others within MATES_SECONDS: tests of the same files, as of tests that share a fixture or a traced
+    program only the first was seen to run its lines; and for what runs on import, which tests may read by reflection,
+    those of the layer and of the house."""
+    text = (root / place.path).read_text(encoding="utf-8")
     direct = covering(cover, root, place) - set(omitted)
     files = {file_of(test) for test in direct}
-    mates = {test for test in cover.seconds if file_of(test) in files} - direct - set(omitted)
+    folders = () if runs_later(text, place.node) else (f"tests/{mutant.layer}/", "tests/house/")
+    mates = {test for test in cover.seconds if file_of(test) in files or test.startswith(folders)}
+    mates -= direct | set(omitted)
     chosen = list(_within(_ranked(direct, cover, mutant), cover, budget))
     rest = min(MATES_SECONDS, max(0.0, budget - sum(cover.seconds[test] for test in chosen)))
     chosen_mates = list(_within(_ranked(mates, cover, mutant), cover, rest))
@@ -95,16 +100,25 @@ def covering(cover: Cover, root: Path, place: Place) -> set[str]:
     """The tests that run what is replaced; of what runs on import, those that run a line which reads its name."""
     text = (root / place.path).read_text(encoding="utf-8")
     lines = cover.lines(place.path)
-    around = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and _contains(node, place.node)]
-    functions = [node for node in around if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if runs_later(text, place.node):
+        return _union(lines, range(place.node.lineno, _end(place.node) + 1))
+    around = _around(text, place.node)
+    functions = [node for node in around if isinstance(node, FUNCTIONS)]
     if functions:
-        function = max(functions, key=lambda node: node.lineno)
-        body = function.body[0].lineno
-        if place.node.lineno >= body:
-            return _union(lines, range(place.node.lineno, _end(place.node) + 1))
-        return _union(lines, range(body, _end(function) + 1))
-    names = _targets(max(around, key=lambda node: node.lineno))
-    return _reading(cover, root, place.path, names) or _union(lines, lines)
+        return _union(lines, range(functions[-1].body[0].lineno, _end(functions[-1]) + 1))
+    return _reading(cover, root, place.path, _targets(around[-1])) or _union(lines, lines)
+
+
+def runs_later(text: str, node: ast.stmt | ast.expr) -> bool:
+    """Whether code runs when a function is called, not when the module is imported."""
+    functions = [outer for outer in _around(text, node) if isinstance(outer, FUNCTIONS)]
+    return bool(functions) and node.lineno >= functions[-1].body[0].lineno
+
+
+def _around(text: str, node: ast.stmt | ast.expr) -> list[ast.stmt]:
+    """The statements around a node, from the outermost."""
+    outer = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.stmt) and _contains(each, node)]
+    return sorted(outer, key=lambda each: each.lineno)
 
 
 def _contains(outer: ast.stmt, inner: ast.stmt | ast.expr) -> bool:
