@@ -81,6 +81,11 @@ def test_near_tests_come_first_then_fast_ones_then_others_of_their_files(checkou
     small = select(known, checkout, limit, place, 3.5, ())
     assert (small.stages, small.complete) == (((NEAR,),), False)
     assert select(known, checkout, limit, place, 100.0, (NEAR, MATE)).stages == ((FAR,), (HOUSE,))
+    nobody = mutant("a + 1", "(a - 1)")
+    place = find(checkout, nobody)
+    assert place is not None
+    others = select(known, checkout, nobody, place, 100.0, ())
+    assert (others.covering, others.stages) == (0, ((NEAR, FAR),))
     assert by_file(["a::1", "b::1", "a::2"]) == ["a::1", "a::2", "b::1"]
 
 

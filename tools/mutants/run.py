@@ -89,8 +89,6 @@ def try_mutant(bench: Bench, mutant: Mutant) -> Result:
     if place is None:
         return Result(mutant, "gone", "", 0, 0.0)
     selection = select(bench.cover, bench.tree, mutant, place, bench.budget, bench.failing())
-    if not selection.tests:
-        return Result(mutant, "uncovered", "", 0, 0.0)
     seconds = 0.0
     for stage in selection.stages:
         with applied(bench.tree, place, mutant.after):
@@ -100,7 +98,8 @@ def try_mutant(bench: Bench, mutant: Mutant) -> Result:
             outcome = "timeout" if ending.how == "timeout" else "killed"
             culprits = ending.culprits or stage[:1]  # the first, if the mutant ends pytest before any test begins
             return Result(mutant, outcome, culprits[0], selection.tests, seconds)
-    return Result(mutant, "survived" if selection.complete else "budget", "", selection.tests, seconds)
+    outcome = "survived" if selection.complete else "budget"
+    return Result(mutant, outcome if selection.covering else "uncovered", "", selection.tests, seconds)
 
 
 def run(root: Path, mutants: Sequence[Mutant], cover: Cover, out: Path, workers: int, budget: float) -> list[Result]:

@@ -25,8 +25,10 @@ class Selection:
 
     stages: tuple[tuple[str, ...], ...]
     """Names of tests; a stage is run if the one before killed nothing."""
+    covering: int
+    """How many tests run the changed line."""
     complete: bool
-    """All tests that run the changed line are among them."""
+    """All of them are in the stages."""
 
     @property
     def tests(self) -> int:
@@ -40,21 +42,22 @@ def select(
     """The tests that run the changed line, near ones before far ones and fast ones first, within `budget` seconds.
 
     After them come others within MATES_SECONDS: tests of the same files, as of tests that share a fixture or a traced
-    program only the first was seen to run its lines; and for what runs on import, which tests may read by reflection,
-    those of the layer and of the house."""
+    program only the first was seen to run its lines; for what runs on import, which tests may read by reflection, those
+    of the layer and of the house; and where no test was seen, those that run other lines of the file or its package, as
+    a process with an environment of its own is not seen."""
     text = (root / place.path).read_text(encoding="utf-8")
     direct = covering(cover, root, place) - set(omitted)
     files = {file_of(test) for test in direct}
     folders = () if runs_later(text, place.node) else (f"tests/{mutant.layer}/", "tests/house/")
     mates = {test for test in cover.seconds if file_of(test) in files or test.startswith(folders)}
-    mates -= direct | set(omitted)
+    mates = (mates or _of_package(cover, root, place.path)) - direct - set(omitted)
     chosen = list(_within(_ranked(direct, cover, mutant), cover, budget))
     rest = min(MATES_SECONDS, max(0.0, budget - sum(cover.seconds[test] for test in chosen)))
     chosen_mates = list(_within(_ranked(mates, cover, mutant), cover, rest))
     first = _first(chosen, cover)
     remaining = [test for test in chosen if test not in set(first)] + chosen_mates
     stages = tuple(tuple(by_file(stage)) for stage in (first, remaining) if stage)
-    return Selection(stages, complete=len(chosen) == len(direct))
+    return Selection(stages, len(direct), len(chosen) == len(direct))
 
 
 def file_of(test: str) -> str:
@@ -119,6 +122,14 @@ def _around(text: str, node: ast.stmt | ast.expr) -> list[ast.stmt]:
     """The statements around a node, from the outermost."""
     outer = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.stmt) and _contains(each, node)]
     return sorted(outer, key=lambda each: each.lineno)
+
+
+def _of_package(cover: Cover, root: Path, file: str) -> set[str]:
+    """Tests that run any line of a file, or of the files beside it."""
+    beside = [str(path.relative_to(root)) for path in sorted((root / file).parent.glob("*.py"))]
+    return _union(cover.lines(file), cover.lines(file)) or {
+        test for other in beside for test in _union(cover.lines(other), cover.lines(other))
+    }
 
 
 def _contains(outer: ast.stmt, inner: ast.stmt | ast.expr) -> bool:
