@@ -22,7 +22,7 @@ class Result:
     """The mutant."""
     outcome: str
     """killed: by a failing test or a crash; timeout: by a test that did not end; survived: all tests that run its line;
-    budget: survived those within the budget; uncovered: no test was seen to run its line; gone: there is no such code."""
+    budget: survived those within the budget; uncovered: no test was seen to run its line; gone: no such code."""
     by: str
     """The test that killed it; "" if none did."""
     tests: int
