@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from tools.mutants.children import compile_tree, copy_tree, run_tests
+from tools.mutants.children import Ending, compile_tree, copy_tree, run_tests
 from tools.mutants.cover import Cover
 from tools.mutants.results import Result, append, read_results, write_results
 from tools.mutants.selection import by_file, file_of, select
 from tools.mutants.source import Mutant, Place, find, replaced
 
-START_SECONDS = 30.0  # our own imports and a file's fixtures
-LEAST_LIMIT = 60.0
+START_SECONDS = 60.0  # our own imports and a file's fixtures
 NUMBER = struct.Struct("i")
 FORK = multiprocessing.get_context("fork")  # workers have what their parent has imported
 
@@ -60,7 +59,8 @@ class Bench:
 
     def limit(self, tests: Collection[str]) -> float:
         """Seconds after which tests are taken to hang."""
-        return max(LEAST_LIMIT, 3 * sum(self.cover.seconds.get(test, 0.0) for test in tests) + START_SECONDS)
+        expected = sum(self.cover.seconds.get(test, 0.0) for test in tests) + len(set(map(file_of, tests)))
+        return 3 * expected + START_SECONDS
 
     def _first_of(self, file: str) -> str:
         return next(test for test in self.cover.seconds if file_of(test) == file)
@@ -90,16 +90,24 @@ def try_mutant(bench: Bench, mutant: Mutant) -> Result:
         return Result(mutant, "gone", "", 0, 0.0)
     selection = select(bench.cover, bench.tree, mutant, place, bench.budget, bench.failing())
     seconds = 0.0
+    complete = selection.complete
     for stage in selection.stages:
-        with applied(bench.tree, place, mutant.after):
-            ending = run_tests(bench.tree, stage, bench.limit(stage), ["-x"])
+        ending = _run_changed(bench, place, mutant.after, stage)
         seconds = round(seconds + ending.seconds, 1)
+        if ending.how == "timeout":  # of the test that was running, or of a busy machine
+            ending = _run_changed(bench, place, mutant.after, ending.begun[-1:] or stage[:1])
+            complete = False
         if ending.how != "passed":
             outcome = "timeout" if ending.how == "timeout" else "killed"
             culprits = ending.culprits or stage[:1]  # the first, if the mutant ends pytest before any test begins
             return Result(mutant, outcome, culprits[0], selection.tests, seconds)
-    outcome = "survived" if selection.complete else "budget"
+    outcome = "survived" if complete else "budget"
     return Result(mutant, outcome if selection.covering else "uncovered", "", selection.tests, seconds)
+
+
+def _run_changed(bench: Bench, place: Place, after: str, tests: Sequence[str]) -> Ending:
+    with applied(bench.tree, place, after):
+        return run_tests(bench.tree, tests, bench.limit(tests), ["-x"])
 
 
 def run(root: Path, mutants: Sequence[Mutant], cover: Cover, out: Path, workers: int, budget: float) -> list[Result]:
