@@ -90,18 +90,23 @@ def test_near_tests_come_first_then_fast_ones_then_others_of_their_files(checkou
 
 
 TESTS = """import sys
+import pytest
 sys.path.insert(0, "scope_jax/play")
 import module
 
 def test_early(): assert not module.below(7)
 def test_low(): assert module.below(2)
 def test_broken(): assert False
+@pytest.mark.slow
+def test_equal(): assert not module.below(2, 2)
 def test_endless():
     while True: pass
 """
 PROGRAM = """import sys
+from dataclasses import replace
 from pathlib import Path
 from tools.mutants.children import run_tests
+from tools.mutants.compare import is_killed_by_slow
 from tools.mutants.cover import Cover
 from tools.mutants.results import append, read_results
 from tools.mutants.run import Bench, try_mutant, waiting
@@ -125,7 +130,8 @@ print(*bench.failing())
 for mutant in waiting([result.mutant for result in read_results(bench.out)], read_results(bench.out), bench.failing()):
     append(bench.out, try_mutant(bench, mutant))
 for result in read_results(bench.out):
-    print(result.mutant.before, result.outcome, result.by)
+    before = replace(result, by="tests/test_gone.py::test_gone")
+    print(result.mutant.before, result.outcome, result.by, is_killed_by_slow(tree, before))
 print(run_tests(tree, ["tests/test_module.py::test_endless"], 3.0).how)
 assert (tree / "scope_jax/play/module.py").read_text() == text
 """
@@ -141,9 +147,9 @@ def test_mutants_are_killed_survive_and_are_uncovered_and_tests_that_hang_are_en
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "tests/test_module.py::test_broken",
-        "False killed tests/test_module.py::test_early",
-        "a < b survived ",
-        "a + 1 uncovered ",
+        "False killed tests/test_module.py::test_early False",
+        "a < b survived  True",
+        "a + 1 uncovered  False",
         "timeout",
     ]
 

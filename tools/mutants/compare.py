@@ -103,10 +103,11 @@ def killed_by_slow(root: Path, results: Sequence[Result]) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder, "tree")
         copy_tree(root, tree)
-        return [result for result in results if _dies_slowly(tree, result)]
+        return [result for result in results if is_killed_by_slow(tree, result)]
 
 
-def _dies_slowly(tree: Path, result: Result) -> bool:
+def is_killed_by_slow(tree: Path, result: Result) -> bool:
+    """Whether a slow test of the folder fails with the mutant, and none does without it."""
     place = find(tree, result.mutant)
     tests = str(Path(file_of(result.by)).parent)
     if place is None or not (tree / tests).is_dir():
