@@ -17,9 +17,7 @@ import jaxtyping
 import pytest
 from jaxtyping import _decorator
 
-from tests.flags import FAST
-
-ROOT = Path(__file__).parents[1]
+from tests.environment import ROOT, set_defaults
 
 # Modules are compiled once, not in every process that a test starts.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -68,21 +66,7 @@ def _checked(function: Any = None, *, typechecker: Any) -> Any:
 jaxtyping.jaxtyped = _decorator.jaxtyped = _checked
 jaxtyping.install_import_hook(["scope_jax", "tools"], CHECKER)
 
-# Programs that took long to compile are kept between runs and shared with the processes that tests start.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compare with tolerances, or programs compiled in the same way.
-os.environ.setdefault("XLA_FLAGS", FAST)
-# Two workers share two cores: BLAS threads of numpy and scikit-learn on top would only fight.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# No test may reach for a hub.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+set_defaults()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
