@@ -17,6 +17,7 @@ Measure = Literal[
     "numeric",
     "choice",
     "same-text",
+    "json",
     "math",
     "judge",
     "pairwise",
@@ -53,8 +54,8 @@ class EvalSet(RowsSection):
     """Sampled tokens of one turn for this set; default: `evaluate.max_tokens`."""
     measures: tuple[Measure | OwnMeasure, ...] = Field(default=(), strict=False)
     """What its answers are measured by: `accuracy` (the game's definition), `exact-match`, `cover-exact-match`,
-    `same-text`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`, `points`,
-    `rating`, `exact` (docs/evaluation.md#measures), or a measure of the game's own. []: what the game measures,
+    `same-text`, `json`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`,
+    `points`, `rating`, `exact` (docs/evaluation.md#measures), or a measure of the game's own. []: what the game measures,
     `accuracy` in SSP and SPICE, `rubric` and `exact` in SCOPE and SCORE."""
 
     @model_validator(mode="after")
