@@ -30,11 +30,11 @@ class RewardFunction:
         Raises UserError for a file that cannot be imported, for an exception, and for what is no finite number.
         """
         self._start()
-        request = json.dumps({"arguments": arguments, "seconds": self._seconds})
+        request = json.dumps({"arguments": arguments, "seconds": self._seconds}, default=str)
         line, status = self._worker.ask(request, self._seconds + GRACE)
         if not line and status in (-signal.SIGALRM, -signal.SIGKILL):
             return None
-        answer = json.loads(line) if line else {"wrong": f"ends its process with status {status}"}
+        answer: dict[str, Any] = json.loads(line) if line else {"wrong": f"ends its process with status {status}"}
         if "wrong" in answer:
             raise UserError(f"{where}: reward of {self._file} {answer['wrong']}; correct it, or remove the row.")
         return answer["value"]
