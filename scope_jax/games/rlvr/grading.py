@@ -115,12 +115,12 @@ def examine(card: RLVRSection, rows: Sequence[Row], prompt: str) -> Examined:
         return Examined(f"{len(rows)} rows, whose answers {card.grader} reads", example)
     said = f"{len(wrong)} of {len(rows)} rows have no answer that the grader {card.grader} reads"
     shown = " | ".join(wrong[0]["answers"])
-    said = f"{said} ({wrong[0]['where']}: {shown[-80:]!r})"
+    said = f"{said} ({wrong[0]['where']}: {shown[-40:]!r})"
     if 2 * len(wrong) < len(rows):
         return Examined(f"{said}; their replies score 0", doubtful=True)
     if HASHES in shown:
         raise UserError(
-            f"{said}: these are solutions of GSM8K; convert the file by `scope-jax data gsm8k OUT.jsonl --source FILE`, "
+            f"{said}: they are GSM8K's; convert the file by `scope-jax data gsm8k OUT.jsonl --source FILE`, "
             "and give OUT.jsonl."
         )
     raise UserError(
