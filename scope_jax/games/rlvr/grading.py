@@ -26,7 +26,7 @@ Reply = tuple[Row, Completion]
 
 
 @dataclass(frozen=True)
-class Grades:
+class GradedReplies:
     """The grades of several replies."""
 
     rewards: list[float]
@@ -54,7 +54,7 @@ def answer(card: RLVRSection, completion: Completion) -> str | None:
     return text or None
 
 
-def grade(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> Grades:
+def grade(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> GradedReplies:
     """The grades of replies to rows."""
     if card.grader == "function":
         return _by_function(card, tools, replies)
@@ -62,18 +62,18 @@ def grade(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> Grades:
     golds = [tuple(row["answers"]) for row, _ in replies]
     if card.grader != "math":
         equal = BY_TEXT[card.grader]
-        return Grades(
+        return GradedReplies(
             [float(bool(said) and equal(said or "", right)) for said, right in zip(answers, golds, strict=True)]
         )
     cases = [Comparison(said or "", right) for said, right in zip(answers, golds, strict=True)]
     verdicts = dict(zip(cases, tools.compare_math(cases), strict=True))
     given = [verdicts[case] for case in cases if case.prediction]
     counts = {"math/given_up": float(given.count("timeout")), "math/unreadable": float(given.count("unreadable"))}
-    return Grades([float(verdicts[case] == "equal") for case in cases], counts)
+    return GradedReplies([float(verdicts[case] == "equal") for case in cases], counts)
 
 
 # --------------------------------------------------------------------------------------------------------- the function
-def _by_function(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> Grades:
+def _by_function(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> GradedReplies:
     """What the function returns; 0 for a call that was late. Recorded, by the place of a row in its file."""
     function = _function(card.function or "", card.function_seconds)
     rows = {row["where"]: row for row, _ in replies}
@@ -83,7 +83,7 @@ def _by_function(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> G
         return function.value(arguments(rows[where], text), where)
 
     values = tools.each("reward", value, [[row["where"], last_turn(completion)] for row, completion in replies])
-    return Grades([one or 0.0 for one in values], {"function/late": float(values.count(None))})
+    return GradedReplies([one or 0.0 for one in values], {"function/late": float(values.count(None))})
 
 
 def arguments(row: Row, completion: str) -> Mapping[str, Any]:
