@@ -248,6 +248,9 @@ def test_tools_are_turns_of_their_own():
     (role,) = GAME.roles(cfg)
     assert role.agent.tools == ("python",) and role.agent.max_turns == 3
     assert [tool.name for tool in GAME.tools(cfg)] == ["python"] and GAME.tools(card()) == ()
+    raw = card(tools=["search"], max_turns=3, tables={"model": {"checkpoint": "none", "turns": "raw"}})
+    chat = card(tools=["search"], max_turns=3, tables={"model": {"checkpoint": "none", "turns": "chat"}})
+    assert [GAME.roles(each)[0].agent.calls for each in (raw, chat)] == ["stop", "all"]
     called = Completion((), (sampled_turn("\\boxed{2}"), sampled_turn("3")), "eos")
     assert grading.answer(options(card()), called) is None
     assert GAME.searches(card(tools=["search"], max_turns=2))

@@ -26,7 +26,9 @@ ROLE = "policy"
 def roles(cfg: Config) -> tuple[Role, ...]:
     """The policy, which answers."""
     card = options(cfg)
-    return (Role(ROLE, Agent.of_role(card, ACTOR, tools=card.tools), loss=card.loss, table="rlvr"),)
+    calls = "stop" if cfg.model.turns == "raw" else "all"  # in plain text a result stands right behind its call
+    agent = Agent.of_role(card, ACTOR, tools=card.tools, calls=calls)
+    return (Role(ROLE, agent, loss=card.loss, table="rlvr"),)
 
 
 def prompt(card: RLVRSection, row: Row) -> Messages:
