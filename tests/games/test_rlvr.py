@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scope_jax.config import CardError
+from scope_jax.data.conversations import conversations
 from scope_jax.errors import UserError
 from scope_jax.games import load_card, rlvr
 from scope_jax.games.rlvr import grading
@@ -152,7 +157,7 @@ def test_the_rewards_of_a_function_are_recorded(tmp_path):
 
     tools.each = each  # type: ignore[method-assign]
     assert [one.reward for one in step(cfg, tools, ROWS[:1])[0]] == [7.0, 7.0]
-    assert kept == [("reward", [["rows.jsonl, line 1", "abc"], ["rows.jsonl, line 1", "ab"]])]
+    assert kept == [("reward", [["line 1", "abc"], ["line 1", "ab"]])]
 
 
 # ------------------------------------------------------------------------------------------------------ before training
@@ -277,3 +282,28 @@ def test_bad_cards_are_one_sentence(table, said):
 def test_a_card_without_rows_is_one_sentence():
     with pytest.raises(UserError, match=r"data.problems is missing; rlvr needs a file of prompts with their answers"):
         GAME.rows(card(tables={"data": {}}))
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+def of_page(language: str, begins: str) -> str:
+    page = (Path(__file__).parents[2] / "docs" / "rlvr.md").read_text(encoding="utf-8")
+    (found,) = (one for one in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL) if one.startswith(begins))
+    return found
+
+
+def test_the_function_of_the_page(tmp_path):
+    cfg = with_function(tmp_path, of_page("python", "# reward.py"))
+    given = rows({"question": "1 + 1", "answer": "2"})
+    assert rewards(cfg, "It is 2", "word " * 150, given=given) == [1.0, -0.1]
+
+
+def test_the_demonstrations_of_the_page_are_rows_of_both_kinds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-c", of_page("python", "import json")], check=True)
+    shown = [json.loads(line) for line in Path("demonstrations.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(shown) == 200
+    for row in shown:
+        (problem,) = rows(row)
+        answer = conversations(row, "f, line 1", {})["messages"][-1]["content"]
+        said = grading.answer(options(card()), Completion((), (sampled_turn(answer),), "eos"))
+        assert [said] == problem["answers"] and eval(row["prompt"]) == row["answer"]

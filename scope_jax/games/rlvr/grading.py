@@ -21,6 +21,7 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 
 HASHES = "\n#### "  # before the answer in a solution of GSM8K
+OTHER = "\\emptyset"  # what an answer is compared with to see whether it is read: quickly, as it is no number
 SHOWN = 400  # characters of an answer that are shown
 Reply = tuple[Row, Completion]
 
@@ -76,14 +77,19 @@ def grade(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> GradedRe
 def _by_function(card: RLVRSection, tools: Tools, replies: Sequence[Reply]) -> GradedReplies:
     """What the function returns; 0 for a call that was late. Recorded, by the place of a row in its file."""
     function = _function(card.function or "", card.function_seconds)
-    rows = {row["where"]: row for row, _ in replies}
+    rows = {_line(row): row for row, _ in replies}
 
     def value(item: list[str]) -> float | None:
-        where, text = item
-        return function.value(arguments(rows[where], text), where)
+        line, text = item
+        return function.value(arguments(rows[line], text), rows[line]["where"])
 
-    values = tools.each("reward", value, [[row["where"], last_turn(completion)] for row, completion in replies])
+    values = tools.each("reward", value, [[_line(row), last_turn(completion)] for row, completion in replies])
     return GradedReplies([one or 0.0 for one in values], {"function/late": float(values.count(None))})
+
+
+def _line(row: Row) -> str:
+    """Where a row is in its file, wherever that is."""
+    return row["where"].rpartition(", ")[2]
 
 
 def arguments(row: Row, completion: str) -> Mapping[str, Any]:
@@ -134,7 +140,7 @@ def _read(card: RLVRSection, rows: Sequence[Row]) -> list[bool]:
     if card.grader == "math":
         texts = [(gold, place) for place, row in enumerate(rows) for gold in row["answers"]]
         with closing(MathAnswers()) as answers:  # an answer is equal to its own text, whatever that is
-            verdicts = answers.verdicts([Comparison(gold, ("0",)) for gold, _ in texts])
+            verdicts = answers.verdicts([Comparison(gold, (OTHER,)) for gold, _ in texts])
         read = {place for (_, place), verdict in zip(texts, verdicts, strict=True) if verdict in ("equal", "unequal")}
         return [place in read for place in range(len(rows))]
     equal = BY_TEXT[card.grader]
