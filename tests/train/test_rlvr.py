@@ -15,7 +15,7 @@ from scope_jax.play.game import play_step
 from scope_jax.run.assemble import assemble
 from scope_jax.run.files import CALLS, read_records
 from scope_jax.train import learn
-from tests.train import runs
+from tests.train import runs, test_processes
 
 ROWS = "assets/atlas/r_zero/questions_held_out.jsonl"
 SMALL = (
@@ -82,3 +82,14 @@ def test_a_killed_run_goes_on_with_the_rewards_that_were_recorded(tmp_path: Path
     file.write_text(file.read_text(encoding="utf-8") + "\n# other code\n", encoding="utf-8")
     assert "other contents of rlvr.function" in runs.end(runs.start([*command, "--set", "train.steps=4"]), 2)
     assert [line["step"] for line in read_records(run / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_two_processes_call_the_function_for_their_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, card = tmp_path / "reward.py", "rlvr/atlas.toml"
+    file.write_text("def reward(completion, **row):\n    return len(completion) % 7\n", encoding="utf-8")
+    sets = (*SMALL, "train.steps=1", "evaluate.sets=[]", "rlvr.grader=function", f"rlvr.function={file}")
+    monkeypatch.setitem(test_processes.CARDS, card, sets)
+    one, two = tmp_path / "one", tmp_path / "two"
+    test_processes.do(tmp_path, test_processes.spec(card, one, 1), test_processes.spec(card, two, 2))
+    test_processes.same_step(one, two)
