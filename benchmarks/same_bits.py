@@ -2,7 +2,7 @@
 
     python -m benchmarks.same_bits BEFORE AFTER --out runs/same-bits [--cases ssp poker-adapters]
 
-The cases are the nine games of Atlas, so long that each phase has trained once, supervised training, preferences and
+The cases are the ten games of Atlas, so long that each phase has trained once, supervised training, preferences and
 distillation, poker of two policies with whole weights and with adapters, steps that are played ahead, and an exam.
 Compared are metrics (times aside, and those that only one side has, which are listed), episodes, answers of exams and
 exported weights; one line a case, exit code 1 if any differ. Runs that are already in `--out` are not repeated.
@@ -90,6 +90,7 @@ CASES = {
         steps=4,
         devices=2,
     ),
+    "rlvr": Case("configs/rlvr/atlas.toml", ["train.batch_size=4"], steps=4),
     "sft": Case("configs/sft/atlas.toml", ["train.batch_size=8"], steps=4),
     "dpo": Case("configs/dpo/atlas.toml", ["train.batch_size=8"], steps=4),
     "distillation": Case("examples/distillation.toml", ["train.batch_size=4", TEACHER]),

@@ -33,7 +33,7 @@ def new(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Your data, as the game's page says: answers, documents, clusters or queries; none for some games.",
+            help="Your data, as the game's page says: problems, answers, documents, clusters, queries; none for some.",
         ),
     ] = None,
     corpus: Annotated[

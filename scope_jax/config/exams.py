@@ -17,6 +17,7 @@ Measure = Literal[
     "numeric",
     "choice",
     "same-text",
+    "json",
     "math",
     "judge",
     "pairwise",
@@ -41,6 +42,8 @@ class EvalSet(RowsSection):
     path: CardPath
     """Questions with correct answers, or, for the measures `rubric`, `points`, `rating` and `exact`, tasks with
     rubrics."""
+    part: Literal["all", "held-out"] = "all"
+    """`held-out`: of RLVR's rows those on which it does not train (docs/rlvr.md#rows-and-graders)."""
     samples: Count = 1
     """Answers per question; more than one needs a temperature above 0 (docs/evaluation.md)."""
     temperature: Temperature | None = None
@@ -53,9 +56,9 @@ class EvalSet(RowsSection):
     """Sampled tokens of one turn for this set; default: `evaluate.max_tokens`."""
     measures: tuple[Measure | OwnMeasure, ...] = Field(default=(), strict=False)
     """What its answers are measured by: `accuracy` (the game's definition), `exact-match`, `cover-exact-match`,
-    `same-text`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`, `points`,
-    `rating`, `exact` (docs/evaluation.md#measures), or a measure of the game's own. []: what the game measures,
-    `accuracy` in SSP and SPICE, `rubric` and `exact` in SCOPE and SCORE."""
+    `same-text`, `json`, `f1`, `numeric`, `choice`, `math`, `judge`, `pairwise`, or for rows with rubrics `rubric`,
+    `points`, `rating`, `exact` (docs/evaluation.md#measures), or a measure of the game's own. []: what the game
+    measures, `accuracy` in SSP and SPICE, `rubric` and `exact` in SCOPE and SCORE."""
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> EvalSet:

@@ -28,9 +28,9 @@ class Config(Section):
     game_table: ClassVar[str] = ""  # the field with the game's options
 
     system: CardPath
-    """The game: `ssp`, `scope`, `spice`, `spell`, `score`, `r_zero`, `dr_zero`, `absolute_zero`, `spiral`, or the path
-    of a Python file with a game of your own, which defines `GAME` (docs/tutorial.md); `sft` or `dpo` to train on given
-    answers (docs/distillation.md). The options of a game are in the table of its name."""
+    """The game: `rlvr`, `ssp`, `scope`, `spice`, `spell`, `score`, `r_zero`, `dr_zero`, `absolute_zero`, `spiral`, or
+    the path of a Python file with a game of your own, which defines `GAME` (docs/tutorial.md); `sft` or `dpo` to train
+    on given answers (docs/distillation.md). The options of a game are in the table of its name."""
     seed: Seed = 0
     """The seed of all random numbers of the run."""
     model: ModelSection

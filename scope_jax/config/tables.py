@@ -264,11 +264,13 @@ class DataSection(RowsSection):
     clusters: CardPath | None = None
     """SPELL: clusters of related documents (docs/data.md)."""
     questions: CardPath | None = None
-    """SPELL with `spell.mode = "rlvr"`: questions about given texts, with answers."""
+    """SPELL with `spell.mode = "given-questions"`: questions about given texts, with answers."""
     queries: CardPath | None = None
     """SCORE: questions to report on."""
     rows: CardPath | None = None
     """A game of your own: rows with columns that only the game knows."""
+    problems: CardPath | None = None
+    """RLVR: prompts with their answers (docs/rlvr.md#rows-and-graders)."""
     conversations: CardPath | None = None
     """SFT: conversations, as `messages` or as `prompt` and `completion` (docs/distillation.md#supervised-training)."""
     preferences: CardPath | None = None

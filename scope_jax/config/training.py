@@ -33,9 +33,9 @@ class TrainSection(Section):
     """Number of steps; none: until the game is finished (SCOPE, R-Zero and Dr. Zero, whose iterations end them, and
     games in a file that have an end)."""
     batch_size: Count = 256
-    """Items per step: SSP's answers, SPICE's documents, SCORE's questions, Dr. Zero's passages or pairs, rows of `sft`
-    and `dpo`; in Absolute Zero the tasks of each kind that are proposed, and that are solved. SCOPE, SPELL, R-Zero and
-    SPIRAL have their own keys and reject it."""
+    """Items per step: SSP's answers, SPICE's documents, SCORE's questions, Dr. Zero's passages or pairs, rows of
+    `rlvr`, `sft` and `dpo`; in Absolute Zero the tasks of each kind that are proposed, and that are solved. SCOPE,
+    SPELL, R-Zero and SPIRAL have their own keys and reject it."""
     save_every: Count = 10
     """Steps between checkpoints."""
     keep: Count = 2

@@ -56,7 +56,7 @@ def _conversation(row: Row, where: str, columns: Columns) -> Row:
     tools = _tools(row, where, columns)
     column, listed = optional(row, where, "messages", MESSAGES, columns)
     if listed is not None:
-        messages = _with_system(row, where, columns, canonical.messages(listed, column, tools))
+        messages = with_system(row, where, columns, canonical.messages(listed, column, tools))
         return _checked(messages, 0, where, column, tools)
     if optional(row, where, "prompt", PROMPT, columns)[1] is None:
         required(row, where, "messages", MESSAGES, columns)  # raises the error that names the columns
@@ -111,11 +111,11 @@ def _whole_preference(
     if row.get("history"):
         raise DataError(f"{where}: `history` is not read beside whole conversations; write it into them.")
     column, besides = optional(row, where, "prompt", PROMPT, columns)
-    asked = [] if besides is None else canonical.messages(_asked(besides, where, column), column)
-    tail = prompt[-len(asked) :] if len(asked) <= 1 else prompt
-    if asked and not canonical.same(_trimmed(asked), _trimmed(tail)):
+    question = [] if besides is None else canonical.messages(asked(besides, where, column), column)
+    tail = prompt[-len(question) :] if len(question) <= 1 else prompt
+    if question and not canonical.same(_trimmed(question), _trimmed(tail)):
         raise DataError(f"{where}: `{column}` is not the prompt with which `{better}` and `{worse}` begin; remove it.")
-    shown = _with_system(row, where, columns, prompt)
+    shown = with_system(row, where, columns, prompt)
     pair = [
         _checked([*shown, *one[count:]], len(shown), where, column, tools)
         for one, column in zip(conversations, names, strict=True)
@@ -146,7 +146,7 @@ def _answered(
 ) -> Row:
     """The conversation of a prompt and its answer, of which the answer is trained."""
     messages = canonical.messages([*prompt, *answer], column, tools)
-    shown = _with_system(row, where, columns, messages)
+    shown = with_system(row, where, columns, messages)
     return _checked(shown, len(prompt) + len(shown) - len(messages), where, column, tools)
 
 
@@ -157,14 +157,14 @@ def _prompt(row: Row, where: str, columns: Columns) -> list[Any]:
         column, prompt = optional(row, where, "messages", MESSAGES, columns)
     if prompt is None:
         required(row, where, "prompt", PROMPT, columns)  # raises the error that names the columns
-    asked = _asked(prompt, where, column)
+    messages = asked(prompt, where, column)
     if column == "instruction" and row.get("input"):  # Alpaca's
         question = f"{text_of(prompt, where, column)}\n\n{text_of(row['input'], where, 'input')}"
-        asked = [{"role": "user", "content": question}]
-    return [*_history(row, where), *asked]
+        messages = [{"role": "user", "content": question}]
+    return [*_history(row, where), *messages]
 
 
-def _asked(prompt: Any, where: str, column: str) -> list[Any]:
+def asked(prompt: Any, where: str, column: str) -> list[Any]:
     """A prompt that is a text, or messages."""
     listed = _messages_of(prompt)
     return listed if listed is not None else [{"role": "user", "content": text_of(prompt, where, column)}]
@@ -203,7 +203,7 @@ def _history(row: Row, where: str) -> list[Message]:
     ]
 
 
-def _with_system(row: Row, where: str, columns: Columns, messages: list[Message]) -> list[Message]:
+def with_system(row: Row, where: str, columns: Columns, messages: list[Message]) -> list[Message]:
     """The messages behind the row's system message. Raises DataError if they have another one."""
     column, system = optional(row, where, "system", SYSTEM, columns)
     if system in (None, ""):

@@ -13,6 +13,7 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
     rows        all columns as they are, for a game that reads its own
+    problems    a prompt with the answers by which replies are graded, see `problems`
     conversations, preferences    given answers, see `conversations`
 
 The card may set the columns (`columns`); otherwise the names used by the published data sets are recognised
@@ -26,6 +27,7 @@ from typing import Any, Literal
 
 from scope_jax.data.conversations import conversations, preferences
 from scope_jax.data.corpus import DOCUMENT, passage
+from scope_jax.data.problems import problems
 from scope_jax.data.rows import DataError, Row, optional, required, text_of
 from scope_jax.text.strict_json import kind_of, repeated
 
@@ -39,6 +41,7 @@ Kind = Literal[
     "queries",
     "documents",
     "clusters",
+    "problems",
     "conversations",
     "preferences",
     "rows",
@@ -68,6 +71,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
     "rows": (),
+    "problems": ("prompt", "answers"),
     "conversations": ("messages", "prompt", "completion", "system", "tools"),
     "preferences": ("prompt", "chosen", "rejected", "system", "tools"),
 }
@@ -230,6 +234,7 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "queries": queries,
     "clusters": clusters,
     "rows": rows,
+    "problems": problems,
     "conversations": conversations,
     "preferences": preferences,
 }

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import TypeVar, overload
+from typing import Literal, TypeVar, overload
 
 import numpy as np
 
 from scope_jax.config import RowsSection
 from scope_jax.data.corpus import Corpus, load_corpus
+from scope_jax.data.held_out import ENOUGH, held_out
 from scope_jax.data.keys import rng
 from scope_jax.data.rows import DataError, Row, check_columns, listed, read
 from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
 
 Item = TypeVar("Item")
 BLOCK = 4096  # random numbers drawn at a time
+Part = Literal["all", "held-out", "trained"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Source:
     """The card's table for reading them."""
     also: tuple[str, ...] = ()
     """Columns that every row has besides, kept as they are under their names; not of documents."""
+    part: Part = "all"
+    """Which of the rows, of problems (`held_out`)."""
 
 
 def load(source: Source) -> Sequence[Row]:
@@ -55,6 +60,7 @@ def load(source: Source) -> Sequence[Row]:
         for where, row in read(source.path, card.split, card.hub_config)
     )
     rows = _distinct(rows, source.path) if source.kind == "clusters" else rows
+    rows = rows if source.part == "all" else _part(list(rows), source)
     return list(rows) if card.limit is None else subset(rows, card.limit, card.limit_seed)
 
 
@@ -63,6 +69,20 @@ def _also(row: Row, where: str, columns: Sequence[str]) -> Row:
     if missing := [column for column in columns if column not in row]:
         raise DataError(f"{where}: has no column `{missing[0]}`; its columns are {listed(row)}.")
     return {column: row[column] for column in columns}
+
+
+def _part(rows: list[Row], source: Source) -> list[Row]:
+    """The rows that are held out, or those that are not. Raises DataError if there are too few rows for both, and for
+    rows of another kind."""
+    if source.kind != "problems":
+        raise DataError(f"{source.path}: no part of {source.kind} is held out; remove `part` from the card.")
+    held = held_out([json.dumps(row["messages"], sort_keys=True) for row in rows])
+    if len(set(held)) < 2:
+        raise DataError(
+            f"{source.path} has {len(rows)} rows, too few (or too few different prompts) to hold some out: give at "
+            f"least {ENOUGH}, or an exam of other rows ([[evaluate.sets]] with name and path)."
+        )
+    return [row for row, out in zip(rows, held, strict=True) if out == (source.part == "held-out")]
 
 
 def _distinct(clusters: Iterable[Row], path: str) -> Iterator[Row]:

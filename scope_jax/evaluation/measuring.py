@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from scope_jax.config import Config, EvalSet, Measure
 from scope_jax.data import sources
-from scope_jax.data.sources import Source
 from scope_jax.grading.math_answers import Comparison
 from scope_jax.grading.measures import BY_TEXT, facts_stated
 from scope_jax.learner.types import transcript
@@ -41,7 +40,7 @@ class ExamSet:
     def load(cls, cfg: Config, exam: Exam, eval_set: EvalSet, counts_questions: bool = False) -> ExamSet:
         """The set with its rows, checked. Raises UserError, PromptError or FileNotFoundError with a sentence for rows,
         prompts or judges that are missing or invalid."""
-        rows = sources.load(Source(eval_set.path, exams.kind_of(exam, eval_set), eval_set))
+        rows = sources.load(exams.source_of(exam, eval_set))
         exams.check_prompts(cfg, exam, {eval_set.name: rows})
         exams.judges(cfg, exam)
         return cls(cfg, exam, eval_set, rows, counts_questions)

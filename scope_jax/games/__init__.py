@@ -20,10 +20,10 @@ from scope_jax.config.base import CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
-from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp
+from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, rlvr, scope, score, sft, spell, spice, spiral, ssp
 from scope_jax.play.game import Game, no_tools
 
-BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, scope, score, sft, spell, spice, spiral, ssp)
+BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, rlvr, scope, score, sft, spell, spice, spiral, ssp)
 GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_IN}
 
 
@@ -137,7 +137,7 @@ def parse_config(table: dict[str, Any], where: str, folder: Path | None = None) 
             f"{where}: [{others[0]}] is the table of another game, but system is {system!r}; remove it, or correct one "
             "of the two."
         )
-    return parse_section(_with_options(game), table, where, folder)
+    return game.completed(parse_section(_with_options(game), table, where, folder))
 
 
 class _Unread(Config):

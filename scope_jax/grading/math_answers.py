@@ -10,26 +10,21 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import selectors
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 from scope_jax.errors import UserError
+from scope_jax.grading.line_worker import LineWorker
 
 LONGEST = 2_000  # characters; a longer answer is not compared
 SECONDS = 5.0  # of CPU time for a comparison
 START_SECONDS = 300.0  # for a worker's imports, which take a second, or minutes on a loaded node
 WORKERS = 16  # at most; each needs about 80 MB
 SHARE = 64  # comparisons for which another worker is worth its start
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from scope_jax.grading.mathematics.worker import work; work()"
-_ROOT = str(Path(__file__).parents[2])
 
 Verdict = Literal["equal", "unequal", "unreadable", "timeout"]
 
@@ -97,53 +92,22 @@ class _MathWorker:
     """A process that compares one pair after the other; started by the first, and again after it has ended."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._worker = LineWorker("scope_jax.grading.mathematics.worker")
 
     def ask(self, request: dict[str, object]) -> Verdict:
         """The verdict; "timeout" if the process ends over it. One that something else ended is asked once more."""
         for _ in range(2):
-            process = self._start() if self._process is None else self._process
-            if line := _reply(process, json.dumps(request)):
+            if not self._worker.start(START_SECONDS):
+                raise UserError(
+                    f"the process that compares mathematical answers did not start within {START_SECONDS:g} seconds; "
+                    "check that `python -c 'import sympy'` works, or run with fewer other processes."
+                )
+            line, status = self._worker.ask(json.dumps(request))
+            if line:
                 return json.loads(line)["verdict"]
-            self.stop()
-            if process.returncode == -signal.SIGPROF:
+            if status == -signal.SIGPROF:
                 break
         return "timeout"
 
     def stop(self) -> None:
-        if self._process is not None:
-            try:
-                self._process.wait(0.1)  # it may be ending, with a status that tells why
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def _start(self) -> subprocess.Popen[str]:
-        self.stop()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, _ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        with selectors.DefaultSelector() as selector:
-            assert self._process.stdout is not None
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            begun = selector.select(START_SECONDS) and self._process.stdout.readline()
-        if not begun:  # it prints a line once its libraries are imported
-            self.stop()
-            raise UserError(
-                f"the process that compares mathematical answers did not start within {START_SECONDS:g} seconds; "
-                "check that `python -c 'import sympy'` works, or run with fewer other processes."
-            )
-        return self._process
-
-
-def _reply(process: subprocess.Popen[str], request: str) -> str:
-    """The line with which a worker answers; "" if it has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(request + "\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        return ""
-    return process.stdout.readline()
+        self._worker.stop()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
+from scope_jax.grading.json_values import json_equal
 from scope_jax.grading.letters import letter
 from scope_jax.grading.rewards import exact_match, normalise
 from scope_jax.grading.words import contains
@@ -178,4 +179,5 @@ BY_TEXT = {
     "numeric": numeric,
     "choice": choice,
     "same-text": same_text,
+    "json": json_equal,
 }  # measures that need only the two texts

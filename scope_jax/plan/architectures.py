@@ -59,6 +59,7 @@ OLMO3 = COMMON | {
     "sliding_window": 4096,
     "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
 }
+QWEN25_1B = QWEN25 | _shape(28, 1536, 12, 2, 8960, 151936) | {"tie_word_embeddings": True}
 QWEN25_3B = QWEN25 | _shape(36, 2048, 16, 2, 11008, 151936) | {"tie_word_embeddings": True}
 MISTRAL = COMMON | {
     "architectures": ["MistralForCausalLM"],
@@ -130,6 +131,7 @@ LLAMA31_70B = LLAMA | _shape(80, 8192, 64, 8, 28672, 128256)
 LLAMA31_405B = LLAMA | _shape(126, 16384, 128, 8, 53248, 128256)
 LLAMA32_3B = LLAMA | _shape(28, 3072, 24, 8, 8192, 128256) | {"tie_word_embeddings": True, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen2.5-1.5B-Instruct": QWEN25_1B,
     "Qwen2.5-3B-Instruct": QWEN25_3B,
     "Qwen2.5-Coder-3B": QWEN25_3B,
     "Qwen2.5-7B": QWEN25_7B | {"max_position_embeddings": 131072},

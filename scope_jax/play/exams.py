@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure, SamplingSection
 from scope_jax.data.schemas import Kind
+from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.play import judging, pairwise, rating, rubrics
 from scope_jax.play.roles import Role, external_models, judge_role
@@ -112,6 +113,11 @@ def kind_of(exam: Exam, eval_set: EvalSet) -> Kind:
     if "points" in names:
         return "marked"
     return "tasks" if any(name in BY_RUBRIC for name in names) else exam.kind
+
+
+def source_of(exam: Exam, eval_set: EvalSet) -> Source:
+    """Where a set's rows come from."""
+    return Source(eval_set.path, kind_of(exam, eval_set), eval_set, part=eval_set.part)
 
 
 def _used_measures(cfg: Config, exam: Exam) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 from scope_jax.config import Config, JudgeSection, Section
 from scope_jax.config.tables import DataSection
+from scope_jax.data.rows import Row
 from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
@@ -59,6 +60,18 @@ class Starter:
     """(model.dialect, model.turns) by architecture, and under "" for all others; empty: the card's defaults."""
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What a look at the data has shown."""
+
+    text: str
+    """In words."""
+    example: str = ""
+    """A row, as lines below it."""
+    doubtful: bool = False
+    """Something may be wrong with it."""
+
+
 def no_tools(cfg: Config) -> tuple[Tool, ...]:
     """Those of a game that brings none."""
     return ()
@@ -101,6 +114,12 @@ class Game:
     """The source of the data rows, if that is not the file of the first key of `data`."""
     check: Callable[[Config], None] = lambda cfg: None
     """Raises ValueError, one sentence, for a card whose tables do not go together."""
+    completed: Callable[[Config], Config] = lambda cfg: cfg
+    """A card as it is read, with what follows from the rest of it, such as an evaluation set that it does not name; of
+    a completed card the card itself."""
+    examine: Callable[[Config, Sequence[Row]], Examined] | None = None
+    """Looks at rows of its data, or of an evaluation set, before a run begins. Raises UserError if nothing can be
+    learned from them, as when no reply could be right."""
     tools: Callable[[Config], tuple[Tool, ...]] = no_tools
     """What its agents may call by name. Called once for a run, which starts the services of its tools before anything
     is sampled, and closes them at its end. A game that searches has the tool "search" besides: that of the card's

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from scope_jax.config import EvalSet
+from scope_jax.data.rows import Row
 from scope_jax.errors import UserError
 from scope_jax.games import without_retrieval
 from scope_jax.grading.judge_client import JudgeClient, Unreachable
@@ -132,6 +136,23 @@ def exam(opened: OpenedCard, card: EvalSet) -> str:
     rows = opened.exam_rows(card)
     exams.check_prompts(opened.cfg, opened.exam, {card.name: rows})
     return f"{len(rows)} rows in {card.path}"
+
+
+def answers(opened: OpenedCard) -> str | None:
+    """Of rows with answers, those of exams, too: whether the game's grader reads them. Shows one of the data's."""
+    examine = opened.game.examine
+    if examine is None:
+        return None
+
+    def examined(rows: Sequence[Row]) -> dict[str, Any]:
+        return by_one(lambda: asdict(examine(opened.cfg, rows)))
+
+    data, *others = map(examined, (opened.rows, *map(opened.exam_rows, opened.cfg.evaluate.sets)))
+    if doubts := [one["text"] for one in (data, *others) if one["doubtful"]]:
+        return Doubt("; ".join(doubts))
+    found = WithExample(data["text"])
+    found.example = data["example"]
+    return found
 
 
 def search(opened: OpenedCard) -> str | None:

@@ -118,8 +118,7 @@ class OpenedCard(OpenedModel):
 
     def exam_rows(self, card: EvalSet) -> Sequence[Row]:
         """The rows of an evaluation set."""
-        place = Source(card.path, exams.kind_of(self.exam, card), card)
-        return self.kept(f"exam {card.name}", lambda: sources.load(place))
+        return self.kept(f"exam {card.name}", lambda: sources.load(exams.source_of(self.exam, card)))
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -190,6 +190,7 @@ RULES = (
     Rule("prompts", ("training", "files"), file_rules.prompts),
     Rule("data", ("training", "files"), file_rules.data),
     Rule("exam {.name}", ("training", "files"), file_rules.exam, _sets),
+    Rule("answers", ("training", "beginning", "files", "services"), file_rules.answers),
     Rule("encoder", ("encoder", "files"), file_rules.encoder),
     Rule("search", ("services",), file_rules.search),
     Rule("origin", ("origin",), file_rules.origin),

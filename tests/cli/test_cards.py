@@ -20,6 +20,7 @@ from scope_jax.cli import app
 from scope_jax.cli.output import console
 from scope_jax.config import CardError
 from scope_jax.games import GAMES, load_card
+from scope_jax.games.rlvr.options import RLVRSection
 from scope_jax.run.folder import RunFolder
 from scope_jax.version import __version__
 
@@ -361,3 +362,25 @@ def test_a_shipped_card_is_found_by_its_name_from_any_folder(tmp_path: Path, mon
     (tmp_path / "ssp" / "atlas").write_text('extends = "nothing.toml"\n')
     with pytest.raises(CardError, match=r"nothing\.toml"):  # a file of that name comes first
         load_card("ssp/atlas")
+
+
+def test_new_refuses_rows_whose_answers_no_grader_reads(tmp_path: Path) -> None:
+    """GSM8K as it is published, and as `scope-jax data` converts it."""
+    rows = [
+        {"question": f"{n} apples and {n} more?", "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}.\n#### {2 * n}"}
+        for n in range(120)
+    ]
+    raw, data, card = tmp_path / "raw.jsonl", tmp_path / "gsm8k.jsonl", tmp_path / "card.toml"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ("new", card, "--game", "rlvr", "--model", ATLAS / "spice" / "base", "--max-length", 256, "--data")
+    refused = invoke(*words, raw)
+    assert refused.exit_code == 2 and not card.exists()
+    assert "WRONG  answers: 70 of 70 rows have no answer that the grader math reads" in refused.stdout
+    assert "convert the file by `scope-jax data gsm8k OUT.jsonl --source FILE`" in refused.stdout
+    assert invoke("data", "gsm8k", data, "--source", raw).exit_code == 0
+    found = invoke(*words, data)
+    assert found.exit_code == 0, found.output
+    assert "ok     exam held_out: 50 rows" in found.stdout
+    assert "ok     answers: 70 rows, whose answers math reads\n       | " in found.stdout
+    assert "       | Put the final answer into \\boxed{}.\n       | [answer] " in found.stdout
+    assert load_card(card).options(RLVRSection).answer_in == "boxed"

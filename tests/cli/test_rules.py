@@ -62,6 +62,7 @@ READ = [
     ("absolute_zero", ["absolute_zero.tasks=['induction']"], "absolute_zero.tasks needs deduction or abduction"),
     ("spiral", ["train.batch_size=7"], "but SPIRAL does not use it; set"),
     ("sft", ["sft.loss.kl='k1'"], 'sft.loss.kl has no effect with objective = "supervised"'),
+    ("rlvr", ["rlvr.max_turns=3"], "max_turns is 3, with 0 tools; calls and the answer are turns of their own"),
     ("dpo", ["dpo.loss.mini_batches=999999"], "dpo.loss.mini_batches is 999999, but a step has train.batch_size"),
 ]
 
@@ -128,6 +129,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("data", "ssp", ['data.answers="{files}/none.jsonl"'], "{files}/none.jsonl"),
     ("data", "ssp", ['data.answers="{files}/broken.jsonl"'], "{files}/broken.jsonl"),
     ("exam {.name}", "ssp", ['evaluate.sets=[{name="e", path="{files}/none.jsonl"}]'], "{files}/none.jsonl"),
+    ("answers", "rlvr", ['rlvr.grader="choice"'], "190 of 190 rows have no answer that the grader choice reads"),
     ("encoder", "ssp", ['retrieval.encoder.checkpoint="{files}/none"'], "{files}/none"),
     ("search", "ssp", ['retrieval.corpus="{files}/none.jsonl"'], "{files}/none.jsonl"),
     ("search", "ssp", ['retrieval.index="{files}/index"'], "The index in {files}/index was built from another corpus"),

@@ -1,4 +1,5 @@
-"""The cards of docs/losses.md against the papers' equations, in torch over padded rows: value and gradient.
+"""The cards of docs/losses.md and docs/rlvr.md against the papers' equations, in torch over padded rows: value and
+gradient.
 
 The input is rewards, so that advantages are tested too. Two groups of three completions; there are ratios below and
 above every clip range.
@@ -14,23 +15,25 @@ import numpy as np
 import pytest
 
 from scope_jax.config import LossCard
+from scope_jax.games.rlvr.options import RLVRSection
 from scope_jax.learner import advantages, losses
 
 torch = pytest.importorskip("torch")
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "losses.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROWS, LENGTH = 6, 7
 BASELINE = 0.35  # b_{t−1}, for the card with a moving baseline
 
 
-def published() -> dict[str, LossCard]:
-    """The cards of the document by the name before the bracket."""
-    text = DOCUMENT.read_text(encoding="utf-8").split("## Published algorithms as cards")[1]
+def blocks(page: str, heading: str) -> dict[str, dict]:
+    """The tables below a heading by the name before the bracket."""
+    text = (DOCS / page).read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
     found = re.findall(r"([^\n]+(?:\n[^\n]+)*)\n\n```toml\n(.*?)```", text, re.DOTALL)
-    return {above.split(" (")[0]: LossCard(**tomllib.loads(table)) for above, table in found}
+    return {above.split(" (")[0]: tomllib.loads(table) for above, table in found}
 
 
-CARDS = published()
+CARDS = {name: LossCard(**table) for name, table in blocks("losses.md", "Published algorithms as cards").items()}
+OF_RLVR = {name: RLVRSection(**card["rlvr"]).loss for name, card in blocks("rlvr.md", "Algorithms").items()}
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +137,22 @@ def test_the_document_has_a_card_for_every_loss():
     assert {"GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "REINFORCE", "RLOO", "REINFORCE++"} < set(CARDS)
 
 
-@pytest.mark.parametrize("name", CARDS)
-def test_card_equals_the_papers_equation(world, name):
+def test_the_page_of_rlvr_has_four_cards_and_its_default_is_the_first():
+    assert list(OF_RLVR) == ["GRPO", "Dr. GRPO", "RLOO", "REINFORCE++"]
+    assert RLVRSection().loss == OF_RLVR["GRPO"]
+
+
+@pytest.mark.parametrize(
+    ("name", "card"), [*CARDS.items(), *OF_RLVR.items()], ids=[*CARDS, *(f"rlvr, {name}" for name in OF_RLVR)]
+)
+def test_card_equals_the_papers_equation(world, name, card):
     """To 1e-10 in float64."""
     logp = torch.tensor(world["logp"], requires_grad=True)
     fixed = [torch.tensor(world[key]) for key in ("old", "ref", "rewards", "mask")]
     theirs = printed(name, logp, *fixed)
     theirs.backward()
     with jax.enable_x64(True):
-        loss, grad_BT = ours(CARDS[name], world)
+        loss, grad_BT = ours(card, world)
     assert abs(loss - theirs.item()) <= 1e-10 * abs(theirs.item())
     size = float(logp.grad.abs().max())
     assert np.abs(grad_BT - logp.grad.numpy()).max() <= 1e-10 * size

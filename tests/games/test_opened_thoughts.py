@@ -1,4 +1,4 @@
-"""A template that opens the thought makes no difference: in all nine games a reply is judged as it is written, with the
+"""A template that opens the thought makes no difference: in all games a reply is judged as it is written, with the
 mark that the prompt has written of it."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.games import (
     dr_zero_world,
     harness,
     r_zero_world,
+    rlvr_world,
     scope_world,
     score_world,
     spell_world,
@@ -85,6 +86,10 @@ def r_zero() -> r_zero_world.Plan:
     return r_zero_world.Plan(replies, said, {"3 + 4": r_zero_world.said(7, 8)})
 
 
+def rlvr(script: Script, **fields: Any) -> harness.ScriptedTools:
+    return harness.ScriptedTools(script, data=rlvr_world.ROWS, **fields)
+
+
 def solver_of_r_zero(cfg: Any) -> dict[str, Any]:
     return GAMES["r_zero"].start(cfg) | {"phase": "solver", "items": [{"question": "3 + 4", "label": "7"}]}
 
@@ -101,6 +106,7 @@ def worlds() -> dict[str, World]:
         "dr_zero": (dr_zero_world.card(), dr_zero(), dr_zero_world.world, None, "proposer/think"),
         "r_zero": (ruled, r_zero(), r_zero_world.world, None, "challenger/valid"),
         "r_zero, solver": (ruled, r_zero(), r_zero_world.world, solver_of_r_zero(ruled), "solver/reward"),
+        "rlvr": (rlvr_world.card(), rlvr_world.replying(["\\boxed{2}"], ["4"]), rlvr, None, "policy/reward"),
         "score": (score_world.card(), score_world.Plan(), score_world.world, None, "solver/report"),
         "spell": (spell_world.card(), spell_world.PLAN, spell_world.world, None, "responder/reward"),
         "spice": (spice_world.card(), test_spice_golden.mixed(), spice_world.world, None, "reasoner/reward"),
@@ -143,6 +149,7 @@ ANSWERS = {
     "absolute_zero": ("<answer>2</answer>", test_absolute_zero_rules.card),
     "dr_zero": ("<answer>2</answer>", dr_zero_world.card),
     "r_zero": ("\\boxed{2}", r_zero_world.card),
+    "rlvr": ("\\boxed{2}", rlvr_world.card),
     "scope": ("<answer>2</answer>", scope_world.card),
     "score": ("<answer>2</answer>", score_world.card),
     "spell": ("The correct answer is 2", spell_world.card),

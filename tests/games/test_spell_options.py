@@ -226,7 +226,7 @@ def test_a_batch_size_that_the_game_does_not_use_is_rejected(path: str, own: str
 
 
 # ------------------------------------------------------------------------------------- given questions (App. C.4)
-RLVR = {"mode": "rlvr", "train": ["responder"], "verify": False}
+GIVEN_QUESTIONS = {"mode": "given-questions", "train": ["responder"], "verify": False}
 
 
 def row(question: str, *answers: str, **more: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def step() -> tuple[Any, ...]:
-    cfg, tools = card(questions="none", **RLVR), ScriptedTools(script=PLAN, data=ROWS)
+    cfg, tools = card(questions="none", **GIVEN_QUESTIONS), ScriptedTools(script=PLAN, data=ROWS)
     return *play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0), tools
 
 
@@ -292,7 +292,7 @@ def test_a_step(step):
 
 
 def test_one_role_is_trained_by_the_rule():
-    cfg = card(questions="none", **RLVR)
+    cfg = card(questions="none", **GIVEN_QUESTIONS)
     (update,) = spell.GAME.updates(cfg)
     assert [share.role for share in update.roles] == ["responder"] and update.card.advantage == "group-zscore"
     source = spell.GAME.rows(cfg)
@@ -300,7 +300,7 @@ def test_one_role_is_trained_by_the_rule():
 
 
 def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
-    cfg = card(questions="none", groups=3, clusters_per_round=2, **RLVR)
+    cfg = card(questions="none", groups=3, clusters_per_round=2, **GIVEN_QUESTIONS)
     tools = ScriptedTools(script=PLAN, data=ROWS)
     _, memory, metrics = play_step(spell.GAME, cfg, tools, spell.GAME.start(cfg), 0)
     assert (memory["position"], metrics["groups/rounds"], metrics["groups/full"]) == (6, 3.0, 1.0)
@@ -314,7 +314,12 @@ def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
 
 
 def test_required_settings_of_the_mode():
-    with pytest.raises(CardError, match=r'data.questions is missing; spell.mode = "rlvr" needs'):
-        card(**RLVR)
+    with pytest.raises(CardError, match=r'data.questions is missing; spell.mode = "given-questions" needs'):
+        card(**GIVEN_QUESTIONS)
     with pytest.raises(CardError, match=r'set train = \["responder"\] and verify = false'):
+        card(questions="none", mode="given-questions")
+
+
+def test_the_former_name_of_the_mode_is_one_sentence():
+    with pytest.raises(CardError, match=r'`spell.mode`: "rlvr" is called "given-questions" now; write that'):
         card(questions="none", mode="rlvr")

@@ -21,6 +21,7 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 RUN = {
     "absolute_zero/adapters/atlas",
     "dr_zero/adapters/atlas",
+    "rlvr/atlas",
     "scope/ablations/no-planning",
     "scope/ablations/six-iterations",
     "scope/adapters/atlas",
@@ -77,7 +78,7 @@ def test_a_header_names_the_commands_that_make_its_files(path: Path) -> None:
     assert set(made) <= set(RECIPES)
     written = set(re.findall(r"scope-jax data [\w.-]+ (data/\S+)", header(path)))
     others = {"data/spell/clusters.jsonl", "data/spell/web"} if "--clusters" in header(path) else set()
-    assert files <= written | others | ({"data/spell/questions.jsonl"} if path.stem == "rlvr" else set())
+    assert files <= written | others | ({"data/spell/questions.jsonl"} if path.stem == "given-questions" else set())
 
 
 @pytest.mark.parametrize("path", [path for path in CARDS if "billion" in header(path)], ids=lambda path: path.stem)

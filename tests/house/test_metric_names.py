@@ -20,6 +20,7 @@ from scope_jax.games import (
     dr_zero,
     load_card,
     r_zero,
+    rlvr,
     scope,
     score,
     spell,
@@ -40,6 +41,7 @@ from tests.games import (
     dr_zero_world,
     harness,
     r_zero_world,
+    rlvr_world,
     scope_world,
     score_world,
     spell_world,
@@ -124,6 +126,14 @@ def played_r_zero() -> set[str]:
     return names | bins
 
 
+def played_rlvr() -> set[str]:
+    cfg, names = rlvr_world.card(), {"function/late"}  # see tests/games/test_rlvr.py
+    tools = rlvr_world.world(["\\boxed{2}"], ["4"], data=rlvr_world.ROWS)
+    names |= set(game_step(rlvr.GAME, cfg, tools, rlvr.GAME.start(cfg), 0)[2])
+    records = harness.run_exam(rlvr.GAME, cfg, rlvr_world.world(["\\boxed{2}"]), rlvr_world.ROWS)
+    return names | exam("held_out", records)
+
+
 def played_spiral() -> set[str]:
     rows = [{"game": "tictactoe", "opponent": "random", "moves": []}]
     cfg = test_spiral_golden.three_games()
@@ -166,6 +176,7 @@ def produced() -> dict[str, frozenset[str]]:
         "score": (played_score(), ("solver", "evaluator")),
         "r_zero": (played_r_zero(), ("challenger", "solver")),
         "spiral": (played_spiral(), (spiral.GAME.updates(test_spiral_golden.three_games())[0].name,)),
+        "rlvr": (played_rlvr(), ("policy",)),
         "dr_zero": (played_dr_zero(), ("proposer", "solver")),
         "absolute_zero": (
             played_absolute_zero(),
@@ -258,7 +269,7 @@ def test_names_are_found_in_documents_and_cards() -> None:
     )
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral", "absolute_zero"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score", "spiral", "absolute_zero", "rlvr"])
 def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

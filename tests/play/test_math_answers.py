@@ -42,7 +42,7 @@ def test_many_comparisons_are_divided_over_workers_and_keep_their_order(
 
 def test_a_worker_that_something_else_ended_is_replaced_without_a_wrong_verdict(answers: MathAnswers):
     assert answers.equal("2", ["2.0"])
-    process = answers._started[0]._process
+    process = answers._started[0]._worker._process
     assert process is not None
     process.send_signal(signal.SIGKILL)
     assert answers.equal("2", ["2.0"])
@@ -54,4 +54,4 @@ def test_a_worker_that_does_not_start_ends_the_run_with_one_sentence(
     monkeypatch.setattr(math_answers, "START_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"did not start within 0 seconds; check .*\.$"):
         answers.equal("2", ["2"])
-    assert answers._started[0]._process is None  # nothing is left running
+    assert answers._started[0]._worker._process is None  # nothing is left running

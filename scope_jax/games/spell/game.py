@@ -32,7 +32,7 @@ from scope_jax.play.step import Memory, Played, Step
 def play(step: Step[SpellSection]) -> Played:
     """One step of Algorithm 1 up to the update: episodes of all roles, and what the next memory depends on.
 
-    In the mode "rlvr" it draws given questions instead, and rewards are those of the rule (App. C.4). Pure: all
+    In the mode "given-questions" it draws those instead, and rewards are those of the rule (App. C.4). Pure: all
     randomness is derived from the seed and the position in the stream, or the step. Raises UserError if no cluster of
     the step suits a task of the card, or none fits into the responder's prompt.
     """
@@ -50,7 +50,7 @@ def play(step: Step[SpellSection]) -> Played:
     while rounds < card.max_rounds and count_mixed(groups) < card.groups:
         if rounds:
             step.tell(_before_a_round(card, rounds, drafts, groups))
-        if card.mode == "rlvr":
+        if card.mode == "given-questions":
             groups += given_round(step, position)
         else:
             # l.7 to l.19: clusters, questions, answers, verifications, rewards
@@ -156,7 +156,7 @@ def episodes(
     selection: Selection,
 ) -> list[Episode]:
     """One episode per question of the questioner, followed by those of its answers, or only the latter in the mode
-    "rlvr"; then one per verification that was chosen.
+    "given-questions"; then one per verification that was chosen.
 
     The chosen episodes of a trained role are trained. All verifications of an answer are recorded with it.
     """
@@ -165,7 +165,7 @@ def episodes(
         played.append(_question(step, draft, selection))
         if draft.group is not None:
             played += _answers(step, draft.group, selection)
-    if step.card.mode == "rlvr":
+    if step.card.mode == "given-questions":
         for group in groups:
             played += _answers(step, group, selection)
     for group in groups:
@@ -274,7 +274,7 @@ def measure(
 def measure_rounds(
     card: SpellSection, rounds: int, drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]
 ) -> dict[str, float]:
-    """How much was drawn: rounds, questions, and in the mode "rlvr" the share of those that were too long."""
+    """How much was drawn: rounds, questions, and of given questions the share of those that were too long."""
     if card.mode == "self-play":
         return {"groups/rounds": float(rounds), "questions/asked": float(len(drafts))}
     questions = rounds * card.clusters_per_round
@@ -304,8 +304,8 @@ def exam(cfg: Config) -> Exam:
 
 
 def source(cfg: Config) -> Source:
-    """Clusters of documents, or given questions in the mode "rlvr"."""
-    if options(cfg).mode == "rlvr":
+    """Clusters of documents, or given questions in the mode "given-questions"."""
+    if options(cfg).mode == "given-questions":
         return Source(cfg.data.questions or "", "readings", cfg.data)
     assert cfg.data.clusters is not None  # Config has checked it
     return Source(cfg.data.clusters, "clusters", cfg.data)

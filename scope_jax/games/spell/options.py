@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scope_jax.config.base import CardPath, Count, GameSection, Section, Weight, Whole, prompts_of
 from scope_jax.config.experiment import Config
@@ -49,8 +49,8 @@ class SpellSection(GameSection):
     """Folder of prompt files `questioner_<task>`, `earlier_<task>` (about the questions of the history),
     `responder_<task>`, `nothing` (instead of the documents), `verifier`, `judge`, all `.txt`;
     `<role>_<task>.system.txt` is an optional system message. Default: the package's."""
-    mode: Literal["self-play", "rlvr"] = "self-play"
-    """`self-play`, or `rlvr`: the baseline on `data.questions` (App. C.4)."""
+    mode: Literal["self-play", "given-questions"] = "self-play"
+    """`self-play`, or `given-questions`: the RLVR baseline, on `data.questions` (App. C.4)."""
     train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)
     """The roles that are trained, of `questioner`, `responder`, `verifier`; the others still generate episodes (Eq.
     (10))."""
@@ -127,15 +127,23 @@ class SpellSection(GameSection):
     questioner_advantage: AdvantageCard = AdvantageCard(advantage="batch-zscore")
     """Advantage of questions (Eq. (9)); `group-zscore` compares questions of the same task."""
 
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _former(cls, mode: object) -> object:
+        if mode == "rlvr":
+            raise ValueError('"rlvr" is called "given-questions" now; write that (RL on any rows: system = "rlvr")')
+        return mode
+
     @model_validator(mode="after")
     def _consistent(self) -> SpellSection:
         if not self.train or len(set(self.train)) < len(self.train):
             raise ValueError("train must list at least one role, each once")
         if "verifier" in self.train and not self.verify:
             raise ValueError('verify = false leaves nothing to train the verifier on; remove "verifier" from train')
-        if self.mode == "rlvr" and (self.train != ("responder",) or self.verify):
+        if self.mode == "given-questions" and (self.train != ("responder",) or self.verify):
             raise ValueError(
-                'mode = "rlvr" has neither questioner nor verifier; set train = ["responder"] and verify = false'
+                'mode = "given-questions" has neither questioner nor verifier; set train = ["responder"] and '
+                "verify = false"
             )
         compared = {"responder": self.responder} | ({"verifier": self.verifier} if "verifier" in self.train else {})
         for role, card in compared.items():
@@ -171,13 +179,13 @@ def options(cfg: Config) -> SpellSection:
 def check(cfg: Config) -> None:
     """Raises ValueError unless [spell] and the card's other tables go together."""
     card = options(cfg)
-    rlvr = card.mode == "rlvr"
-    if not rlvr and cfg.data.clusters is None:
+    given = card.mode == "given-questions"
+    if not given and cfg.data.clusters is None:
         raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
-    if rlvr and cfg.data.questions is None:
+    if given and cfg.data.questions is None:
         raise ValueError(
-            'data.questions is missing; spell.mode = "rlvr" needs a file of questions with answers and context '
-            "(docs/data.md)"
+            'data.questions is missing; spell.mode = "given-questions" needs a file of questions with answers and '
+            "context (docs/data.md)"
         )
     if cfg.judge is None and card.rule == "judge":
         raise ValueError(

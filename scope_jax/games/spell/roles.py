@@ -254,7 +254,7 @@ def with_groups(drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) 
 
 
 def given_question(cfg: Config, row: rows.Row, position: int) -> ReadingTask:
-    """What the responder reads in the mode "rlvr", from the row at a position of the stream."""
+    """What the responder reads in the mode "given-questions", from the row at a position of the stream."""
     reference, *aliases = row["answers"]
     question = Question(row["question"], reference, tuple(row["options"]), tuple(aliases))
     return ReadingTask(position, messages.task_of(row), question, messages.shown(cfg, row["context"]))
