@@ -21,7 +21,7 @@ demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out 
 
 # All tests of a file run in one worker, so that shared fixtures are built once.
 test: lint docs  ## run lint, build the docs, run every test that takes seconds
-	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.dev  ## run the tests that take minutes; PART=3/8 runs the third of eight parts
 	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile $(if $(PART),--part $(PART))

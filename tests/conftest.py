@@ -86,8 +86,19 @@ def group_of(item: pytest.Item) -> str:
     return str(mark.args[0])
 
 
+# Folders whose files take long, first: otherwise one worker is idle while another ends the last file (the Makefile's
+# --no-loadscope-reorder keeps this order).
+LONG = ("train", "learner", "rollouts", "equivalence", "models", "evaluation", "mutants", "selftest", "sharding", "cli")
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    return LONG.index(folder) if folder in LONG else len(LONG)
+
+
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     if not (part := config.getoption("--part")):
         return
     number, count = map(int, part.split("/")) if re.fullmatch(r"\d{1,3}/\d{1,3}", part) else (0, 0)
