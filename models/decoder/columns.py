@@ -11,7 +11,6 @@ tokens adds exact zeros.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
 BEYOND = 2**24  # more blocks than any page has
-UNROLL = 8  # blocks whose sums are added in one operation
+UNROLLED = 8  # most blocks that are added one by one in a program, which otherwise has a loop
 
 
 class ColumnPages(NamedTuple):
@@ -38,21 +37,15 @@ class ColumnPages(NamedTuple):
 
 def widths(blocks: int) -> tuple[int, ...]:
     """The blocks that the first segments hold together, in order: 2, 4, 8, 32, 128, …, and all. Few, as a program has
-    the attention over each segment of each layer."""
+    the attention over each of these for each layer.
+
+    At least two: XLA unrolls a loop over a single block, then fuses and rounds differently.
+    """
     found, width = list[int](), 2
     while width < blocks:
         found.append(width)
         width *= 2 if width < 8 else 4
     return (*found, blocks)
-
-
-class Sums(NamedTuple):
-    """Of attention, over the blocks so far."""
-
-    total_RKqh: Array
-    """Values by their weights."""
-    mass_RKq: Array
-    """Weights."""
 
 
 class Columns:
@@ -108,9 +101,15 @@ class Columns:
         if q_RQHh.shape[1] > 1:
             return self._attend_many(layer, q_RQHh, where, window, sinks_H)
         longest = jnp.max(jnp.where(where.counts_R > 0, where.starts_R + 1, 0))
-        read = [longest > start * BLOCK for start in (0, *self._ends[:-1])]
-        behind_RC = where.starts_R[:, None] - jnp.arange(self._ends[-1] * BLOCK)
-        return _attend_one(layer, q_RQHh[:, 0], _seen(behind_RC, window), read, sinks_H)[:, None]
+        segments = jnp.searchsorted(jnp.asarray(self._ends) * BLOCK, longest)
+
+        def first(count: int, layer: ColumnPages, q_RHh: Array, starts_R: Array) -> Array:
+            part = ColumnPages(layer.k_PKbht[:count], layer.v_PKbth[:count])
+            behind_RC = starts_R[:, None] - jnp.arange(self._ends[count - 1] * BLOCK)
+            return _attend_one(part, q_RHh, _seen(behind_RC, window), sinks_H)
+
+        ways = [partial(first, count) for count in range(1, len(self._ends) + 1)]
+        return lax.switch(segments, ways, layer, q_RQHh[:, 0], where.starts_R)[:, None]
 
     def _attend_many(
         self, layer: ColumnPages, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None
@@ -143,58 +142,50 @@ def _seen(behind: Array, window: int | None) -> Array:
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
-def _attend_one(
-    layer: ColumnPages, q_RHh: Array, seen_RC: Array, read: Sequence[Array], sinks_H: Array | None
-) -> Array:
+def _attend_one(layer: ColumnPages, q_RHh: Array, seen_RC: Array, sinks_H: Array | None) -> Array:
     """softmax(q K / √h) V for one query per page: the maximum over all columns, then sums block by block.
 
-    read: whether a segment is read, the first always. The exponentials are computed in a loop over the blocks: in one
-    operation over all columns, their last bit would depend on the number of columns (XLA emits different code for
-    different sizes).
+    The exponentials are computed in a loop over the blocks: in one operation over all columns, their last bit would
+    depend on the number of columns (XLA emits different code for different sizes).
     """
     rows, _, head_dim = q_RHh.shape
     counts, num_kv = [keys.shape[2] for keys in layer.k_PKbht], layer.k_PKbht[0].shape[1]
+    ends, blocks = np.cumsum(counts), sum(counts)
     q_RK1qh = q_RHh.reshape(rows, num_kv, 1, -1, head_dim)
-    seen_RbT = jnp.split(seen_RC.reshape(rows, -1, BLOCK), np.cumsum(counts)[:-1], axis=1)
 
-    def scores(k_RKbht: Array, seen_Rbt: Array, q_RK1qh: Array) -> Array:
+    def products(k_RKbht: Array) -> Array:
         q_RKbqh = jnp.broadcast_to(q_RK1qh, (*k_RKbht.shape[:3], *q_RK1qh.shape[3:]))
-        products = jnp.einsum("RKbqh,RKbht->RKbqt", q_RKbqh, k_RKbht, preferred_element_type=jnp.float32)
-        return jnp.where(seen_Rbt[:, None, :, None], products / math.sqrt(head_dim), MASKED)
+        return jnp.einsum("RKbqh,RKbht->RKbqt", q_RKbqh, k_RKbht, preferred_element_type=jnp.float32)
 
-    def unseen(k_RKbht: Array, seen_Rbt: Array, q_RK1qh: Array) -> Array:
-        return jnp.full((*k_RKbht.shape[:3], q_RK1qh.shape[3], BLOCK), MASKED)
-
-    segments = [
-        scores(k_RKbht, seen_Rbt, q_RK1qh) if n == 0 else lax.cond(read[n], scores, unseen, k_RKbht, seen_Rbt, q_RK1qh)
-        for n, (k_RKbht, seen_Rbt) in enumerate(zip(layer.k_PKbht, seen_RbT, strict=True))
-    ]
-    top_RKq = jnp.max(jnp.stack([jnp.max(scores_RKbqt, axis=(2, 4)) for scores_RKbqt in segments]), axis=0)
+    scores = jnp.concatenate([products(k_RKbht) for k_RKbht in layer.k_PKbht], axis=2)
+    seen_RKbqt = seen_RC.reshape(rows, 1, blocks, 1, BLOCK)
+    scores = jnp.where(seen_RKbqt, scores / math.sqrt(head_dim), MASKED)
+    top_RKq = jnp.max(scores, axis=(2, 4))
     sinks_Kq = None if sinks_H is None else sinks_H.astype(jnp.float32).reshape(num_kv, -1)
     top_RKq = top_RKq if sinks_Kq is None else jnp.maximum(top_RKq, sinks_Kq)
+    dtype = layer.v_PKbth[0].dtype
 
-    def add(sums: Sums, scores_RKbqt: Array, v_RKbth: Array, top_RKq: Array) -> Sums:
-        def weigh(scores_RKqt: Array) -> tuple[Array, Array]:
-            weights = jnp.exp(scores_RKqt - top_RKq[..., None])
-            return weights.astype(v_RKbth.dtype), jnp.sum(weights, axis=-1)
+    def weigh(scores_RKqt: Array) -> tuple[Array, Array]:
+        weights = jnp.exp(scores_RKqt - top_RKq[..., None])
+        return weights.astype(dtype), jnp.sum(weights, axis=-1)
 
-        def added(sums: Sums, block: tuple[Array, Array]) -> tuple[Sums, None]:
-            return Sums(sums.total_RKqh + block[0], sums.mass_RKq + block[1]), None
+    weights_bRKqt, masses_bRKq = lax.map(weigh, jnp.moveaxis(scores, 2, 0))
+    total, mass = jnp.float32(0), jnp.float32(0) if sinks_Kq is None else jnp.exp(sinks_Kq - top_RKq)
+    for weights, v_RKbth in zip(jnp.split(weights_bRKqt, ends[:-1]), layer.v_PKbth, strict=True):
+        parts = jnp.einsum("bRKqt,RKbth->RKbqh", weights, v_RKbth, preferred_element_type=jnp.float32)
+        total = _added(total, parts, 2)
+    mass = _added(mass, masses_bRKq, 0)
+    return (total / mass[..., None]).reshape(q_RHh.shape).astype(q_RHh.dtype)
 
-        blocks = v_RKbth.shape[2]
-        scores_bRKqt = jnp.moveaxis(scores_RKbqt, 2, 0)
-        if blocks == 1:  # XLA unrolls a loop over a single block, then fuses and rounds differently
-            scores_bRKqt = jnp.concatenate([scores_bRKqt, scores_bRKqt])
-        weights_bRKqt, masses_bRKq = lax.map(weigh, scores_bRKqt)
-        parts = jnp.einsum("bRKqt,RKbth->RKbqh", weights_bRKqt[:blocks], v_RKbth, preferred_element_type=jnp.float32)
-        parts_bRKqh = jnp.moveaxis(parts, 2, 0)
-        return lax.scan(added, sums, (parts_bRKqh, masses_bRKq[:blocks]), unroll=UNROLL)[0]
 
-    mass_RKq = jnp.zeros_like(top_RKq) if sinks_Kq is None else jnp.exp(sinks_Kq - top_RKq)
-    sums = Sums(jnp.zeros((*top_RKq.shape, head_dim), jnp.float32), mass_RKq)
-    for n, (scores_RKbqt, v_RKbth) in enumerate(zip(segments, layer.v_PKbth, strict=True)):
-        if n == 0:
-            sums = add(sums, scores_RKbqt, v_RKbth, top_RKq)
-        else:
-            sums = lax.cond(read[n], add, lambda sums, *_: sums, sums, scores_RKbqt, v_RKbth, top_RKq)
-    return (sums.total_RKqh / sums.mass_RKq[..., None]).reshape(q_RHh.shape).astype(q_RHh.dtype)
+def _added(total: Array, blocks: Array, axis: int) -> Array:
+    """The total and each block, added in order."""
+    count = blocks.shape[axis]
+    if count <= UNROLLED:
+        for b in range(count):
+            total = total + lax.index_in_dim(blocks, b, axis, keepdims=False)
+        return total
+    first = total + lax.index_in_dim(blocks, 0, axis, keepdims=False)
+    return lax.fori_loop(
+        1, count, lambda b, sums: sums + lax.dynamic_index_in_dim(blocks, b, axis, keepdims=False), first
+    )
