@@ -2,10 +2,10 @@
 
 Rows that add one token each are the slots in order, so that attention reads the pages where they are. The columns of a
 page are split into blocks of BLOCK, so that both matmuls of attention read contiguous memory, and these into segments
-of 2, 2, 4, 8, … blocks: the first segments can be read alone, without a copy, while rows are short. A row has the same
-bits whatever the other rows contain and however many segments are read: every product, sum and exponential covers one
-block, in operations whose shape per block is fixed, and the blocks are added in order; a block without visible tokens
-adds exact zeros.
+of 2, 2, 4, 24, 96, … blocks: the first segments can be read alone, without a copy, while rows are short. A row has the
+same bits whatever the other rows contain and however many segments are read: every product, sum and exponential covers
+one block, in operations whose shape per block is fixed, and the blocks are added in order; a block without visible
+tokens adds exact zeros.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
 BEYOND = 2**24  # more blocks than any page has
+UNROLLED = 8  # most blocks that are added one by one in a program, which otherwise has a loop
 
 
 class ColumnPages(NamedTuple):
@@ -35,14 +36,15 @@ class ColumnPages(NamedTuple):
 
 
 def widths(blocks: int) -> tuple[int, ...]:
-    """The blocks that the first segments hold together, in order: 2, 4, 8, …, and all.
+    """The blocks that the first segments hold together, in order: 2, 4, 8, 32, 128, …, and all. Few, as a program has
+    the attention over each of these for each layer.
 
     At least two: XLA unrolls a loop over a single block, then fuses and rounds differently.
     """
     found, width = list[int](), 2
     while width < blocks:
         found.append(width)
-        width *= 2
+        width *= 2 if width < 8 else 4
     return (*found, blocks)
 
 
@@ -171,8 +173,19 @@ def _attend_one(layer: ColumnPages, q_RHh: Array, seen_RC: Array, sinks_H: Array
     total, mass = jnp.float32(0), jnp.float32(0) if sinks_Kq is None else jnp.exp(sinks_Kq - top_RKq)
     for weights, v_RKbth in zip(jnp.split(weights_bRKqt, ends[:-1]), layer.v_PKbth, strict=True):
         parts = jnp.einsum("bRKqt,RKbth->RKbqh", weights, v_RKbth, preferred_element_type=jnp.float32)
-        for b in range(v_RKbth.shape[2]):
-            total = total + parts[:, :, b]
-    for b in range(blocks):
-        mass = mass + masses_bRKq[b]
+        total = _added(total, parts, 2)
+    mass = _added(mass, masses_bRKq, 0)
     return (total / mass[..., None]).reshape(q_RHh.shape).astype(q_RHh.dtype)
+
+
+def _added(total: Array, blocks: Array, axis: int) -> Array:
+    """The total and each block, added in order."""
+    count = blocks.shape[axis]
+    if count <= UNROLLED:
+        for b in range(count):
+            total = total + lax.index_in_dim(blocks, b, axis, keepdims=False)
+        return total
+    first = total + lax.index_in_dim(blocks, 0, axis, keepdims=False)
+    return lax.fori_loop(
+        1, count, lambda b, sums: sums + lax.dynamic_index_in_dim(blocks, b, axis, keepdims=False), first
+    )
