@@ -243,8 +243,17 @@ def program_bytes(learner: Learner, engine: Engine, updates: Sequence[Update]) -
         cards += [] if update.card in cards else [update.card]
     scores = {scored(card, card.mini_batches) for card in cards}
     passes = STEP * len(cards) + sum(old + reference for old, reference in scores)
-    kept = PASS * (sum(engine.most_programs().values()) * model.num_layers + passes * layers)
-    return PROCESS + ENTRY * model.vocab_size + kept, COMPILER + MORE * PASS * STEP * layers
+    return _generating(engine) + PASS * passes * layers, COMPILER + MORE * PASS * STEP * layers
+
+
+def generating_bytes(engine: Engine) -> float:
+    """What a process that only generates has in host memory beside its arrays, its compiler included."""
+    return _generating(engine) + COMPILER
+
+
+def _generating(engine: Engine) -> float:
+    programs = sum(engine.most_programs().values())
+    return PROCESS + ENTRY * engine.model.vocab_size + PASS * programs * engine.model.num_layers
 
 
 @dataclass(frozen=True)

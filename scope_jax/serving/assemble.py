@@ -38,8 +38,11 @@ from scope_jax.run.indexing import announce, lookup_of, probe, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.opened import Doubt, OpenedModel
 from scope_jax.run.programs import keep_programs, programs
+from scope_jax.serving.sizes import check_fits, fitted
+from scope_jax.sharding.mesh import row_shards
 from scope_jax.text import dialects
 
+SIZES = ("slots", "max_length")  # keys of [rollout]
 Card = Config | ServedModel
 Tell = Callable[[str], None]
 
@@ -125,7 +128,15 @@ def served(
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
     cfg, model = kernels.for_sampling(cfg, model, tell)
+    chosen = {key for key in SIZES if not any(override.startswith(f"rollout.{key}=") for override in overrides)}
+    if chats and "slots" in chosen:  # one conversation
+        cfg = cfg.model_copy(
+            update={"rollout": cfg.rollout.model_copy(update={"slots": row_shards(decode_layout(cfg, model, mesh)[0])})}
+        )
+    if isinstance(cfg, ServedModel):
+        cfg = fitted(cfg, model, mesh, chosen, tell)
     engine = engine_for(cfg, model, mesh)
+    check_fits(engine)
     programs().need("replies", engine.most_programs())
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)
