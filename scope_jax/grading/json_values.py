@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from scope_jax.text.objects import opening
 from scope_jax.text.strict_json import STRICT_JSON
 
 TRIES = 64  # brackets of a text at which a value may end
@@ -62,7 +63,7 @@ def last_value(text: str) -> Any:
         end = max(text.rfind("}", 0, end), text.rfind("]", 0, end)) + 1
         if not end:
             break
-        start = _start(text, end)
+        start = opening(text, end, _MARK)
         if start is None:
             end -= 1
             continue
@@ -70,20 +71,6 @@ def last_value(text: str) -> Any:
             return value_of(text[start:end])
         end = start
     raise NoValue
-
-
-def _start(text: str, end: int) -> int | None:
-    """Where the bracket opens that closes right before `end`; None if it does not. Brackets in strings do not count."""
-    depth, quoted = 0, False
-    for place in reversed([mark.end() - 1 for mark in _MARK.finditer(text, 0, end)]):
-        mark = text[place]
-        if mark == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += 1 if mark in "}]" else -1
-            if depth == 0:
-                return place
-    return None
 
 
 def same(one: Any, other: Any) -> bool:

@@ -128,7 +128,8 @@ def served(
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
     cfg, model = kernels.for_sampling(cfg, model, tell)
-    chosen = {key for key in SIZES if not any(override.startswith(f"rollout.{key}=") for override in overrides)}
+    given = {override.partition("=")[0].strip() for override in overrides}
+    chosen = {key for key in SIZES if given.isdisjoint(("rollout", f"rollout.{key}"))}
     if chats and "slots" in chosen:  # one conversation
         cfg = cfg.model_copy(
             update={"rollout": cfg.rollout.model_copy(update={"slots": row_shards(decode_layout(cfg, model, mesh)[0])})}

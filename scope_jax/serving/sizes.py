@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from jax.sharding import Mesh
 
-from scope_jax.config import Config, ServedModel
+from scope_jax.config import ServedModel
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.plan.memory import device_bytes, generating_bytes
@@ -15,7 +15,6 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.run import host_memory
 from scope_jax.run.engines import engine_for
 
-Card = Config | ServedModel
 Tell = Callable[[str], None]
 
 GIB = 2**30
@@ -39,9 +38,10 @@ def needed_bytes(engine: Engine) -> tuple[int, int]:
 
 def check_fits(engine: Engine) -> None:
     """Raises UserError, before anything is allocated, if the engine does not fit."""
-    weights, cache = needed_bytes(engine)
-    if weights + cache <= (room := SHARE * free_bytes(engine)):
+    if _fits(engine):
         return
+    weights, cache = needed_bytes(engine)
+    room = SHARE * free_bytes(engine)
     slots, length = engine.config.slots, engine.config.max_length
     raise UserError(
         f"on a device the weights take {weights / GIB:.2f} GiB and the cache {cache / GIB:.2f} GiB (rollout.slots = "

@@ -51,19 +51,25 @@ def has_control(value: Any) -> bool:
 
 
 def _last_braces(text: str) -> tuple[int | None, int]:
-    """(start, end) of the text from the matching `{` to the last `}`, both included; start is None without a match.
-
-    Braces in strings do not count. The last `}` is outside of strings, so that going back from it every quote starts or
-    ends a string.
-    """
+    """(start, end) of the text from the matching `{` to the last `}`, both included; start is None without a match."""
     end = text.rfind("}") + 1
+    return opening(text, end, _MARK), end
+
+
+def opening(text: str, end: int, marks: re.Pattern[str]) -> int | None:
+    """Where the bracket opens that closes right before `end`; None if it does not. marks: finds unescaped quotes and
+    the brackets that count.
+
+    Brackets in strings do not count. The one that closes is outside of strings, so that going back from it every quote
+    starts or ends a string.
+    """
     depth, quoted = 0, False
-    for place in reversed([mark.end() - 1 for mark in _MARK.finditer(text, 0, end)]):
+    for place in reversed([mark.end() - 1 for mark in marks.finditer(text, 0, end)]):
         mark = text[place]
         if mark == '"':
             quoted = not quoted
         elif not quoted:
-            depth += 1 if mark == "}" else -1
+            depth += 1 if mark in "}]" else -1
             if depth <= 0:
-                return (place if depth == 0 else None), end
-    return None, end
+                return place if depth == 0 else None
+    return None

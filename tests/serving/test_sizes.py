@@ -72,5 +72,7 @@ def test_a_chat_has_one_conversation():
     options = {"policy": None, "search": False, "name": None, "grace": 0.0}
     with served(BASE, None, [], tell=told.append, chats=True, **options) as model:
         assert model.rollouts.engine.config.slots == 1
-    with served(BASE, None, ["rollout.slots=2", "rollout.max_length=256"], tell=told.append, **options) as model:
+    with served(
+        BASE, None, [" rollout.slots = 2", "rollout.max_length=256"], tell=told.append, chats=True, **options
+    ) as model:
         assert (model.rollouts.engine.config.slots, model.rollouts.engine.config.max_length) == (2, 256)
