@@ -8,6 +8,7 @@ next ones follow when those have been written.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -106,6 +107,17 @@ def writer(most: int, copying: Copying, before_commit: Callable[[], None]) -> oc
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
+def _remove_unfinished(folder: Path) -> None:
+    """Removes what a failed save has written. tensorstore ends its other writes in the background: files appear and
+    vanish while the folder is being removed."""
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+
+
 class Checkpoints:
     """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
@@ -220,7 +232,7 @@ class Checkpoints:
             assert place is not None  # orbax only writes during a save
             self._reference, self._frozen = None, []
             for unfinished in self.folder.glob(f"*{TEMPORARY}*") if writes() else ():
-                shutil.rmtree(unfinished)
+                _remove_unfinished(unfinished)
             raise unwritten(place, number)
 
     def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:

@@ -17,6 +17,7 @@ from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.evaluation import evaluations
 from scope_jax.learner.types import Episode, Judgement, Reply
+from scope_jax.run import checkpoint_writer
 from scope_jax.run.checkpoint import fault, steps
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.files import EVALUATIONS, JUDGEMENTS, LineWriter, read_records
@@ -119,6 +120,31 @@ def test_a_checkpoint_that_cannot_be_written_gives_one_message(tmp_path: Path, c
     assert steps(folder) == [1, 2] and fault(folder / "2") is None
     saved = again.resume(targets(WANTED), pytest.fail)
     assert saved is not None and same(saved.states, {"actor": state(2), "other": state(12)})
+
+
+def test_an_unfinished_checkpoint_is_removed_while_other_writes_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tensorstore's threads may delete a lock, or create one, between two calls of the removal."""
+    folder = tmp_path / "2.orbax-checkpoint-tmp"
+    (folder / "states").mkdir(parents=True)
+    (folder / "states" / "manifest.__lock").touch()
+    (folder / "data").touch()
+    unlink, others = os.unlink, [lambda: unlink(folder / "states" / "manifest.__lock"), (folder / "late").touch]
+
+    def unlink_after_another(path: str, *, dir_fd: int | None = None) -> None:
+        if others:
+            others.pop()()
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another)
+    checkpoint_writer._remove_unfinished(folder)
+    assert not folder.exists() and not others
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: os.rmdir("/proc"))
+    folder.mkdir()
+    (folder / "data").touch()
+    with pytest.raises(OSError, match="/proc"):  # any other fault is reported
+        checkpoint_writer._remove_unfinished(folder)
 
 
 def test_other_errors_of_orbax_are_passed_on_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
