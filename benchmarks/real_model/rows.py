@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scope_jax.data.published import reading_prompt
 from scope_jax.grading.rewards import normalise
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 SETS = ("nq", "squad_xquad_en", "popqa", "hotpotqa", "hotpotqa_train")
 LONGEST = 384  # tokens of a prompt
-INSTRUCTION = "Answer with a few words from the text, nothing else."
 PARTS = {"exam": 0.32, "development": 0.38, "train": 1.0}  # a row is in the first part whose bound its share is below
 
 Row = Mapping[str, Any]
@@ -53,7 +53,7 @@ def reading_rows(data: Path, tokenizer: Tokenizer) -> list[Row]:
         for row in read(data / "qa" / f"{name}.jsonl"):
             answer, shown = evidence(row, passages)
             if answer is not None:
-                prompt = f"{shown}\n\nQuestion: {row['question']}\n{INSTRUCTION}"
+                prompt = reading_prompt(shown, row["question"])
                 if len(tokenizer.encode_chat([{"role": "user", "content": prompt}])) <= LONGEST:
                     known = {"id": row["id"], "set": name, "question": row["question"]}
                     rows.append({**known, "prompt": prompt, "completion": answer, "answers": row["answers"]})
