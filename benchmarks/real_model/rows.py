@@ -23,6 +23,7 @@ from scope_jax.grading.rewards import normalise
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 
 SETS = ("nq", "squad_xquad_en", "popqa", "hotpotqa", "hotpotqa_train")
+WRITTEN = ("id", "set", "prompt", "completion", "answers")  # no `question`, which an exam would ask by itself
 LONGEST = 384  # tokens of a prompt
 PARTS = {"exam": 0.32, "development": 0.38, "train": 1.0}  # a row is in the first part whose bound its share is below
 
@@ -40,7 +41,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     parts = divided(rows)
     for part, those in parts.items():
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in those]
+        lines = [json.dumps({key: row[key] for key in WRITTEN}, ensure_ascii=False) + "\n" for row in those]
         (arguments.folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
     print(summary(parts))
 
