@@ -100,8 +100,7 @@ def test_concurrent_replies_equal_greedy_generation_offline(model: Served, clien
 
 def test_first_tokens_are_timed_once_for_each_streamed_reply(model: Served, client: Any, url: str):
     def counts() -> tuple[float, float]:
-        names = ("scope_jax_first_token_seconds_count", "scope_jax_request_seconds_count")
-        return tuple(metric(url, name) for name in names)
+        return metric(url, "scope_jax_first_token_seconds_count"), metric(url, "scope_jax_request_seconds_count")
 
     first, all_of_it = counts()
     chat: dict[str, Any] = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 6, "temperature": 0}
