@@ -49,13 +49,14 @@ def value_of(text: str) -> Any:
 
 
 def last_value(text: str) -> Any:
-    """The value that `text` or its last code fence is, or else the last object or list in it, whatever stands around.
+    """The value that `text`, its last code fence or its last line is, or else the last object or list in it, whatever
+    stands around.
 
     A bracket that belongs to no value, as in "see [1", is passed over; an object that is not JSON is passed over as a
     whole, never read in parts. Raises NoValue.
     """
     fences = _FENCE.findall(text)
-    for whole in (text, *fences[-1:]):
+    for whole in (text, *fences[-1:], text.rstrip().rpartition("\n")[2]):
         if is_json(whole):
             return value_of(whole)
     end = len(text)
