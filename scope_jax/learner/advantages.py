@@ -175,13 +175,13 @@ def for_update(update: Update, episodes: Sequence[Episode], baselines: Mapping[s
     after: dict[str, float] = {}
     for share in update.roles:
         places = [i for i, e in enumerate(rated) if e.role == share.role and e.policy == update.policy]
-        own, baseline = [rated[i] for i in places], None
+        members = [rated[i] for i in places]
         if update.card.objective == "policy":
             rule = share.advantage or update.card
-            own, baseline = assign(own, rule, baselines.get(f"{update.policy}/{share.role}"))
-        if baseline is not None:
-            after[share.role] = baseline
-        for i, episode in zip(places, own, strict=True):
+            members, baseline = assign(members, rule, baselines.get(f"{update.policy}/{share.role}"))
+            if baseline is not None:
+                after[share.role] = baseline
+        for i, episode in zip(places, members, strict=True):
             rated[i] = replace(episode, weight=share.weight)
         chosen += places
     return RatedEpisodes(rated, sorted(chosen), after)

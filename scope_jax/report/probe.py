@@ -10,6 +10,7 @@ from scope_jax.play.roles import Role
 from scope_jax.run.probing import ProbedGroup, ProbedRole, rejection
 
 HEAD, TAIL = 160, 240  # characters of a text that are shown of its beginning and its end
+ANSWERS = ("answer", "answers")  # fields of an episode's text that may say what is right
 DEMONSTRATIONS = (
     "demonstrations first (`scope-jax sft` on right replies to such prompts, then this card with the export as "
     "model.checkpoint; docs/rlvr.md#demonstrations-first)"
@@ -23,10 +24,10 @@ def lines(roles: Sequence[ProbedRole], of_game: Iterable[Role], groups: int) -> 
             yield from _shown(role, group)
     for role in roles:
         yield from _counted(role)
-    advised = advice(roles, of_game)
-    for sentence in advised:
+    sentences = advice(roles, of_game)
+    for sentence in sentences:
         yield f"helps  {sentence}"
-    if not advised:
+    if not sentences:
         yield "ok     the rewards of this step give gradients"
 
 
@@ -45,8 +46,10 @@ def _shown(role: ProbedRole, group: ProbedGroup) -> Iterator[str]:
     yield f"probe  {role.name}: rewards {rewards}"
     if "prompt" in first.text:
         yield f"       | prompt: {_cut(first.text['prompt'])}"
-    if right := first.text.get("answers", first.text.get("answer")):
-        yield f"       | right answer: {_cut(right if isinstance(right, str) else ' | '.join(map(str, right)))}"
+    for field in ANSWERS:
+        values = [episode.text.get(field) for episode in group.episodes]
+        if (value := values[0]) and values == [value] * len(values):
+            yield f"       | {field}: {_cut(value if isinstance(value, str) else ' | '.join(map(str, value)))}"
     for episode in [best] if best.reward == worst.reward else [best, worst]:
         yield f"       | reward {episode.reward:.3g}: {_reply(episode)}"
 
@@ -84,12 +87,17 @@ def _rejections(role: ProbedRole) -> str:
     return f"{role.rejected.total()} rejected ({shown})" if reasons else "none rejected"
 
 
+def _compared(role: ProbedRole) -> str:
+    """What the rewards of which are compared; those of single replies over the whole update."""
+    return "groups" if any(len(group.episodes) > 1 for group in role.trained) else "replies"
+
+
 def _gradients(role: ProbedRole) -> str:
-    if role.taught:
+    if role.has_teacher:
         return "it learns from a teacher, whatever the rewards"
     if not role.trained:
         return "not trained in this step"
-    return f"{role.teaching} of {len(role.trained)} groups have a gradient"
+    return f"{role.teaching} of {len(role.trained)} {_compared(role)} have a gradient"
 
 
 # -------------------------------------------------------------------------------------------------------------- advice
@@ -99,38 +107,38 @@ def advice(roles: Sequence[ProbedRole], of_game: Iterable[Role]) -> list[str]:
     return [
         f"{role.name}: {sentence}"
         for role in roles
-        if role.trained and not role.taught
+        if role.trained and not role.has_teacher
         for sentence in _advice(role, known.get(role.name))
     ]
 
 
 def _advice(role: ProbedRole, of_game: Role | None) -> Iterator[str]:
-    """For a role: limits and form first, as they hide whether replies are right; then its groups, if more than half
-    have no gradient."""
+    """For a role. Limits come first, as they hide whether replies are right; then, if fewer than half of its groups
+    have a gradient, the form of its replies, which hides it, too; then how hard its prompts are."""
     sampling = f"{of_game.table}.sampling" if of_game is not None and of_game.table else "its sampling"
-    most = len(role.episodes) / 2
-    if role.cut > most:
+    replies = len(role.episodes)
+    if 2 * role.cut > replies:
         yield (
-            f"most replies are cut: raise max_tokens and max_response_tokens of {sampling}, and rollout.max_length; if "
-            "none ends by itself even then, the model was not taught to stop (docs/models.md#where-replies-end)"
+            f"most replies are cut: raise max_tokens and max_response_tokens of {sampling}, or rollout.max_length; if "
+            "hardly any ends by itself even then, the model was not taught to stop (docs/models.md#where-replies-end)"
         )
-    elif role.rejected.total() > most:
-        yield (
-            "most replies have nothing that can be graded: say in the prompt how the answer is to be written, look for "
-            f"it where the model writes it, or show it by {DEMONSTRATIONS}"
-        )
-    if 2 * role.teaching >= len(role.trained):
         return
-    alike = [group.episodes[0].reward for group in role.trained if not group.teaches]
-    low = sum(reward <= 0 for reward in alike)
-    silent = f"{len(alike)} of {len(role.trained)} groups teach nothing"
-    if 2 * low > len(alike):
+    idle = [group.episodes[0].reward for group in role.trained if not group.teaches]
+    if 2 * len(idle) <= len(role.trained):
+        return
+    finding = f"{len(idle)} of {len(role.trained)} {_compared(role)} teach nothing, as"
+    if 2 * role.rejected.total() > replies:
         yield (
-            f"{silent}, as nearly all of their replies are wrong: {DEMONSTRATIONS}; a lower temperature in {sampling}; "
-            "a softer grader; easier rows; more samples of a prompt"
+            f"{finding} most replies are rejected ({', '.join(role.rejected)}): say in the prompt how they are to be "
+            f"written, look for answers where the model writes them, or show it: {DEMONSTRATIONS}"
+        )
+    elif 2 * sum(reward <= 0 for reward in idle) > len(idle):
+        yield (
+            f"{finding} all of their replies are wrong: {DEMONSTRATIONS}; a lower temperature in {sampling}; a softer "
+            "grader; easier rows; more samples of a prompt"
         )
     else:
         yield (
-            f"{silent}, as nearly all of their replies are right: harder rows, a stricter grader, a higher temperature "
-            f"in {sampling}, or fewer rows of this kind"
+            f"{finding} all of their replies are right: harder rows, a stricter grader, or a higher temperature in "
+            f"{sampling}"
         )

@@ -62,7 +62,7 @@ class ProbedRole:
     """The role's."""
     groups: Sequence[ProbedGroup]
     """Its replies."""
-    taught: bool = False
+    has_teacher: bool = False
     """It learns from a teacher, whatever its rewards."""
 
     @property
@@ -134,9 +134,9 @@ def probed_roles(
         if episode.finish and not episode.padding:
             groups = by_role.setdefault(episode.role, {})
             groups.setdefault((episode.policy, episode.group), []).append(episode)
-    taught = learns_otherwise(updates)
+    with_teacher = learns_otherwise(updates)
     return [
-        ProbedRole(role, [ProbedGroup(name, same) for (_, name), same in groups.items()], role in taught)
+        ProbedRole(role, [ProbedGroup(name, same) for (_, name), same in groups.items()], role in with_teacher)
         for role, groups in by_role.items()
     ]
 
