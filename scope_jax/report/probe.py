@@ -38,10 +38,11 @@ def plain(roles: Sequence[ProbedRole], of_game: Iterable[Role]) -> dict[str, Any
 
 # ------------------------------------------------------------------------------------------------------------- replies
 def _shown(role: ProbedRole, group: ProbedGroup) -> Iterator[str]:
-    """The prompt of a group, its rewards, and its best and its worst reply."""
+    """The prompt of a group, its rewards, and its best and its worst reply, the first and the last one if all are
+    equal."""
     first = group.episodes[0]
     best = max(group.episodes, key=lambda episode: episode.reward)
-    worst = min(group.episodes, key=lambda episode: episode.reward)
+    worst = min(reversed(group.episodes), key=lambda episode: episode.reward)
     rewards = " ".join(f"{episode.reward:.3g}" for episode in group.episodes)
     yield f"probe  {role.name}: rewards {rewards}"
     if "prompt" in first.text:
@@ -50,7 +51,7 @@ def _shown(role: ProbedRole, group: ProbedGroup) -> Iterator[str]:
         values = [episode.text.get(field) for episode in group.episodes]
         if (value := values[0]) and values == [value] * len(values):
             yield f"       | {field}: {_cut(value if isinstance(value, str) else ' | '.join(map(str, value)))}"
-    for episode in [best] if best.reward == worst.reward else [best, worst]:
+    for episode in [best] if best is worst else [best, worst]:
         yield f"       | reward {episode.reward:.3g}: {_reply(episode)}"
 
 
@@ -113,8 +114,8 @@ def advice(roles: Sequence[ProbedRole], of_game: Iterable[Role]) -> list[str]:
 
 
 def _advice(role: ProbedRole, of_game: Role | None) -> Iterator[str]:
-    """For a role. Limits come first, as they hide whether replies are right; then, if fewer than half of its groups
-    have a gradient, the form of its replies, which hides it, too; then how hard its prompts are."""
+    """For a role. Limits come first, and alone if they cut so many replies that nothing else can be seen; then, if
+    fewer than half of its groups have a gradient, the form of its replies, or how hard its prompts are."""
     sampling = f"{of_game.table}.sampling" if of_game is not None and of_game.table else "its sampling"
     replies = len(role.episodes)
     if 2 * role.cut > replies:
@@ -122,6 +123,7 @@ def _advice(role: ProbedRole, of_game: Role | None) -> Iterator[str]:
             f"most replies are cut: raise max_tokens and max_response_tokens of {sampling}, or rollout.max_length; if "
             "hardly any ends by itself even then, the model was not taught to stop (docs/models.md#where-replies-end)"
         )
+    if 4 * role.cut > 3 * replies:
         return
     idle = [group.episodes[0].reward for group in role.trained if not group.teaches]
     if 2 * len(idle) <= len(role.trained):
