@@ -135,9 +135,12 @@ def _advice(role: ProbedRole, of_game: Role | None) -> Iterator[str]:
             f"written, look for answers where the model writes them, or show it: {DEMONSTRATIONS}"
         )
     elif 2 * sum(reward <= 0 for reward in idle) > len(idle):
+        softer = "a softer grader"
+        if role.contained:
+            softer += f", such as cover-exact-match, as {role.contained} of the wrong replies contain the right answer"
         yield (
-            f"{finding} all of their replies are wrong: {DEMONSTRATIONS}; a lower temperature in {sampling}; a softer "
-            "grader; easier rows; more samples of a prompt"
+            f"{finding} all of their replies are wrong: {DEMONSTRATIONS}; {softer}; a lower temperature in {sampling}; "
+            "easier rows; more samples of a prompt"
         )
     else:
         yield (

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import game_of
+from scope_jax.grading.measures import cover_exact_match
 from scope_jax.grading.rewards import mean
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Update
@@ -86,6 +87,17 @@ class ProbedRole:
         return Counter(reason for episode in self.episodes if (reason := rejection(episode)))
 
     @property
+    def contained(self) -> int:
+        """How many have no reward although what was read of them contains the right answer."""
+        return sum(
+            cover_exact_match(prediction, answers)
+            for episode in self.episodes
+            if episode.reward <= 0
+            and isinstance(prediction := episode.text.get("prediction"), str)
+            and isinstance(answers := episode.text.get("answers"), list | tuple)
+        )
+
+    @property
     def trained(self) -> list[ProbedGroup]:
         """The groups that are trained by their rewards."""
         return [group for group in self.groups if group.trained]
@@ -105,6 +117,7 @@ class ProbedRole:
             "rewarded": sum(reward > 0 for reward in self.rewards),
             "cut": self.cut,
             "rejected": dict(self.rejected),
+            "wrong_but_contained": self.contained,
             "groups": len(self.trained),
             "groups_with_gradient": self.teaching,
         }

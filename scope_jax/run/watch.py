@@ -184,7 +184,7 @@ def _why(rewards: Sequence[float]) -> str:
     if low <= 0:
         return (
             f"all rewards are {low:g}; see in the report whether its answers keep the format, end within the token "
-            "limits, and are within reach of the model"
+            "limits, and are within reach of the model, or let `scope-jax check CARD --probe` say what usually helps"
         )
     return f"all rewards are {low:g}; the tasks may be too easy, or the reward may accept anything: see the report"
 

@@ -48,11 +48,13 @@ def test_counts_by_hand() -> None:
         [
             episode("a", 1.0, text={"prediction": "x"}),
             episode("a", 0.0, text={"prediction": None}),
-            episode("b", 0.0, finish="length", parts={"answered": 0.0}),
+            episode("b", 0.0, finish="length", parts={"answered": 0.0}, text={"prediction": "", "answers": ["Nile"]}),
             episode("b", 0.0, text={"rejected": "too long"}, finish="overflow"),
             episode("c", 0.5, text={"rejected": ""}),
             episode("c", 0.5, parts={"valid": 1.0}),
-            episode("d", -1.0, parts={"valid": 0.0}, trained=False),
+            episode(
+                "d", -1.0, parts={"valid": 0.0}, trained=False, text={"prediction": "the Nile", "answers": ["Nile"]}
+            ),
             episode("e", 9.0, padding=True),
             episode("f", 9.0, finish=""),
             episode("g", 2.0, datums=(credit,)),
@@ -67,6 +69,7 @@ def test_counts_by_hand() -> None:
         "rewarded": 5,
         "cut": 2,
         "rejected": {"no answer": 2, "too long": 1, "not valid": 1},
+        "wrong_but_contained": 1,
         "groups": 4,
         "groups_with_gradient": 2,
     }
@@ -98,6 +101,11 @@ def test_what_is_seen_chooses_what_helps(case: str) -> None:
     assert len(helps) == 1 and helps[0].startswith("solver: ") and words in helps[0]
     if case != "unread":
         assert "game.solver.sampling" in helps[0]
+
+
+def test_right_answers_in_wrong_replies_ask_for_a_softer_grader() -> None:
+    (sentence,) = counted(group("a", "000", text={"prediction": "It is the Nile.", "answers": ["Nile", "the Nile"]}))[1]
+    assert "a softer grader, such as cover-exact-match, as 3 of the wrong replies contain the right answer" in sentence
 
 
 def test_nearly_all_cut_hides_the_rest_and_half_of_them_do_not() -> None:
