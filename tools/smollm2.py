@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import sys
@@ -80,7 +79,7 @@ def write(source: Path, folder: Path) -> str:
     if folder.exists():
         raise UserError(f"{folder} exists; remove it, or give another name.")
     try:
-        gguf = importlib.import_module("gguf")
+        import gguf  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise UserError("the package gguf, which reads the weights, is not installed; pip install gguf.") from None
     folder.parent.mkdir(parents=True, exist_ok=True)
