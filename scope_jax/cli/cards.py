@@ -218,7 +218,7 @@ def check(
 ) -> None:
     """Open every model, prompt, data set, corpus and server of CARD and report what is wrong; nothing is compiled.
 
-    With --probe the model is loaded, and how many groups of replies would have a gradient is told.
+    With --probe the model is loaded and replies, and you see how many groups of replies would have a gradient.
     """
     if prompts is not None and not probe:
         raise UserError("--prompts is for --probe; give both.")

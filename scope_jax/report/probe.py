@@ -27,7 +27,7 @@ def lines(roles: Sequence[ProbedRole], of_game: Iterable[Role], groups: int) -> 
     sentences = advice(roles, of_game)
     for sentence in sentences:
         yield f"helps  {sentence}"
-    if not sentences:
+    if not sentences and any(role.teaching for role in roles):
         yield "ok     the rewards of this step give gradients"
 
 
