@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 VARIABLE = "SCOPE_JAX_SMOLLM2"
 TOKENS = 24  # of a reply, at most
 LONGEST = 128  # of a prompt with its reply
-TIE = 1e-3  # logits that differ by less are as good as equal: about fifty times what rounding does to them
+TIE = 1e-3  # logits that differ by less are as good as equal
 MOST_TIES = 3
 PROMPTS = (
     "What is the capital of France?",
