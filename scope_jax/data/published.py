@@ -307,6 +307,23 @@ def query(row: Row, where: str) -> Row:
     return {"question": asked}
 
 
+def squad(row: Row, where: str) -> Row:
+    """SQuAD 1.1: a passage to read and a question about it, with a demonstration (`completion`) for `sft`."""
+    answers = _texts(_of(row, where, "answers", "answers.text"), where, "answers")
+    title, context, question = (_of(row, where, name, name) for name in ("title", "context", "question"))
+    return {
+        "id": str(_of(row, where, "id", "id")),
+        "prompt": reading_prompt(f"{title.replace('_', ' ')}\n{context}", question),
+        "completion": answers[0],
+        "answers": list(dict.fromkeys(answers)),
+    }
+
+
+def reading_prompt(text: str, question: str) -> str:
+    """A request to answer a question from a text."""
+    return f"{text}\n\nQuestion: {question}\nAnswer with a few words from the text, nothing else."
+
+
 def prompts(row: Row, where: str) -> Row:
     """Any prompts with rubrics, such as those of Dr. Tulu for SCOPE's baseline."""
     return RECIPES["researchqa" if "messages" not in row else "healthbench"].make(row, where)
@@ -318,6 +335,7 @@ READERS: Mapping[str, Make] = {
     "arena hard": arena_hard,
     "document": document,
     "spell clusters": spell_clusters,
+    "squad": squad,
     "query": query,
     "prompts": prompts,
 }

@@ -48,7 +48,7 @@ Kind = Literal[
 ]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
-QUESTION = ("question", "problem", "query")
+QUESTION = ("question", "problem", "query", "prompt")
 ANSWERS = ("answers", "golden_answers", "answer", "ground_truth")
 ALIASES = ("aliases", "answer_aliases")
 SEARCHES = ("search_turns",)

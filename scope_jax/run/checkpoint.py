@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, disk_fault
 from scope_jax.models.files.seal import fault as fault  # asked of checkpoints, too
 from scope_jax.models.files.seal import unfit
 from scope_jax.play.game import Memory
@@ -198,15 +198,21 @@ def reference_of(checkpoint: Path) -> str | None:
 
 # -------------------------------------------------------------------------------------------------------------- quiet
 @functools.cache
+def _of_disk(record: logging.LogRecord) -> bool:
+    """Whether an error is logged that the disk raised."""
+    return bool(record.exc_info and record.exc_info[1] and disk_fault(record.exc_info[1]))
+
+
 def quiet_orbax() -> None:
     """Suppresses what orbax and tensorstore print about an error that a save raises, and absl's warnings.
 
     Each of orbax's threads logs the error with its traceback before raising it. When the first of several writes fails,
-    orbax closes its event loop, and tensorstore then reports the closed loop for each of the others.
+    orbax closes its event loop; for each of the others tensorstore then reports the closed loop, or asyncio the disk.
     """
     log = logging.getLogger("absl")
     log.setLevel(logging.ERROR)
     log.addFilter(lambda record: not record.exc_info)
+    logging.getLogger("asyncio").addFilter(lambda record: not _of_disk(record))
     report = sys.unraisablehook
 
     def unraisable(found: sys.UnraisableHookArgs) -> None:

@@ -84,7 +84,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 def test_a_small_card_on_this_machine(shape: str) -> None:
     """An update without scoring, and the engine, compiled for the CPU; the parts of each phase add up to its peak."""
     Path(shape).write_text(json.dumps(MODEL | {"num_hidden_layers": 2}))
-    small = ["rollout.slots=2", "learner.buckets=[256]", "learner.micro_batch_rows=2", "ssp.train=solver"]
+    small = ["rollout.slots=2", "learner.micro_batch_rows=2", "ssp.train=solver"]
     small += ["ssp.solver.loss.kl=none", "ssp.solver.loss.mini_batches=1", "model.compute_dtype=float32"]
     sets = [word for override in small for word in ("--set", override)]
     result = CliRunner().invoke(app, ["plan", CARD, *SETS, *sets, "--model-config", shape, "--json"])
@@ -92,6 +92,7 @@ def test_a_small_card_on_this_machine(shape: str) -> None:
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["compiled"] and found["fits"] and found["seconds_to_compile"] > 0
     assert [one["name"] for one in found["programs"]] == ["update solver @256", "decode", "prefill"]
+    assert "shorter buckets (128) are not compiled; --whole compiles them" in found["notes"]
     # Forward once, backward twice; with rematerialisation once more but for the products that backward does not need.
     assert 1.0 < found["executed_of_theory"] < 1.6
     for phase in found["phases"].values():

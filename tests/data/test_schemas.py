@@ -40,7 +40,7 @@ def test_answers_of_every_known_form(row: dict[str, Any], golds: list[str], sear
     assert answers(row, "a place", {}) == {"answers": golds, "searches": searches}
 
 
-@pytest.mark.parametrize("name", ["question", "problem", "query"])
+@pytest.mark.parametrize("name", ["question", "problem", "query", "prompt"])
 def test_questions_by_their_known_names(name: str) -> None:
     assert questions({name: "Q?", "answer": "A"}, "a place", {}) == {"question": "Q?", "answers": ["A"]}
 

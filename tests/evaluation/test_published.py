@@ -124,6 +124,22 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"Prompt": "q", "Answer": "a", "wiki_items": [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]},
         {"question": "q", "answers": ["a"], "context": [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]},
     ),
+    "squad": (
+        {
+            "id": "5f",
+            "title": "New_Tin",
+            "context": "Tin is soft.",
+            "question": "How is tin?",
+            "answers": {"text": ["soft", "soft", "is soft"], "answer_start": [7, 7, 4]},
+        },
+        {
+            "id": "5f",
+            "prompt": "New Tin\nTin is soft.\n\nQuestion: How is tin?\n"
+            "Answer with a few words from the text, nothing else.",
+            "completion": "soft",
+            "answers": ["soft", "is soft"],
+        },
+    ),
     "wiki-18": ({"id": "5", "contents": '"Title"\ntext'}, {"id": "5", "title": "Title", "text": "text"}),
     "spell-clusters": (
         {"question_id": 7, "data_source": "docmath_complong", "paragraphs": ["Sales rose.", " ", "Costs fell."]},

@@ -21,7 +21,6 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 RUN = {
     "absolute_zero/adapters/atlas",
     "dr_zero/adapters/atlas",
-    "rlvr/atlas",
     "scope/ablations/no-planning",
     "scope/ablations/six-iterations",
     "scope/adapters/atlas",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
@@ -17,7 +18,7 @@ from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.evaluation import evaluations
 from scope_jax.learner.types import Episode, Judgement, Reply
-from scope_jax.run import checkpoint_writer
+from scope_jax.run import checkpoint, checkpoint_writer
 from scope_jax.run.checkpoint import fault, steps
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.files import EVALUATIONS, JUDGEMENTS, LineWriter, read_records
@@ -156,6 +157,27 @@ def test_other_errors_of_orbax_are_passed_on_unchanged(tmp_path: Path, monkeypat
     checkpoints.save(1, {"actor": state(1)}, {})
     with pytest.raises(ValueError, match="a fault of our own"):
         checkpoints.wait()
+
+
+def test_writes_that_fail_beside_the_first_one_are_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio logs what a task raises after the event loop has been told to close."""
+
+    async def write(error: Exception) -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            raise error
+
+    async def save(error: Exception) -> None:
+        task = asyncio.ensure_future(write(error))
+        await asyncio.sleep(0)
+        raise ValueError(f"the first one, not {task}")
+
+    checkpoint.quiet_orbax()
+    for error in (ValueError("Failed to write \"x\" [os_error_code='28']"), ValueError("a bug")):
+        with pytest.raises(ValueError, match="the first one"):
+            asyncio.run(save(error))
+    assert "a bug" in caplog.text and "Failed to write" not in caplog.text
 
 
 def test_which_errors_are_disk_errors() -> None:

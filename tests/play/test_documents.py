@@ -46,6 +46,11 @@ def test_segments_follow_each_other():
     assert segments("", 3, len) == [""]
 
 
+def test_a_segment_may_have_many_characters_for_each_token():
+    text = " ".join(["w" * 40] * 6)
+    assert segments(text, 2, words) == [f"{'w' * 40} {'w' * 40}"] * 3
+
+
 def test_a_word_that_does_not_fit_is_cut_at_any_character():
     assert segments("a abcdefg b", 3, len) == ["a", "abc", "def", "g b"]
     assert segments("水" * 7, 3, len) == ["水水水", "水水水", "水"]

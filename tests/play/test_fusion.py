@@ -117,18 +117,18 @@ def section(url: str, **keys: Any) -> SandboxSection:
 
 def test_a_call_is_a_program_whose_output_is_the_result(server: tuple[Server, str]) -> None:
     stub, url = server
-    tool = python_tool(section(url, seconds=5.0), session=False)
+    tool = python_tool(section(url, seconds=30.0), session=False)
     assert isinstance(tool.service, Service) and "last expression" not in tool.schema["function"]["description"]
     tool.service.start()
     assert tool.run(code="import sys\nprint('out')\nprint('err', file=sys.stderr)") == "out\nerr"
     assert tool.run(code="1 / 0").endswith("ZeroDivisionError: division by zero")
-    assert stub.bodies[-1] == {"code": "1 / 0", "language": "python", "run_timeout": 5.0, "memory_limit_MB": 1024}
+    assert stub.bodies[-1] == {"code": "1 / 0", "language": "python", "run_timeout": 30.0, "memory_limit_MB": 1024}
     tool.service.close()
 
 
 def test_a_late_program_is_an_error_with_what_it_printed(server: tuple[Server, str]) -> None:
-    fusion = Fusion(section(server[1], seconds=1.0))
-    with pytest.raises(ToolError, match="no result within 1 s; printed until then:\nfirst"):
+    fusion = Fusion(section(server[1], seconds=4.0))
+    with pytest.raises(ToolError, match="no result within 4 s; printed until then:\nfirst"):
         fusion.run("print('first', flush=True)\nwhile True: pass")
     fusion.close()
 

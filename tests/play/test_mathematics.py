@@ -81,6 +81,8 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         (r"\pi r^2", "pi*r^2", "E"), ("e^{-kt}", "exp(-k*t)", "E"), (r"\frac{\ln 2}{k}", "ln(2)/k", "E"),
         (r"\alpha+x^2", "x**2+alpha", "E"), (r"\arctan x", "arctan(x)", "E"), (r"\csc^2 x", "csc(x)**2", "E"),
         ("3+4ix", "3+4xi", "E"), ("2e", "2*e", "E"), (r"\log_2 8", "3", "E"), (r"\sin 30^\circ", "1/2", "E"),
+        (r"\max(1, 2)", "2", "E"), (r"\max(1, 2)", "1", "D"), (r"\min(3, 2)", "2", "E"), (r"\gcd(12, 18)", "6", "E"),
+        (r"\gcd(12, 18)", "36", "D"), (r"\lcm(4, 6)", "12", "E"), (r"2\gcd(12, 18)", "12", "E"),
         (r"\binom{5}{2}", "10", "E"), ("n(n+1)/2", r"\frac{n(n+1)}{2}", "E"), ("√2", r"\sqrt2", "E"),
         ("sqrt(x+1)", r"\sqrt{x+1}", "E"), (r"\frac{x^2-1}{x-1}", "x+1", "E"), ("2^10", "1024", "E"),
         ("e^(i pi)", "-1", "E"), (r"The answer is \(\frac{1}{2}\).", "0.5", "E"), (r"\text{(C)}", "C", "E"),

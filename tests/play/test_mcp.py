@@ -163,7 +163,7 @@ def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     http = Http(tmp_path_factory.mktemp("http"))
     where = {"command": STDIO} if request.param == "stdio" else {"url": http.start()}
     with connecting() as connect:
-        yield named(connect(seconds=2, max_bytes=1 << 20, **where))
+        yield named(connect(seconds=5, max_bytes=1 << 20, **where))
     http.kill()
 
 
@@ -187,7 +187,7 @@ def test_threads_call_at_once(tools):
 
 def test_a_call_that_hangs_leaves_the_session(tools):
     pid = tools["pid"].run()
-    assert failure(tools["hangs"]) == "hangs did not answer within 2 s"
+    assert failure(tools["hangs"]) == "hangs did not answer within 5 s"
     assert tools["pid"].run() == pid
 
 
@@ -211,10 +211,10 @@ def test_a_server_that_dies_is_started_again_for_the_run(connect):
 
 def test_a_server_that_answers_nothing_any_more_is_started_again(connect, monkeypatch):
     monkeypatch.setattr("scope_jax.environments.mcp_session.LOOK", 0.5)
-    server = connect(command=LIGHT, seconds=2)
+    server = connect(command=LIGHT, seconds=5)
     tools = named(server)
     first = tools["pid"].run()
-    assert failure(tools["stops"]) == "stops did not answer within 2 s"
+    assert failure(tools["stops"]) == "stops did not answer within 5 s"
     second = first
     for _ in range(30):  # the call that finds it gone starts another
         with suppress(ToolError):
@@ -283,11 +283,11 @@ def test_a_server_with_other_tools_is_refused(connect, http: Http):
 
 
 def test_a_server_that_is_stopped_and_goes_on(connect, http: Http):
-    server = connect(url=http.start(), seconds=1)
+    server = connect(url=http.start(), seconds=4)
     tools = named(server)
     assert http.process is not None
     http.process.send_signal(signal.SIGSTOP)
-    assert failure(tools["add"], a=1, b=1) == "add did not answer within 1 s"
+    assert failure(tools["add"], a=1, b=1) == "add did not answer within 4 s"
     http.process.send_signal(signal.SIGCONT)
     assert tools["add"].run(a=1, b=1) == "2"
 

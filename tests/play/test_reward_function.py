@@ -110,7 +110,7 @@ def reward(prompt, completion, answer, **row):
             time.sleep(1)
     return 1.0
 """
-    called = function(body, seconds=0.5)
+    called = function(body, seconds=2.0)
     begun = time.monotonic()
     assert called.value(GIVEN | {"completion": how}, "f, line 1") is None
     assert time.monotonic() - begun < 60

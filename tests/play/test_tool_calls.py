@@ -115,6 +115,16 @@ def paired(pair: tuple[int, int], *rest: int) -> str:
     return ""
 
 
+class Painted(TypedDict):
+    where: Place
+    colour: Colour
+
+
+def painted(what: list[Painted]) -> str:
+    """Paints."""
+    return ""
+
+
 def spread(**options: int) -> str:
     """Sets."""
     return ""
@@ -127,6 +137,7 @@ def spread(**options: int) -> str:
         (unannotated, "The tool unannotated: the argument code has no annotation; write its type, such as str."),
         (coloured, "The tool coloured: the argument colour is of type Colour, which JSON does not have"),
         (paired, "the argument pair is of type tuple"),
+        (painted, "The tool painted: the argument what is of type Colour, which JSON does not have"),
         (spread, "calls give arguments by name, so that [*][*]options: .int. cannot be one"),
     ],
 )

@@ -21,7 +21,7 @@ from scope_jax.play.tool_execution import MalformedCall, RolloutCalls, ToolCall
 from scope_jax.play.tool_turns import answered, read_calls, read_turn
 from scope_jax.rollouts.types import ToolResult, Turn
 from scope_jax.serving.functions import Functions, ReplyReader
-from scope_jax.text import dialects, openai, parsing
+from scope_jax.text import dialects, openai, parsing, turns
 from scope_jax.text.dialects import Call
 
 NAMES = dialects.names()
@@ -191,3 +191,17 @@ def test_rules_of_an_exam_are_those_of_a_rollout(calls: list[Call], rule: Any) -
             for one in of_exam(calls, **rules)
         ]
         assert asked == [(call.name, call.error) for call in wanted]
+
+
+def test_one_call_at_most_ends_a_turn() -> None:
+    hermes = dialects.load("hermes")
+    text = "\n".join(hermes.write(call, schemas(True)) for call in [Call("add", {"a": 1, "b": 2})] * 2)
+    found = read_calls(text, TOOLS, hermes, agent())
+    assert [len(turns.delivered(f"Well. {text}", found, single)[1]) for single in (False, True)] == [2, 1]
+
+
+@pytest.mark.parametrize("name", ["1", "null", "[]"])
+def test_a_name_that_is_no_text_is_a_malformed_call(name: str) -> None:
+    mistral = dialects.load("mistral")
+    (call,) = read_calls(f'[TOOL_CALLS][{{"name": {name}, "arguments": {{}}}}]', TOOLS, mistral, agent())
+    assert not call.valid and 'an object with "name" and "arguments" is needed' in call.error

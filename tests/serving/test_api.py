@@ -98,6 +98,20 @@ def test_concurrent_replies_equal_greedy_generation_offline(model: Served, clien
         assert probs == kept  # JSON keeps every bit of a float32
 
 
+def test_first_tokens_are_timed_once_for_each_streamed_reply(model: Served, client: Any, url: str):
+    def counts() -> tuple[float, float]:
+        names = ("scope_jax_first_token_seconds_count", "scope_jax_request_seconds_count")
+        return tuple(metric(url, name) for name in names)
+
+    first, all_of_it = counts()
+    chat: dict[str, Any] = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 6, "temperature": 0}
+    for stream in (False, True):
+        reply = client.chat.completions.create(**chat, stream=stream)
+        if stream:
+            assert len(list(reply)) > 2
+    assert counts() == (first + 1, all_of_it + 2)
+
+
 def test_seeds_samples_and_stop_strings(model: Served, client: Any):
     def sample(seed: int | None, **more: Any) -> list[str]:
         reply = client.chat.completions.create(
