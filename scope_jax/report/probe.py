@@ -59,9 +59,9 @@ def _reply(episode: Episode) -> str:
     """What was sampled for an episode, how it ended, and what its game has read."""
     turns = [turn["text"] for turn in episode.text.get("turns", ()) if turn["kind"] == "sampled"]
     said = _cut(" … ".join(turns)) or "(nothing)"
-    prediction = episode.text.get("prediction")
+    prediction = _cut(str(episode.text.get("prediction") or ""))
     notes = [f"ended by {episode.finish}"]
-    notes += [f"read as {_cut(str(prediction))!r}"] if prediction not in (None, *turns) else []
+    notes += [f"read as {prediction!r}"] if prediction not in ("", said) else []
     notes += [reason] if (reason := rejection(episode)) else []
     return f"{said}  ({'; '.join(notes)})"
 
@@ -137,7 +137,7 @@ def _advice(role: ProbedRole, of_game: Role | None) -> Iterator[str]:
     elif 2 * sum(reward <= 0 for reward in idle) > len(idle):
         softer = "a softer grader"
         if role.contained:
-            softer += f", such as cover-exact-match, as {role.contained} of the wrong replies contain the right answer"
+            softer += f", such as cover-exact-match, as the right answer is in {role.contained} wrong replies"
         yield (
             f"{finding} all of their replies are wrong: {DEMONSTRATIONS}; {softer}; a lower temperature in {sampling}; "
             "easier rows; more samples of a prompt"

@@ -105,7 +105,7 @@ def test_what_is_seen_chooses_what_helps(case: str) -> None:
 
 def test_right_answers_in_wrong_replies_ask_for_a_softer_grader() -> None:
     (sentence,) = counted(group("a", "000", text={"prediction": "It is the Nile.", "answers": ["Nile", "the Nile"]}))[1]
-    assert "a softer grader, such as cover-exact-match, as 3 of the wrong replies contain the right answer" in sentence
+    assert "a softer grader, such as cover-exact-match, as the right answer is in 3 wrong replies" in sentence
 
 
 def test_nearly_all_cut_hides_the_rest_and_half_of_them_do_not() -> None:
