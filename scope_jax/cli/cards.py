@@ -23,11 +23,11 @@ from scope_jax.errors import UserError, sentence
 from scope_jax.text import toml
 
 CONFIGS = HOME / "configs"
-PROBED = 4  # prompts of a probe
 STATES = {"—": "required", "none": "not set"}  # of a table that a card may lack
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
 # Written by a run, or names rather than paths.
 NOT_READ = ("retrieval.index", "train.compilation_cache", "train.spool", "system", "model.dialect", "clusters.folder")
+PROBED = 4  # prompts of a probe
 FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja", ".toml")
 
 
