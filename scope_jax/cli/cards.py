@@ -27,7 +27,6 @@ STATES = {"—": "required", "none": "not set"}  # of a table that a card may la
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
 # Written by a run, or names rather than paths.
 NOT_READ = ("retrieval.index", "train.compilation_cache", "train.spool", "system", "model.dialect", "clusters.folder")
-PROBED = 4  # prompts of a probe
 FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja", ".toml")
 
 
@@ -201,6 +200,9 @@ def keys(
             )
             if key.text:
                 typer.echo(textwrap.fill(key.text, width, initial_indent="    ", subsequent_indent="    "))
+
+
+PROBED = 4  # prompts of a probe
 
 
 @app.command()
