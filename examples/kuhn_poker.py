@@ -102,4 +102,5 @@ def exam(cfg):
 
 
 PANELS = (Panel("Chips per hand, exactly", ("/won", "/exploitable"), False, of_exams=True), REWARD)
-GAME = Game("kuhn_poker", Options, roles, play, arrange=one_update_per_policy, exam=exam, panels=PANELS)
+BATCH = ("kuhn_poker.hands",)
+GAME = Game("kuhn_poker", Options, roles, play, arrange=one_update_per_policy, exam=exam, batch=BATCH, panels=PANELS)

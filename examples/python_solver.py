@@ -78,6 +78,7 @@ def exam(cfg):
 
 GAME = Game(
     name="python_solver",
+    batch=("python_solver.questions",),
     options=Options,
     roles=roles,
     play=play,

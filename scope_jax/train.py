@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +126,12 @@ def learn(
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in trainer.world.game.updates(trainer.world.cfg):
-        chosen: list[int] = []
-        for share in update.roles:
-            name = f"{update.policy}/{share.role}"
-            places = [i for i, e in enumerate(episodes) if e.role == share.role and e.policy == update.policy]
-            rule = share.advantage or update.card
-            rated, baseline = [episodes[i] for i in places], None
-            if update.card.objective == "policy":
-                rated, baseline = advantages.assign(rated, rule, baselines.get(name))
-            if baseline is not None:
-                baselines[name] = baseline
-                metrics[f"{share.role}/baseline"] = baseline
-            for i, episode in zip(places, rated, strict=True):
-                episodes[i] = replace(episode, weight=share.weight)
-            chosen += places
-        if batches := trainer.learner.pack([episodes[i] for i in sorted(chosen)], update.card):
+        rated = advantages.for_update(update, episodes, baselines)
+        episodes = rated.episodes
+        for role, baseline in rated.baselines.items():
+            baselines[f"{update.policy}/{role}"] = baseline
+            metrics[f"{role}/baseline"] = baseline
+        if batches := trainer.learner.pack([episodes[i] for i in rated.places], update.card):
             programs().need("updates", trainer.learner.new_programs(batches, update.card))
             active = moved(states[update.policy], ACCELERATOR)
             state, measured = trainer.learner.update(active, batches, update.card)

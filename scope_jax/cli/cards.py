@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from scope_jax.cli.options import Card, Json, Sets, load
-from scope_jax.cli.output import show, tell
+from scope_jax.cli.output import console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.config.base import HOME, paths
 from scope_jax.errors import UserError, sentence
@@ -202,14 +202,57 @@ def keys(
                 typer.echo(textwrap.fill(key.text, width, initial_indent="    ", subsequent_indent="    "))
 
 
+PROBED = 4  # prompts of a probe
+
+
 @app.command()
-def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
-    """Open every model, prompt, data set, corpus and server of CARD and report what is wrong; nothing is compiled."""
-    open_all(card, load(card, set_), as_json)
+def check(
+    card: Card,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Then sample a few prompts of the first step, and show the replies graded."),
+    ] = False,
+    prompts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help=f"Prompts of --probe [default: {PROBED}].")
+    ] = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Open every model, prompt, data set, corpus and server of CARD and report what is wrong; nothing is compiled.
+
+    With --probe the model is loaded and replies, and you see how many groups of replies would have a gradient.
+    """
+    if prompts is not None and not probe:
+        raise UserError("--prompts is for --probe; give both.")
+    cfg = load(card, set_)
+    if probe:
+        from scope_jax.run.probing import check_sampled
+
+        check_sampled(cfg)
+    results = open_all(card, cfg, as_json)
+    if probe:
+        results["probe"] = _probed(cfg, prompts or PROBED, as_json)
+    if as_json:
+        show(results, as_json)
 
 
-def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> None:
-    """What `check` does. left: models of the hub that are not downloaded."""
+def _probed(cfg: Any, prompts: int, as_json: bool) -> dict[str, Any]:
+    """Plays a few prompts of the first step and prints them; returns what --json has of it."""
+    from scope_jax.games import game_of
+    from scope_jax.report.probe import lines, plain
+    from scope_jax.report.progress import Progress
+    from scope_jax.run.probing import probe
+
+    of_game = game_of(cfg).roles(cfg)
+    with Progress(console()) as progress:
+        roles = probe(cfg, prompts, progress.say, progress.part, progress.follow)
+    for line in lines(roles, of_game, prompts):
+        typer.echo(line, err=as_json)
+    return plain(roles, of_game)
+
+
+def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What `check` does, and returns. left: models of the hub that are not downloaded."""
     from scope_jax.run.fetching import fetched
     from scope_jax.run.rules import Finding
     from scope_jax.run.rules import check as opened
@@ -229,7 +272,9 @@ def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) ->
             typer.echo(f"{found:<6} {one.name}: {one.text}")
             if one.example:
                 typer.echo(textwrap.indent(one.example, "       | "))
-    if as_json:
-        show({"wrong": wrong, **findings}, as_json)
+    results = {"wrong": wrong, **findings}
     if wrong:
+        if as_json:
+            show(results, as_json)
         raise UserError(f"{wrong} of {len(findings)} parts of {card} cannot be used, see above.")
+    return results

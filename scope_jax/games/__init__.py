@@ -174,7 +174,8 @@ def _check_what_is_read(cfg: Config, game: Game) -> None:
         raise ValueError(f"data.{unread[0]} is set, but {game.title} does not read it; remove it")
     if game.batch and cfg.train.batch_size != TrainSection.model_fields["batch_size"].default:
         raise ValueError(
-            f"train.batch_size is {cfg.train.batch_size}, but {game.title} does not use it; set {game.batch}"
+            f"train.batch_size is {cfg.train.batch_size}, but {game.title} does not use it; "
+            f"set {' and '.join(game.batch)}"
         )
     if game.iterations is None and cfg.train.steps is None:
         raise ValueError(f"train.steps is missing; {game.title} needs the number of steps")

@@ -25,14 +25,15 @@ alternative, zero, would silently train nothing if a role takes one sample per p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from jaxtyping import Float
 
 from scope_jax.config import AdvantageCard
-from scope_jax.learner.types import Episode
+from scope_jax.learner.types import Episode, Update
 
 
 def sampled_tokens(episode: Episode) -> int:
@@ -153,3 +154,34 @@ def assign(
     for place, advantage in zip(trained, advantage_N, strict=True):
         assigned[place] = episodes[place].with_advantage(float(advantage))
     return assigned, next_baseline(rewards_N, card, baseline)
+
+
+@dataclass(frozen=True)
+class RatedEpisodes:
+    """The episodes of a step as one of its updates trains them."""
+
+    episodes: list[Episode]
+    """All, in order; those of the update have its weights and, if they are trained by rewards, their advantages."""
+    places: list[int]
+    """Which of them are of the update, in order."""
+    baselines: dict[str, float]
+    """The moving baselines of its roles after it, by role; of rules without one there is none."""
+
+
+def for_update(update: Update, episodes: Sequence[Episode], baselines: Mapping[str, float]) -> RatedEpisodes:
+    """The episodes of a step for an update. baselines: moving ones before it, by "policy/role"."""
+    rated = list(episodes)
+    chosen: list[int] = []
+    after: dict[str, float] = {}
+    for share in update.roles:
+        places = [i for i, e in enumerate(rated) if e.role == share.role and e.policy == update.policy]
+        members = [rated[i] for i in places]
+        if update.card.objective == "policy":
+            rule = share.advantage or update.card
+            members, baseline = assign(members, rule, baselines.get(f"{update.policy}/{share.role}"))
+            if baseline is not None:
+                after[share.role] = baseline
+        for i, episode in zip(places, members, strict=True):
+            rated[i] = replace(episode, weight=share.weight)
+        chosen += places
+    return RatedEpisodes(rated, sorted(chosen), after)

@@ -166,6 +166,11 @@ class Episode:
         credits = [datum.credit_T[datum.sampled_T] for datum in self.datums if datum.credit_T is not None]
         return float(np.abs(np.concatenate(credits)).max(initial=0.0)) if credits else 0.0
 
+    @property
+    def signal(self) -> float:
+        """The larger one of its advantage, absolute, and its credit: with 0 its reward teaches nothing."""
+        return max(abs(self.advantage or 0.0), self.credit)
+
     def with_advantage(self, advantage: float) -> Episode:
         return replace(self, advantage=advantage)
 

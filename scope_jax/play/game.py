@@ -137,7 +137,7 @@ class Game:
     None: the reference stays. A game with new references does not sample from the base, nor grade with it."""
     adopt: Callable[[Config, Memory, Config], Memory] = lambda cfg, memory, before: memory
     """(card, memory, its card) → the memory of another run, for a run with `card` that continues from it."""
-    batch: str = ""
+    batch: tuple[str, ...] = ()
     """The keys that set the size of a step, if that is not train.batch_size."""
     panels: tuple[Panel, ...] = (ACCURACY, REWARD, GRADIENT)
     """The charts of a run's report; the first shows the measure of its exams."""

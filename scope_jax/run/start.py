@@ -94,14 +94,28 @@ def start(
 def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[RunPosition, bool]:
     """(where the run is, whether an earlier process of it had got there): at the newest checkpoint, else at
     `train.origin`, else where the card starts."""
-    saved, world = checkpoints.resume(trainer.targets(), say), trainer.world
-    origin = world.cfg.train.origin if saved is None else None
-    states, memory, done = trainer.start(saved) if origin is None else _from_origin(trainer)
-    if origin is not None and world.finished(memory["game"], done):
-        raise UserError(f"the run of this card is already complete at {origin}; raise train.steps or the iterations.")
+    saved = checkpoints.resume(trainer.targets(), say)
+    states, memory, done = beginning(trainer) if saved is None else trainer.start(saved)
     ahead = memory.get("ahead") if saved is not None else None  # of an origin: played for its own card
     played = None if ahead is None else unpacked(ahead)
     return RunPosition(done, states, memory["game"], memory["baselines"], played), saved is not None
+
+
+def beginning(trainer: Trainer) -> tuple[States, Memory, int]:
+    """What a run begins with, as `Trainer.start`: the state of `train.origin`, else that of the card.
+
+    Raises UserError if the run would be complete, CheckpointError as `_from_origin`.
+    """
+    world = trainer.world
+    if world.cfg.train.origin is None:
+        return trainer.start(None)
+    states, memory, done = _from_origin(trainer)
+    if world.finished(memory["game"], done):
+        raise UserError(
+            f"the run of this card is already complete at {world.cfg.train.origin}; raise train.steps or the "
+            "iterations."
+        )
+    return states, memory, done
 
 
 def _watch(cfg: Config, run: Path) -> Watch:

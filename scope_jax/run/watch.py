@@ -125,18 +125,21 @@ SHOWN = 5  # steps that the report names
 def idle_roles(episodes: Iterable[Episode], updates: Iterable[Update] = ()) -> list[str]:
     """One for every role whose advantages and credits in a step are all 0: that they are, and what to look at. Roles
     that learn from something else by one of the updates, a teacher or given answers, are left out."""
-    others = {
+    others = learns_otherwise(updates)
+    step = [
+        (e.role, e.reward, e.signal) for e in episodes if e.trained and e.advantage is not None and e.role not in others
+    ]
+    return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
+
+
+def learns_otherwise(updates: Iterable[Update]) -> set[str]:
+    """The roles that learn from something else than rewards: a teacher, or given answers."""
+    return {
         share.role
         for update in updates
         if update.card.objective != "policy" or update.card.teacher != "none"
         for share in update.roles
     }
-    step = [
-        (e.role, e.reward, max(abs(e.advantage), e.credit))
-        for e in episodes
-        if e.trained and e.advantage is not None and e.role not in others
-    ]
-    return [f"nothing to learn for the {role} in this step: {why}." for role, why in _idle(step).items()]
 
 
 def roles_without_update(episodes: Iterable[Episode], updates: Iterable[Update]) -> list[str]:
@@ -181,7 +184,7 @@ def _why(rewards: Sequence[float]) -> str:
     if low <= 0:
         return (
             f"all rewards are {low:g}; see in the report whether its answers keep the format, end within the token "
-            "limits, and are within reach of the model"
+            "limits, and are within reach of the model, or let `scope-jax check CARD --probe` say what usually helps"
         )
     return f"all rewards are {low:g}; the tasks may be too easy, or the reward may accept anything: see the report"
 

@@ -7,6 +7,7 @@ import pytest
 
 from scope_jax.config import LossCard
 from scope_jax.learner import advantages
+from scope_jax.learner.types import Episode, RoleShare, Update
 
 
 def advantage_of(card, rewards, groups="aaaa", tokens=None):
@@ -117,3 +118,21 @@ def test_whitening_counts_sampled_tokens_of_all_datums(make):
 def test_a_reward_that_is_not_a_number_is_named():
     with pytest.raises(ValueError, match="group 'b' is nan; rewards must be finite"):
         advantage_of(LossCard(), [1, float("nan")], "ab")
+
+
+def test_an_update_rates_the_episodes_of_its_roles_alone():
+    """Two roles with moving baselines, of which one has none yet, and an episode of another policy."""
+
+    def rewarded(role: str, reward: float, policy: str = "actor") -> Episode:
+        return Episode(role, policy, "g", (), reward)
+
+    card = LossCard(advantage="ema", ema_decay=0.75, ema_start=0.0, kl="none")
+    update = Update("actor", card, (RoleShare("b", weight=0.5), RoleShare("a")))
+    episodes = [rewarded("a", 1.0), rewarded("b", 2.0), rewarded("a", 3.0), rewarded("a", 5.0, "other")]
+    result = advantages.for_update(update, episodes, {"actor/a": 1.0, "other/a": 7.0})
+    assert [episode.advantage for episode in result.episodes] == [0.0, 2.0, 2.0, None]
+    assert [episode.weight for episode in result.episodes] == [1.0, 0.5, 1.0, 1.0]
+    assert result.places == [0, 1, 2]
+    assert result.baselines == {"b": 0.5, "a": 1.25}  # .75 · 0 + .25 · 2, and .75 · 1 + .25 · 2
+    given = advantages.for_update(Update("actor", LossCard(objective="supervised"), (RoleShare("a"),)), episodes, {})
+    assert given.places == [0, 2] and given.episodes == episodes and given.baselines == {}

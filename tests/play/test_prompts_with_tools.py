@@ -70,6 +70,6 @@ def test_a_game_may_import_modules_that_lie_beside_it(tmp_path: Path) -> None:
         "from scope_jax.config import Section\n"
         "from scope_jax.play.game import Game\n"
         "no = lambda *given: None\n"
-        "GAME = Game('tic_tac', Section, no, no, data=('questions',), batch=f'{LINES} lines')\n"
+        "GAME = Game('tic_tac', Section, no, no, data=('questions',), batch=(f'tic_tac.{LINES}_lines',))\n"
     )
-    assert find(str(tmp_path / "tic_tac.py")).batch == "8 lines"
+    assert find(str(tmp_path / "tic_tac.py")).batch == ("tic_tac.8_lines",)

@@ -161,7 +161,7 @@ GAME = Game(
     iterations=lambda cfg, memory: memory["iteration"] - 1,
     waits=lambda cfg, memory: memory["place"] == 0,  # a phase samples what the one before has trained
     new_reference=new_reference,
-    batch="r_zero.challenger_batch and r_zero.solver_batch",
+    batch=("r_zero.challenger_batch", "r_zero.solver_batch"),
     panels=(
         ACCURACY,
         Panel("Questions: valid, distinct, kept, right labels", ("/valid", "/unique", "/yield", "/label_right"), True),

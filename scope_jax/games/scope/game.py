@@ -246,7 +246,7 @@ GAME = Game(
     waits=lambda cfg, memory: memory["place"] == 0,
     adopt=state.adopted,
     data=("documents", "prompts"),
-    batch="scope.challenger_batch and scope.solver_batch",
+    batch=("scope.challenger_batch", "scope.solver_batch"),
     starter=Starter(
         conversations={  # Table 11, App. E
             "": ("xml", "chat"),

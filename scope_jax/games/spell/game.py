@@ -329,7 +329,7 @@ GAME = Game(
     check=check,
     adopt=adopt,
     data=("clusters", "questions"),
-    batch="spell.groups",
+    batch=("spell.groups",),
     panels=(
         Panel("Held-out accuracy", ("/accuracy", "/numeric"), True, of_exams=True),
         Panel("Mean reward", ("questioner/reward", "responder/reward"), False),

@@ -111,6 +111,6 @@ GAME = Game(
     start=lambda cfg: {"b": {}},
     arrange=lambda cfg, updates: one_update_per_policy(cfg, updates) * options(cfg).passes,
     exam=exam,
-    batch="spiral.turns",
+    batch=("spiral.turns",),
     panels=(Panel("Results against opponents", ("/score",), False, of_exams=True), REWARD, GRADIENT),
 )
