@@ -1,1 +1,1 @@
-"""A real pretrained model on two cores: rows, errors and curves of docs/real_model.md."""
+"""A real pretrained model on two cores: its rows."""
