@@ -184,12 +184,19 @@ def origin(opened: OpenedCard) -> str | None:
 
 # -------------------------------------------------------------------------------------------------- tools and services
 def tools(opened: OpenedCard) -> str | None:
-    """The game's own tools; names differ, and the search is one if roles search."""
+    """The game's own tools; names differ, roles call no others, and the search is one if roles search."""
     names = opened.tool_names
     if opened.game.searches(opened.cfg) and SEARCH_NAME not in names:
         raise UserError(without_retrieval(opened.cfg))
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {opened.game.name} has two tools of the name {min(twice)}; give each its own.")
+    for role in opened.game.roles(opened.cfg):
+        for tool in () if role.external is not None else role.agent.tools:
+            if isinstance(tool, str) and tool not in names:
+                raise UserError(
+                    f"the role {role.name} calls {tool!r}, but the game {opened.game.name} has the tools "
+                    f"{', '.join(names) or 'none'}; add it to Game.tools, or correct the role."
+                )
     return ", ".join(tool.name for tool in opened.tools)
 
 

@@ -100,7 +100,11 @@ class OpenedCard(OpenedModel):
     @property
     def judges(self) -> Mapping[str, JudgeSection]:
         """The external models of game and exams by name."""
-        return self.kept("judges", lambda: {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)})
+        return self.kept("judges", self.external_models)
+
+    def external_models(self) -> Mapping[str, JudgeSection]:
+        """All of the card's, in use or not."""
+        return {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)}
 
     def check_prompts(self) -> None:
         """Reads the game's prompts."""
