@@ -57,7 +57,9 @@ class Starter:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of the game's table that differ from the defaults, so that a card works without further services."""
     conversations: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """(model.dialect, model.turns) by architecture, and under "" for all others; empty: the card's defaults."""
+    """(model.dialect, model.turns) by architecture, and under "" for all others; empty: as its roles need them."""
+    completed: Callable[[Config], Mapping[str, Any]] = lambda cfg: {}
+    """Values of the game's table that go with those of the card, such as an instruction that goes with a grader."""
 
 
 @dataclass(frozen=True)

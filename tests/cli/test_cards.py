@@ -383,4 +383,4 @@ def test_new_refuses_rows_whose_answers_no_grader_reads(tmp_path: Path) -> None:
     assert "ok     exam held_out: 50 rows" in found.stdout
     assert "ok     answers: 70 rows, whose answers math reads\n       | " in found.stdout
     assert "       | Put the final answer into \\boxed{}.\n       | [answer] " in found.stdout
-    assert load_card(card).options(RLVRSection).answer_in == "boxed"
+    assert load_card(card).options(RLVRSection).place == "boxed"
