@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scope_jax.cli.cards import CONFIGS, open_all
+from scope_jax.cli.cards import open_all
+from scope_jax.cli.listing import CONFIGS
 from scope_jax.cli.options import Sets, load
 from scope_jax.cli.output import check_place, tell
 from scope_jax.cli.program import app
