@@ -92,7 +92,7 @@ def _summarise() -> None:
         counts = {words: len(list((CONFIGS / game / name).glob("*.toml"))) for name, words in VARIANTS.items()}
         if more := ", ".join(f"{count} {words}" for words, count in counts.items() if count):
             typer.echo(f"{'':<39} ({more}: scope-jax cards {game})")
-    typer.echo("ready: all files that the card reads are here; scope-jax cards GAME says what the others need.")
+    typer.echo("ready: all files that a card reads are here; scope-jax cards GAME says what others need.")
 
 
 def _games() -> list[str]:
