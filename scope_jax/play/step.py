@@ -110,7 +110,10 @@ class Step(Generic[Card]):
         ]
         groups = self.tools.play(key or role, named, speaker.agent, samples)
         return [
-            [self._sample(each, speaker, rollout, rollout.label or label or key or role) for each in group]
+            [
+                self._sample(each, speaker, rollout.name, rollout.messages, rollout.label or label or key or role)
+                for each in group
+            ]
             for rollout, group in zip(named, groups, strict=True)
         ]
 
@@ -172,8 +175,8 @@ class Step(Generic[Card]):
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
 
-    def _sample(self, completion: Completion, role: Role, rollout: Rollout, label: str, shown: bool = True) -> Sample:
-        sample = sample_of(completion, role, rollout.name, rollout.messages if shown else None, label)
+    def _sample(self, completion: Completion, role: Role, name: str, prompt: Messages | None, label: str) -> Sample:
+        sample = sample_of(completion, role, name, prompt, label)
         self.ledger.samples.append(sample)
         return sample
 
@@ -184,5 +187,6 @@ class Step(Generic[Card]):
         said: dict[str, Sample] = {}
         for name, completion in played.completions.items():
             role = agent_of(name, speakers)
-            said[name] = self._sample(completion, speakers[role], rollout, f"{prefix}{role}", shown=False)
-        return Interaction(played.value, said, played.calls, played.failed)
+            prompt = played.prompts.get(name)
+            said[name] = self._sample(completion, speakers[role], rollout.name, prompt, f"{prefix}{role}")
+        return Interaction(played.value, said, played.calls, played.failed, played.prompts)
