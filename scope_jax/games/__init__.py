@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model, model_validator
 
 from scope_jax.config import CardError, Config, Section
-from scope_jax.config.base import CardPath
+from scope_jax.config.base import HOME, CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
@@ -30,7 +30,10 @@ GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_I
 
 # ------------------------------------------------------------------------------------------------------------- games
 def find(system: str) -> Game:
-    """The game that a card's `system` names: a built-in one, or that of a Python file. Raises CardError."""
+    """The game that a card's `system` names: a built-in one, or that of a Python file, such as a shipped example's.
+
+    Raises CardError.
+    """
     if system in GAMES:
         return GAMES[system]
     if not system.endswith(".py"):
@@ -38,10 +41,10 @@ def find(system: str) -> Game:
             f"`system` is {system!r}, which is not a game; give one of {', '.join(map(repr, GAMES))}, or the path of a "
             "Python file (.py)."
         )
-    file = Path(system).resolve()
-    if not file.is_file():
+    file = next(filter(Path.is_file, (Path(system), HOME / system)), None)
+    if file is None:
         raise CardError(f"`system` is {system}, which does not exist; give a path relative to the current directory.")
-    return _from_file(file)
+    return _from_file(file.resolve())
 
 
 @cache
