@@ -15,6 +15,7 @@ from scope_jax.cli.listing import CONFIGS
 from scope_jax.cli.options import Sets, load
 from scope_jax.cli.output import check_place, tell
 from scope_jax.cli.program import app
+from scope_jax.config.base import HOME
 from scope_jax.errors import UserError
 from scope_jax.files import alone, replaced
 
@@ -66,7 +67,11 @@ def new(
     from scope_jax.games import overridden
     from scope_jax.run.config_file import as_toml
 
-    played, sets, where = _found(game), set_ or (), str(card)
+    played, model = _found(game), _shipped(model)
+
+    def completed() -> Config:
+        return overridden(table, set_ or (), str(card), card.absolute().parent)
+
     shape, unseen = _shape(model)
     wanted = max_length or 4096
     length = min(wanted, (shape and shape.max_positions) or wanted)
@@ -78,14 +83,14 @@ def new(
     if played.starter.options:
         table[played.name] = dict(played.starter.options)
     searched = corpus or (data if played.data[:1] == ("documents",) else None)
-    if played.searches(overridden(table, sets, where)):
+    if played.searches(completed()):
         if searched is None:
             raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
         table["retrieval"] = {"corpus": _kept(searched, card)}
     elif corpus is not None:
         raise UserError(f"{game} does not search; remove --corpus.")
-    _complete(table, played, overridden(table, sets, where), shape, None if unseen else model)
-    cfg = overridden(table, sets, where)  # a card that cannot be loaded is not written
+    _complete(table, played, completed(), shape, None if unseen else model)
+    cfg = completed()  # a card that cannot be loaded is not written
     text = with_defaults(as_toml(table), table, cfg, played)
     with _written(card, f"{_header_of(card, played)}\n{text}", force):
         if unseen:
@@ -113,6 +118,11 @@ def _found(game: str) -> Game:
         hint = f"; {game} is a loss, by which rlvr trains (docs/rlvr.md#algorithms)" if game in ALGORITHMS else ""
         raise UserError(f"--game {game} is not a game{hint}; give one of {NAMES}, or the path of a Python file.")
     return find(game)
+
+
+def _shipped(model: str) -> str:
+    """The folder of a model that comes with the package, such as assets/atlas/ssp/base; another name as it is."""
+    return str(HOME / model) if not Path(model).exists() and (HOME / model).is_dir() else model
 
 
 def _check_free(card: Path, force: bool) -> None:
