@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import EvalSet
+from scope_jax.data import recognition
 from scope_jax.data.rows import Row
+from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import without_retrieval
 from scope_jax.grading.judge_client import JudgeClient, Unreachable
@@ -128,14 +130,21 @@ def prompts(opened: OpenedCard) -> str | None:
 
 def data(opened: OpenedCard) -> str | None:
     source = opened.source
-    return None if source is None else f"{len(opened.rows)} {source.kind} in {source.path}"
+    return None if source is None else _rows(f"{len(opened.rows)} {source.kind} in {source.path}", source)
 
 
 def exam(opened: OpenedCard, card: EvalSet) -> str:
     """The rows of an evaluation set, of which the first fills in the prompts."""
     rows = opened.exam_rows(card)
     exams.check_prompts(opened.cfg, opened.exam, {card.name: rows})
-    return f"{len(rows)} rows in {card.path}"
+    return _rows(f"{len(rows)} rows in {card.path}", exams.source_of(opened.exam, card))
+
+
+def _rows(found: str, source: Source) -> str:
+    """What was found; a `Doubt` about answers that are solutions of GSM8K, which no reply equals."""
+    if source.kind not in ("questions", "answers") or not recognition.holds_solutions(source.path):
+        return found
+    return Doubt(f"{found}, whose answers are whole solutions; {recognition.pointer(recognition.GSM8K, source.path)}.")
 
 
 def answers(opened: OpenedCard) -> str | None:

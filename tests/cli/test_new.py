@@ -125,3 +125,23 @@ def test_a_game_with_tools_reads_results_as_the_template_can_show_them(
     refused = invoke(*words, "--force", "--set", "model.turns=raw")
     assert refused.exit_code == 2
     assert "WRONG  calls of roles: with model.turns = \"raw\" the role 'solver' would read no result" in refused.stdout
+
+
+def test_rows_as_they_are_published_name_what_converts_them(tmp_path: Path, rows: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"input": "Is it so?", "target": "Yes"}\n' * 120, encoding="utf-8")
+    refused = rlvr(tmp_path / "card.toml", raw)
+    assert refused.exit_code == 2
+    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("WRONG  data: ")]
+    assert line.endswith(f"; rows of bbeh are converted by `scope-jax data bbeh OUT.jsonl --source {raw}`.")
+    raw.write_text('{"question": "1 + 1?", "answer": "It is 2.\\n#### 2"}\n', encoding="utf-8")
+    card = "ssp/atlas"
+    found = invoke(
+        "check", card, "--set", f'evaluate.sets=[{{name="raw", path="{raw}"}}]', "--set", f"data.answers={raw}"
+    )
+    for name in ("data", "exam raw"):
+        (line,) = [line for line in found.stdout.splitlines() if line[7:].startswith(f"{name}: ")]
+        assert (
+            line.startswith("doubt ")
+            and "whole solutions; rows of gsm8k are converted by `scope-jax data gsm8k" in line
+        )

@@ -177,6 +177,14 @@ def test_every_answer_is_graded_against_itself():
     assert "line 3: 'He has <<2*3=6>>6 of 7.'); their replies score 0" in found.text
 
 
+def test_options_and_passages_that_no_prompt_shows_are_a_doubt():
+    row = {"question": "Which is the capital?", "answer": "B", "options": ["Bern", "Rome"]}
+    found = looked(card(grader="choice"), row)
+    assert found.doubtful
+    assert found.text.endswith("; their column `options` is not in the prompt: write it there, if replies need it")
+    assert not looked(card(grader="choice"), {"prompt": "Which? A. Bern B. Rome", "answer": "B", "level": 1}).doubtful
+
+
 @pytest.mark.parametrize(
     ("grader", "answer"),
     [
