@@ -5,9 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}) + ("<frozen",)
+_PACKAGE = str(Path(__file__).parent)
+
+
+def of_libraries(file: str) -> bool:
+    """True for the file of a frame of Python's or an installed library, other than this package."""
+    return file.startswith(_LIBRARIES) and not file.startswith(_PACKAGE)
+
+
+def of_users_code(file: str) -> bool:
+    """True for the file of a frame of neither a library nor this package."""
+    return not file.startswith((*_LIBRARIES, _PACKAGE))
 
 
 class UserError(ValueError):

@@ -20,6 +20,7 @@ COPY scope_jax scope_jax
 COPY launch launch
 COPY configs configs
 COPY assets assets
+COPY examples examples
 RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 
 # Folders that volumes are mounted on must be writable for user 1000.

@@ -4,7 +4,7 @@ Heavy imports are inside the commands that need them, so that `--help` is quick 
 before JAX starts. Importing a module of commands adds them to `app`, in the order of `--help`.
 """
 
-from scope_jax.cli import cards, new, machine, training, evaluation, weights, indexing, serving, reporting  # isort: skip
+from scope_jax.cli import listing, cards, new, machine, training, evaluation, weights, indexing, serving, reporting  # isort: skip
 from scope_jax.cli.program import app, quiet_libtpu, run
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "cards",
     "evaluation",
     "indexing",
+    "listing",
     "machine",
     "new",
     "quiet_libtpu",

@@ -1,9 +1,8 @@
-"""Commands about cards: cards and runs list them, keys describes their keys, check opens what a card refers to."""
+"""Commands about cards and runs: runs lists them, keys describes the keys of a card, check opens what it refers to."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import textwrap
 import time
@@ -18,88 +17,9 @@ import typer
 from scope_jax.cli.options import Card, Json, Sets, load
 from scope_jax.cli.output import console, show, tell
 from scope_jax.cli.program import app
-from scope_jax.config.base import HOME, paths
-from scope_jax.errors import UserError, sentence
-from scope_jax.text import toml
+from scope_jax.errors import UserError
 
-CONFIGS = HOME / "configs"
 STATES = {"—": "required", "none": "not set"}  # of a table that a card may lack
-ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
-# Written by a run, or names rather than paths.
-NOT_READ = ("retrieval.index", "train.compilation_cache", "train.spool", "system", "model.dialect", "clusters.folder")
-FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja", ".toml")
-
-
-def _header(path: Path) -> dict[str, str]:
-    """The items of a card's header comment, each on one line."""
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    text = "\n".join(line.removeprefix("#") for line in lines[: _comments(lines)])
-    found = re.findall(r"^ ?(\w[\w ]*): +(.*(?:\n {2,}.*)*)", text, re.MULTILINE)
-    items = {name: " ".join(value.split()) for name, value in found}
-    return items if "Reproduces" in items or not text.strip() else {"About": text.strip().splitlines()[0]} | items
-
-
-def _comments(lines: list[str]) -> int:
-    return next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
-
-
-@app.command()
-def cards(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of cards, searched with its subfolders.")
-    ] = CONFIGS,
-    as_json: Json = False,
-) -> None:
-    """List the cards of a folder: game, what each reproduces, its hardware, and which of its files are missing here."""
-    from scope_jax.config import CardError
-
-    found: list[dict[str, Any]] = []
-    for path in sorted(folder.rglob("*.toml")):
-        if not path.is_file() or _is_exam(path):
-            continue
-        try:
-            cfg = load(path, None)
-            needs, game = _missing(cfg), cfg.system
-        except CardError as error:
-            needs, game = [str(error)], ""
-        except Exception as error:  # noqa: BLE001 - a game in a file may raise anything where it is imported
-            needs, game = [f"a game that can be imported: {type(error).__name__}: {sentence(error)}"], ""
-        found.append({"card": _shown(path), "game": game, **_header(path), "needs": needs})
-    if not found:
-        raise UserError(f"there is no card in {folder}; give a folder with .toml files.")
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    for one in found:
-        typer.echo(f"{one['card']}  ({one['game'] or 'not usable here'})")
-        for item in ITEMS:
-            if item in one:
-                typer.echo(f"    {item.lower()}: {one[item]}")
-        for need in one["needs"] or ["nothing: everything is here"]:
-            typer.echo(f"    needs {need}")
-
-
-def _missing(cfg: Any) -> list[str]:
-    """ "key: path" for what the card reads and is not here, without opening anything. Names of data sets on the hub
-    and paths on object storage are not looked up."""
-    found = []
-    for key, path in paths(cfg):
-        if key in NOT_READ or path.startswith(("gs://", "s3://")):
-            continue
-        if Path(path).exists():
-            continue
-        from_hub = not path.endswith(FILES) and "checkpoint" not in key and "prompts" not in key
-        found.append(f"{key}: {path}" + (" (or a data set of the hub of this name)" if from_hub else ""))
-    return found
-
-
-def _is_exam(path: Path) -> bool:
-    """True for the definition of an exam or the tables of a paper, which are no cards."""
-    try:
-        table = toml.tables(path)
-    except ValueError:
-        return False  # as a card it gets its sentence
-    return not {"measures", "tables"}.isdisjoint(table) and "system" not in table
 
 
 @app.command()
@@ -141,14 +61,6 @@ def _progress(metrics: Path) -> tuple[int, str]:
         for record in read_records(metrics):
             steps = record["step"]
     return steps, time.strftime("%Y-%m-%d %H:%M", time.localtime(metrics.stat().st_mtime))
-
-
-def _shown(path: Path) -> str:
-    """The path from the current folder; of a shipped card elsewhere, its name."""
-    for folder, shown in ((Path.cwd(), path), (CONFIGS, path.with_suffix(""))):
-        if path.is_relative_to(folder):
-            return str(shown.relative_to(folder))
-    return str(path)
 
 
 @app.command()

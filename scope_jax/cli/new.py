@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from scope_jax.cli.cards import open_all
+from scope_jax.cli.listing import CONFIGS
 from scope_jax.cli.options import Sets, load
 from scope_jax.cli.output import check_place, tell
 from scope_jax.cli.program import app
+from scope_jax.config.base import HOME
 from scope_jax.errors import UserError
 from scope_jax.files import alone, replaced
 
 if TYPE_CHECKING:
+    from scope_jax.config import Config
     from scope_jax.models.decoder.config import ModelConfig
     from scope_jax.play.game import Game
+
+NAMES = ", ".join(sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "exams"))
+ALGORITHMS = ("grpo", "dapo", "gspo", "cispo", "rloo", "ppo", "reinforce", "rl", "dr_grpo")  # which are losses here
 
 
 @app.command()
 def new(
     card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
-    game: Annotated[
-        str, typer.Option(metavar="NAME", help="The game: a name, as in the folders of configs/, or a Python file.")
-    ],
+    game: Annotated[str, typer.Option(metavar="NAME", help=f"The game: {NAMES}, or a Python file with one.")],
     model: Annotated[
         str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
     ],
@@ -49,62 +55,108 @@ def new(
         int | None,
         typer.Option(min=16, help="Most tokens of an episode [default: 4096, or the model's limit if that is lower]."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace CARD if it exists.")] = False,
     set_: Sets = None,
 ) -> None:
     """Write a card for your model and data, with overrides, if everything it refers to can be used, as `check` says."""
     if card.suffix != ".toml":
         raise UserError(f"{card} is not a .toml file; give the card a name that ends in .toml.")
-    if card.exists():
-        raise UserError(f"{card} exists; remove it or give another name.")
+    _check_free(card, force)
     check_place(card)
-    from scope_jax.games import find, overridden
+    from scope_jax.cli.defaults import with_defaults
+    from scope_jax.games import overridden
+    from scope_jax.run.config_file import as_toml
 
-    played = find(game)
+    played, model = _found(game), _shipped(model)
+
+    def completed() -> Config:
+        return overridden(table, set_ or (), str(card), card.absolute().parent)
+
+    shape, unseen = _shape(model)
+    wanted = max_length or 4096
+    length = min(wanted, (shape and shape.max_positions) or wanted)
+    table: dict[str, Any] = {"system": _kept(game, card), "model": {"checkpoint": _kept(model, card)}}
+    table |= _data(played, game, data, card)
+    table |= _limits(length) | {"train": {"steps": steps}}
+    if exam is not None:
+        table["evaluate"] = {"sets": [{"name": "held_out", "path": _kept(exam, card)}]}
+    if played.starter.options:
+        table[played.name] = dict(played.starter.options)
+    searched = corpus or (data if played.data[:1] == ("documents",) else None)
+    if played.searches(completed()):
+        if searched is None:
+            raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
+        table["retrieval"] = {"corpus": _kept(searched, card)}
+    elif corpus is not None:
+        raise UserError(f"{game} does not search; remove --corpus.")
+    _complete(table, played, completed(), shape, None if unseen else model)
+    cfg = completed()  # a card that cannot be loaded is not written
+    text = with_defaults(as_toml(table), table, cfg, played)
+    with _written(card, f"{_header_of(card, played)}\n{text}", force):
+        if unseen:
+            tell(unseen)
+        open_all(card, load(card, None), False, (model,) if unseen else ())
+    tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
+
+
+def _data(played: Game, game: str, data: str | None, card: Path) -> dict[str, Any]:
+    """The table [data] of a game that reads any. Raises UserError if the data are missing, or not read."""
     if (data is None) == bool(played.data):
         raise UserError(
             f"{game} needs data; give them with --data FILE."
             if played.data
             else f"{game} reads no data; remove --data."
         )
-    shape, unseen = _shape(model)
-    wanted = max_length or 4096
-    length = min(wanted, (shape and shape.max_positions) or wanted)
-    exam = exam and _kept(exam, card)
-    conversation = _conversation(played, shape, None if unseen else model)
-    table: dict[str, Any] = {"system": _kept(game, card), "model": {"checkpoint": _kept(model, card), **conversation}}
-    if data is not None:
-        table["data"] = {played.data[0]: _kept(data, card)}
-    table |= _limits(length) | {"train": {"steps": steps}}
-    if exam is not None:
-        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
-    if played.starter.options:
-        table[played.name] = dict(played.starter.options)
-    from scope_jax.run.config_file import as_toml
+    return {} if data is None else {"data": {played.data[0]: _kept(data, card)}}
 
-    searches = played.searches(overridden(table, set_ or (), str(card)))
-    searched = corpus or (data if played.data[:1] == ("documents",) else None)
-    if searches:
-        if searched is None:
-            raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
-        table["retrieval"] = {"corpus": _kept(searched, card)}
-    elif corpus is not None:
-        raise UserError(f"{game} does not search; remove --corpus.")
-    overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
+
+def _found(game: str) -> Game:
+    """The game of a name or file. Raises UserError."""
+    from scope_jax.games import GAMES, find
+
+    if game not in GAMES and not game.endswith(".py"):
+        hint = f"; {game} is a loss, by which rlvr trains (docs/rlvr.md#algorithms)" if game in ALGORITHMS else ""
+        raise UserError(f"--game {game} is not a game{hint}; give one of {NAMES}, or the path of a Python file.")
+    return find(game)
+
+
+def _shipped(model: str) -> str:
+    """The folder of a model that comes with the package, such as assets/atlas/ssp/base; another name as it is."""
+    return str(HOME / model) if not Path(model).exists() and (HOME / model).is_dir() else model
+
+
+def _check_free(card: Path, force: bool) -> None:
+    if card.exists() and not force:
+        raise UserError(f"{card} exists; replace it with --force, or give another name.")
+
+
+@contextmanager
+def _written(card: Path, text: str, force: bool) -> Iterator[None]:
+    """Has a card written for the block; after an error in it, what was there before stands again."""
     with alone(card):
-        if card.exists():  # by now
-            raise UserError(f"{card} exists; remove it or give another name.")
+        _check_free(card, force)  # by now
+        before = card.read_bytes() if card.exists() else None
         with replaced(card) as partial:
-            partial.write_text(f"{_header_of(card, played)}\n{as_toml(table)}", encoding="utf-8")
-    if unseen:
-        tell(unseen)
+            partial.write_text(text, encoding="utf-8")
     try:
-        open_all(card, load(card, None), False, (model,) if unseen else ())
+        yield
     except BaseException as error:
-        card.unlink(missing_ok=True)
+        if before is None:
+            card.unlink(missing_ok=True)
+        else:
+            card.write_bytes(before)
         if isinstance(error, UserError):  # so that the command may be given again, corrected
             raise UserError(f"{str(error).removesuffix('.')}; the card is not kept.") from None
         raise
-    tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
+
+
+def _complete(table: dict[str, Any], game: Game, cfg: Config, shape: ModelConfig | None, folder: str | None) -> None:
+    """Adds what follows from the rest of a card, where its table does not say it. cfg: the card so far. folder: of the
+    tokenizer, None if it is not here."""
+    for name, value in game.starter.completed(cfg).items():
+        table.setdefault(game.name, {}).setdefault(name, value)
+    if not {"dialect", "turns"} & table["model"].keys():
+        table["model"] |= _conversation(game, cfg, shape, folder)
 
 
 def _shape(model: str) -> tuple[ModelConfig | None, str]:
@@ -126,31 +178,45 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
         return public(model), f"not checked: config.json, {rest}. {error}"
 
 
-def _conversation(game: Game, shape: ModelConfig | None, folder: str | None) -> dict[str, str]:
-    """`model.dialect` and `model.turns` of a game that has others than the defaults: those of the model's architecture,
-    or the first that its chat template can render. folder: of the tokenizer, None if it is not here."""
+def _conversation(game: Game, cfg: Config, shape: ModelConfig | None, folder: str | None) -> dict[str, str]:
+    """`model.dialect` and `model.turns`, if they are not the defaults: the game's for the model's architecture, or the
+    first with which its roles read what they are told, and that the chat template can render."""
+    defaults = (cfg.model.dialect, cfg.model.turns)
     known = game.starter.conversations
-    if not known:
-        return {}
-    dialect, first = known[""]
+    dialect, first = known.get("", (cfg.model.dialect, _usual(game, cfg)))
     choices = [(dialect, turns) for turns in dict.fromkeys((first, "chat", "chat-trimmed", "raw"))]
     if shape is not None and shape.architecture in known:
         choices.insert(0, known[shape.architecture])
-    rendered = choices if folder is None else [choice for choice in choices if _renders(folder, *choice)]
-    dialect, turns = (rendered or choices)[0]  # if there is none, `check` says why
-    return {"dialect": dialect, "turns": turns}
+    chosen = next(
+        (choice for choice in choices if _fits(cfg, choice, folder)), choices[0]
+    )  # `check` says what is wrong
+    return {} if chosen == defaults else dict(zip(("dialect", "turns"), chosen, strict=True))
 
 
-def _renders(folder: str, dialect: str, turns: Any) -> bool:
-    """True if the chat template can render searches and turns like this."""
-    from scope_jax.models.tokenizers.tokenizer import Tokenizer
-    from scope_jax.play.turns import Joiner
-    from scope_jax.text import dialects
+def _usual(game: Game, cfg: Config) -> str:
+    """How turns are joined where the game does not say it: as messages, if a turn that has ended is answered."""
+    agents = [role.agent for role in game.roles(cfg) if role.external is None]
+    goes_on = any(agent.max_turns > 1 and agent.calls == "all" and not agent.stop for agent in agents)
+    return "chat" if goes_on else cfg.model.turns
 
+
+def _fits(cfg: Config, choice: Sequence[str], folder: str | None) -> bool:
+    """True if with these `model.dialect` and `model.turns` roles read the results of their calls, and the chat template
+    of the folder renders them."""
+    from scope_jax.run import card_rules
+    from scope_jax.run.opened import OpenedCard
+
+    dialect, turns = choice
+    model = cfg.model.model_copy(update={"dialect": dialect, "turns": turns})
+    opened = OpenedCard(cfg.model_copy(update={"model": model}), folder)
     try:
-        Joiner(turns, Tokenizer.load(folder), dialects.load(dialect))
-    except (OSError, ValueError):
+        card_rules.calls(opened)
+        if folder is not None:
+            _ = opened.joiner
+    except (OSError, UserError):
         return False
+    finally:
+        opened.close()
     return True
 
 
@@ -172,7 +238,8 @@ def _header_of(card: Path, game: Game) -> str:
 #
 # Command:    scope-jax train {path} --run {shlex.quote(f"runs/{card.stem}")}
 # Hardware:   see scope-jax plan {path}
-# Expect:     nothing has been measured with this card"""
+# Expect:     nothing has been measured with this card
+# Lines behind a # are what one changes first, with the values in force (docs/quickstart.md#what-to-change)."""
 
 
 def _limits(length: int) -> dict[str, Any]:

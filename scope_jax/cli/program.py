@@ -14,6 +14,7 @@ import typer
 from typer._click import exceptions as click  # typer carries its own copy
 from typer.core import TyperGroup
 
+from scope_jax.cli.tracebacks import culprit, show
 from scope_jax.errors import UserError, is_users, sentence, without_passwords
 from scope_jax.run.stopping import Stopped, bound, ending_program, listen
 from scope_jax.sharding.chips import lists_tpu
@@ -33,8 +34,8 @@ WHAT_FOLLOWS = {  # by command, what the same command does after it was stopped
 
 
 BUG = (
-    f"what follows is a bug in scope-jax {__version__}, or in a game of your own if that is what the last lines name; "
-    "please report it with these lines (CONTRIBUTING.md, Bugs)."
+    f"what follows is a bug in scope-jax {__version__}, or in how code of yours calls it; please report it with these "
+    "lines (CONTRIBUTING.md, Bugs)."
 )
 
 
@@ -81,7 +82,8 @@ class Commands(TyperGroup):
             if names := _of_variables(error):
                 _say(f"scope-jax: JAX cannot use one of the variables {names} ({error}); correct or unset it.")
                 raise typer.Exit(2) from None
-            _say(f"{_who()}{BUG}")
+            place = culprit(error)
+            _say(f"{_who()}{f'your code fails in {place}:' if place else BUG}")
             raise
 
 
@@ -145,6 +147,8 @@ def run() -> None:
         code = error.code if isinstance(error, SystemExit) else 1
         if code and isinstance(code, int):
             bound(code)
+        if "--debug" not in sys.argv:
+            sys.excepthook = show  # typer sets its own when it begins
         if "scope_jax.run.processes" in sys.modules:  # it joins processes, and imports JAX
             from scope_jax.run.processes import leave
 

@@ -18,6 +18,7 @@ from scope_jax.data.held_out import ENOUGH, held_out
 from scope_jax.data.keys import rng
 from scope_jax.data.rows import DataError, Row, check_columns, listed, read
 from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
+from scope_jax.errors import UserError
 
 Item = TypeVar("Item")
 BLOCK = 4096  # random numbers drawn at a time
@@ -132,7 +133,15 @@ class Documents(Sequence[Row]):
 
 
 def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
-    """Rows `first` to `first + size` of an endless stream of epochs, each a new permutation of all rows."""
+    """Rows `first` to `first + size` of an endless stream of epochs, each a new permutation of all rows.
+
+    Raises UserError if there are none, as in a game without data.
+    """
+    if not rows:
+        raise UserError(
+            'the game reads rows, but names no data; give Game(…, data=("problems",)) with the kind of your rows '
+            "(docs/data.md#kinds-of-rows), or a `source`."
+        )
     return [rows[place] for place in places(len(rows), first, size, seed)]
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model, model_validator
 
-from scope_jax.config import CardError, Config
-from scope_jax.config.base import CardPath
+from scope_jax.config import CardError, Config, Section
+from scope_jax.config.base import HOME, CardPath
 from scope_jax.config.loading import card_file, parse_section, read_table, set_value
 from scope_jax.config.tables import DataSection, RowsSection
 from scope_jax.config.training import TrainSection
 from scope_jax.games import absolute_zero, dpo, dr_zero, r_zero, rlvr, scope, score, sft, spell, spice, spiral, ssp
+from scope_jax.play.checks import check_roles
 from scope_jax.play.game import Game, no_tools
 
 BUILT_IN = (absolute_zero, dpo, dr_zero, r_zero, rlvr, scope, score, sft, spell, spice, spiral, ssp)
@@ -29,7 +30,10 @@ GAMES: dict[str, Game] = {package.GAME.name: package.GAME for package in BUILT_I
 
 # ------------------------------------------------------------------------------------------------------------- games
 def find(system: str) -> Game:
-    """The game that a card's `system` names: a built-in one, or that of a Python file. Raises CardError."""
+    """The game that a card's `system` names: a built-in one, or that of a Python file, such as a shipped example's.
+
+    Raises CardError.
+    """
     if system in GAMES:
         return GAMES[system]
     if not system.endswith(".py"):
@@ -37,10 +41,10 @@ def find(system: str) -> Game:
             f"`system` is {system!r}, which is not a game; give one of {', '.join(map(repr, GAMES))}, or the path of a "
             "Python file (.py)."
         )
-    file = Path(system).resolve()
-    if not file.is_file():
+    file = next(filter(Path.is_file, (Path(system), HOME / system)), None)
+    if file is None:
         raise CardError(f"`system` is {system}, which does not exist; give a path relative to the current directory.")
-    return _from_file(file)
+    return _from_file(file.resolve())
 
 
 @cache
@@ -64,6 +68,11 @@ def _from_file(file: Path) -> Game:
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         raise CardError(f"{file} is not a game: it must define GAME, a scope_jax.play.game.Game (docs/tutorial.md).")
+    if not (isinstance(game.options, type) and issubclass(game.options, Section)):
+        raise CardError(
+            f"{file}: the options of the game {game.name} are {game.options!r:.60}; give a class of them, "
+            "class Options(Section), with the keys of its table."
+        )
     if game.name in Config.model_fields or not game.name.isidentifier():
         raise CardError(
             f"{file}: a game cannot be named {game.name!r}, as its table in a card has this name; rename it."
@@ -83,9 +92,11 @@ def game_of(cfg: Config) -> Game:
     """The game of a card.
 
     Raises CardError for a game that searches without a [retrieval] table or tools of its own, and for a table that the
-    game does not use.
+    game does not use; UserError for a game in a file whose roles are none.
     """
     game = find(cfg.system)
+    if cfg.system not in GAMES:
+        check_roles(game.name, game.roles(cfg))
     if game.searches(cfg) and cfg.retrieval is None and game.tools is no_tools:
         raise CardError(without_retrieval(cfg))
     if cfg.retrieval is not None and not game.searches(cfg):

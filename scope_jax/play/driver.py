@@ -107,6 +107,7 @@ class InteractionDriver:
     _several: bool = False  # it has yielded a tuple
     _speakers: dict[str, _Speaker] = field(default_factory=dict)
     _turns: dict[str, tuple[Turn, ...]] = field(default_factory=dict)
+    _prompts: dict[str, Messages] = field(default_factory=dict)  # of the first turns
 
     @property
     def immediate(self) -> bool:
@@ -171,7 +172,8 @@ class InteractionDriver:
 
     def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
         """The result, given what the agents have sampled."""
-        return Interaction(self.value, completions, tuple(self.context.calls.results.get("", ())), self.failed)
+        calls = tuple(self.context.calls.results.get("", ()))
+        return Interaction(self.value, completions, calls, self.failed, self._prompts)
 
     def _next(self, answer: Any) -> Any:
         with _in_generator():
@@ -232,14 +234,14 @@ class InteractionDriver:
         group = f"{self.rollout.name}/{self.context.sample}/{ask.agent}"
         for number, name in enumerate(_names(ask)):
             request = self.request(ask.agent, messages, number)
-            self._speakers[name] = _Speaker(messages)
+            self._begin(name, messages)
             yield name, replace(request, group=group)
 
     def _move(self, ask: Ask, messages: Messages) -> Move:
         speaker = self._speakers.get(ask.agent)
         if speaker is None:
             request = self.request(ask.agent, messages, 0)
-            self._speakers[ask.agent] = _Speaker(messages)
+            self._begin(ask.agent, messages)
             return request
         turns = self._turns[ask.agent]
         if ask.anew or not turns:  # its prompt was too long: it is over
@@ -250,6 +252,10 @@ class InteractionDriver:
         reply = self.joiner.responder(lambda _: said, speaker.messages)(turns[speaker.first :])
         assert isinstance(reply, Continuation | Restart)
         return reply
+
+    def _begin(self, name: str, messages: Messages) -> None:
+        self._speakers[name] = _Speaker(messages)
+        self._prompts[name] = messages
 
     def _answer(self, ask: Ask, spoken: Mapping[str, Spoken]) -> Response | tuple[Response, ...]:
         answers = tuple(self._response(name, spoken[name]) for name in _names(ask))

@@ -10,14 +10,13 @@ raises itself. What a clean-up raises is shown, and neither fails a rollout nor 
 from __future__ import annotations
 
 import inspect
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
 from traceback import walk_tb
 
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, of_libraries, of_users_code
 from scope_jax.play.rollouts import Failed, Interaction
 from scope_jax.play.tool_calls import ToolError
 from scope_jax.rollouts.types import RolloutError
@@ -26,7 +25,6 @@ from scope_jax.web.exchange import whole
 END_RUN = (UserError, RolloutError, MemoryError, KeyboardInterrupt)
 LEAST = 20  # rollouts of a call that end the run if all of them fail
 _PACKAGE = __name__.partition(".")[0]
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}) + ("<frozen",)
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def failed(error: BaseException, what: str) -> Failed:
         return error
     line = " ".join(str(error).split())[:400]
     frames = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
-    theirs = [place for place in frames if not place[0].startswith((*_LIBRARIES, str(Path(__file__).parents[1])))]
+    theirs = [place for place in frames if of_users_code(place[0])]
     place = f" ({Path(theirs[-1][0]).name}, line {theirs[-1][1]})" if theirs else ""
     return Failed(whole(f"{what} {type(error).__name__}{': ' if line else ''}{line}{place}"))
 
@@ -64,7 +62,7 @@ def is_bug(error: BaseException, generator: object) -> bool:
     code = generator.gi_code if inspect.isgenerator(generator) else None
     below = [*dropwhile(lambda frame: frame.f_code is not code, frames)] or frames
     modules = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename) for frame in below]
-    own = [name == _PACKAGE for name, file in modules if name == _PACKAGE or not file.startswith(_LIBRARIES)]
+    own = [name == _PACKAGE for name, file in modules if name == _PACKAGE or not of_libraries(file)]
     return bool(own) and own[-1]
 
 

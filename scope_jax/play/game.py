@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -16,6 +15,7 @@ from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.play import roles, samples
+from scope_jax.play.checks import check_played
 from scope_jax.play.exams import Exam, plain_exam
 from scope_jax.play.roles import Role
 from scope_jax.play.step import Memory, Played, Step
@@ -57,7 +57,9 @@ class Starter:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of the game's table that differ from the defaults, so that a card works without further services."""
     conversations: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """(model.dialect, model.turns) by architecture, and under "" for all others; empty: the card's defaults."""
+    """(model.dialect, model.turns) by architecture, and under "" for all others; empty: as its roles need them."""
+    completed: Callable[[Config], Mapping[str, Any]] = lambda cfg: {}
+    """Values of the game's table that go with those of the card, such as an instruction that goes with a grader."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,14 @@ class Game:
 
     def exam_of(self, cfg: Config) -> Exam:
         """How it answers exams."""
-        return plain_exam(self.roles(cfg)[0]) if self.exam is None else self.exam(cfg)
+        if self.exam is not None:
+            return self.exam(cfg)
+        if (first := self.roles(cfg)[0]).external is not None:
+            raise UserError(
+                f"the game {self.name} has no `exam`, and an external model speaks its first role, {first.name!r}; "
+                "give exam=…, or list the role that answers questions first."
+            )
+        return plain_exam(first)
 
     def rows(self, cfg: Config) -> Source | None:
         """The source of the data rows; None for a card that needs none. Raises UserError if the card has no file."""
@@ -228,7 +237,7 @@ def play_step(
     does."""
     step = step_of(game, cfg, tools, memory, number)
     played = game.play(step)
-    check_played(game, played)
+    check_played(game.name, played)
     after, of_memory = game.remember(cfg, memory, played.outcome, number)
     metrics: dict[str, Any] = {
         **samples.metrics(cfg, step.ledger.samples, played.episodes, step.roles.values()),
@@ -238,23 +247,3 @@ def play_step(
     }
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
     return episodes, after, {name: value for name, value in metrics.items() if value is not None}
-
-
-def check_played(game: Game, played: Any) -> None:
-    """Raises UserError for what a game of one's own may not return from `play`: what is no step, and metrics that are
-    no numbers."""
-    if not isinstance(played, Played):
-        what = f"a tuple of {len(played)}" if isinstance(played, tuple) else f"a {type(played).__name__}"
-        raise UserError(
-            f"play of the game {game.name} returned {what}; it is no async function or generator, and returns "
-            "Played(episodes, outcome, metrics)."
-        )
-    if other := next((one for one in played.episodes if not isinstance(one, Episode)), None):
-        raise UserError(f"play of the game {game.name} returned a {type(other).__name__} among its episodes.")
-    if not isinstance(played.metrics, Mapping):
-        raise UserError(
-            f"play of the game {game.name} returned a {type(played.metrics).__name__} as metrics; return a dict."
-        )
-    for name, value in played.metrics.items():
-        if not isinstance(value, Real | None) and not hasattr(value, "item"):
-            raise UserError(f"play of the game {game.name} returned {value!r:.60} as the metric {name}, not a number.")

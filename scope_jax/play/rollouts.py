@@ -200,3 +200,5 @@ class Interaction(Generic[Said]):
     """The generator's own calls of tools."""
     failed: str = ""
     """Why it failed; "": it did not."""
+    prompts: Mapping[str, Messages] = field(default_factory=dict)
+    """What each began with, by the same names."""

@@ -28,7 +28,7 @@ class Sample(Completion):
     rollout: str
     """The name of the rollout that it is a sample of."""
     prompt: Messages | None
-    """The prompt of its rollout; None for one of an interaction, whose generator writes the prompts."""
+    """What it began with; None if nobody knows."""
     temperature: float
     """At which it was sampled."""
     label: str

@@ -11,6 +11,7 @@ import numpy as np
 from scope_jax.config import Config, SamplingSection
 from scope_jax.data.keys import rng
 from scope_jax.data.rows import Row
+from scope_jax.errors import UserError
 from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import asking, judging
@@ -109,7 +110,10 @@ class Step(Generic[Card]):
         ]
         groups = self.tools.play(key or role, named, speaker.agent, samples)
         return [
-            [self._sample(each, speaker, rollout, rollout.label or label or key or role) for each in group]
+            [
+                self._sample(each, speaker, rollout.name, rollout.messages, rollout.label or label or key or role)
+                for each in group
+            ]
             for rollout, group in zip(named, groups, strict=True)
         ]
 
@@ -132,7 +136,7 @@ class Step(Generic[Card]):
     ) -> Replies[Read]:
         """The replies of a judge, the base or an external model, to these prompts (`asking.ask_role`); the numbers of
         requests are metrics `judge/<role>/…`."""
-        replies = asking.ask_role(self.tools, self.roles[role], questions, read, nudge)
+        replies = asking.ask_role(self.tools, self._role(role), questions, read, nudge)
         self.count(f"judge/{role}", replies)
         return replies
 
@@ -159,14 +163,20 @@ class Step(Generic[Card]):
         """Shows the user one sentence among the messages of the run."""
         self.tools.tell(sentence)
 
+    def _role(self, name: str) -> Role:
+        """The role of a name. Raises UserError if the game lists none."""
+        if name not in self.roles:
+            raise UserError(f"there is no role {name!r}; the game has {', '.join(self.roles)} (Game.roles).")
+        return self.roles[name]
+
     def _speaker(self, role: str, sampling: SamplingSection | None = None) -> Role:
-        speaker = self.roles[role].with_reminder(self.cfg)
+        speaker = self._role(role).with_reminder(self.cfg)
         if sampling is None:
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
 
-    def _sample(self, completion: Completion, role: Role, rollout: Rollout, label: str, shown: bool = True) -> Sample:
-        sample = sample_of(completion, role, rollout.name, rollout.messages if shown else None, label)
+    def _sample(self, completion: Completion, role: Role, name: str, prompt: Messages | None, label: str) -> Sample:
+        sample = sample_of(completion, role, name, prompt, label)
         self.ledger.samples.append(sample)
         return sample
 
@@ -177,5 +187,6 @@ class Step(Generic[Card]):
         said: dict[str, Sample] = {}
         for name, completion in played.completions.items():
             role = agent_of(name, speakers)
-            said[name] = self._sample(completion, speakers[role], rollout, f"{prefix}{role}", shown=False)
-        return Interaction(played.value, said, played.calls, played.failed)
+            prompt = played.prompts.get(name)
+            said[name] = self._sample(completion, speakers[role], rollout.name, prompt, f"{prefix}{role}")
+        return Interaction(played.value, said, played.calls, played.failed, played.prompts)

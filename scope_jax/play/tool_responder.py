@@ -23,9 +23,8 @@ def tool_responder(
 ) -> Respond:
     """Responds to the turns of the agent `name`; None after a turn that calls nothing, or ends its move.
 
-    Raises as `check_answered` does.
+    agent: one that `check_answered` accepts.
     """
-    check_answered(name, agent, joiner.mode)
     by_name = {tool.name: tool for tool in tools}
 
     def shown(call: Call, result: ToolResult) -> str:
@@ -64,13 +63,13 @@ def to_run(calls: Sequence[Call], tools: Sequence[Tool]) -> list[ToolCall | Malf
     ]
 
 
-def check_answered(name: str, agent: Agent, mode: Mode) -> None:
-    """Raises UserError if no call of the agent `name` would be answered, as in raw mode nothing can follow an end token
-    that the policy has sampled."""
+def check_answered(role: str, agent: Agent, mode: Mode) -> None:
+    """Raises UserError if no call of the agent of a role would be answered, as in raw mode nothing can follow an end
+    token that the policy has sampled."""
     if mode == "raw" and agent.tools and agent.calls == "all" and not agent.stop:
         raise UserError(
-            f'With model.turns = "raw" the agent {name!r} would read no result, as its turns run to their end token '
-            '(calls = "all"); choose model.turns = "chat", or calls = "stop" or "first".'
+            f'with model.turns = "raw" the role {role!r} would read no result of its tools, as its turns run to their '
+            'end token (calls = "all"); set model.turns = "chat", or in the game calls = "stop" or "first".'
         )
 
 

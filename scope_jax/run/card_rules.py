@@ -9,6 +9,7 @@ from scope_jax.learner.programs import context_attention
 from scope_jax.models.decoder.adapter import adapted
 from scope_jax.models.decoder.transformer import check_tensor
 from scope_jax.play import exams
+from scope_jax.play.tool_responder import check_answered
 from scope_jax.play.tools import BASE
 from scope_jax.rollouts.slots import STOP_IDS
 from scope_jax.run.opened import Doubt, OpenedCard, OpenedModel
@@ -63,6 +64,13 @@ def measures(opened: OpenedCard) -> None:
     _ = opened.judges
 
 
+def calls(opened: OpenedCard) -> None:
+    """Every role reads what its tools return, whenever it speaks."""
+    for role in opened.game.roles(opened.cfg):
+        if role.external is None:
+            check_answered(role.name, role.agent, opened.cfg.model.turns)
+
+
 def reference(opened: OpenedCard) -> None:
     """The base is not sampled in a run in which another reference takes its place."""
     cfg, game = opened.cfg, opened.game
@@ -75,14 +83,14 @@ def reference(opened: OpenedCard) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- the model
-def positions(opened: OpenedCard) -> Doubt | None:
+def positions(opened: OpenedCard) -> None:
     """Episodes are not longer than what the model is for."""
     length, most = opened.cfg.engine_length, opened.model.max_positions
     if length > most:
         key = "rollout" if opened.cfg.rollout.max_length == length else "evaluate"
-        return Doubt(
+        raise UserError(
             f"{key}.max_length is {length:,}, but the model in {opened.folder} is for {most:,} tokens "
-            "(max_position_embeddings of its config.json); lower it, unless the model is known to read more."
+            "(max_position_embeddings of its config.json); lower it."
         )
 
 

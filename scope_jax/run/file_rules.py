@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import EvalSet
+from scope_jax.data import recognition
 from scope_jax.data.rows import Row
+from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.games import without_retrieval
 from scope_jax.grading.judge_client import JudgeClient, Unreachable
@@ -128,14 +130,21 @@ def prompts(opened: OpenedCard) -> str | None:
 
 def data(opened: OpenedCard) -> str | None:
     source = opened.source
-    return None if source is None else f"{len(opened.rows)} {source.kind} in {source.path}"
+    return None if source is None else _rows(f"{len(opened.rows)} {source.kind} in {source.path}", source)
 
 
 def exam(opened: OpenedCard, card: EvalSet) -> str:
     """The rows of an evaluation set, of which the first fills in the prompts."""
     rows = opened.exam_rows(card)
     exams.check_prompts(opened.cfg, opened.exam, {card.name: rows})
-    return f"{len(rows)} rows in {card.path}"
+    return _rows(f"{len(rows)} rows in {card.path}", exams.source_of(opened.exam, card))
+
+
+def _rows(found: str, source: Source) -> str:
+    """What was found; a `Doubt` about answers that are solutions of GSM8K, which no reply equals."""
+    if source.kind not in ("questions", "answers") or not recognition.holds_solutions(source.path):
+        return found
+    return Doubt(f"{found}, whose answers are whole solutions; {recognition.pointer(recognition.GSM8K, source.path)}.")
 
 
 def answers(opened: OpenedCard) -> str | None:
@@ -184,12 +193,19 @@ def origin(opened: OpenedCard) -> str | None:
 
 # -------------------------------------------------------------------------------------------------- tools and services
 def tools(opened: OpenedCard) -> str | None:
-    """The game's own tools; names differ, and the search is one if roles search."""
+    """The game's own tools; names differ, roles call no others, and the search is one if roles search."""
     names = opened.tool_names
     if opened.game.searches(opened.cfg) and SEARCH_NAME not in names:
         raise UserError(without_retrieval(opened.cfg))
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"the game {opened.game.name} has two tools of the name {min(twice)}; give each its own.")
+    for role in opened.game.roles(opened.cfg):
+        for tool in () if role.external is not None else role.agent.tools:
+            if isinstance(tool, str) and tool not in names:
+                raise UserError(
+                    f"the role {role.name} calls {tool!r}, but the game {opened.game.name} has the tools "
+                    f"{', '.join(names) or 'none'}; add it to Game.tools, or correct the role."
+                )
     return ", ".join(tool.name for tool in opened.tools)
 
 

@@ -6,11 +6,13 @@
 The card and the seed determine a run only if the files are the same, too. So a run that goes on compares them and names
 the ones that have changed. By key of the card, and file in a folder: data, prompts, corpora, what describes a model
 (config.json, tokenizer, template; the weights of a run are in its checkpoints), the passages and encoder of a given
-index (whose vectors follow from them), and the Python files of a game. Data sets of the hub are not files.
+index (whose vectors follow from them), the Python files of a game, and those that a reward function imports from its
+folder. Data sets of the hub are not files.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import sys
@@ -136,6 +138,10 @@ def _options(card: Config) -> Iterator[tuple[str, _File]]:
 def _at(key: str, shown: str, place: Path, card: Config) -> Iterator[tuple[str, _File]]:
     if place.is_file():
         yield key, _File(shown, place)
+        if place.suffix == ".py" and key != GAME:
+            for path in _imported(place):
+                name = path.relative_to(place.resolve().parent).as_posix()
+                yield f"{key}/{name}", _File(str(Path(shown).parent / name), path)
         return
     if not place.is_dir():  # the name of a data set on the hub, or what the run itself will miss
         return
@@ -153,6 +159,30 @@ def _at(key: str, shown: str, place: Path, card: Config) -> Iterator[tuple[str, 
         name = path.relative_to(place).as_posix()
         if path.is_file() and not f"/{name}".count("/.") and not name.endswith("~"):  # none of an editor's
             yield f"{key}/{name}", _File(f"{shown.rstrip('/')}/{name}", path)
+
+
+def _imported(file: Path) -> list[Path]:
+    """The Python files that a file imports from its own folder, and those that these import, by their text: it is run
+    in another process."""
+    above = file.resolve().parent
+    found = [file.resolve()]
+    for text in found:  # grows
+        try:
+            nodes = list(ast.walk(ast.parse(text.read_bytes())))
+        except (SyntaxError, ValueError):  # whoever runs it is told
+            continue
+        wanted = [(above, name.name) for node in nodes if isinstance(node, ast.Import) for name in node.names]
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                base = text.parents[node.level - 1] if node.level else above
+                wanted += [(base, f"{node.module or ''}.{name.name}".strip(".")) for name in node.names]
+        for base, module in wanted:
+            parts = module.split(".")
+            for count in range(1, len(parts) + 1):
+                place = base.joinpath(*parts[:count])
+                there = [path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()]
+                found += [path for path in there if path not in found and path.is_relative_to(above)]
+    return sorted(found[1:])
 
 
 def _modules(game: Path) -> Iterator[tuple[str, _File]]:

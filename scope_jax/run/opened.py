@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from scope_jax.config import Config, EvalSet, JudgeSection, ServedModel
-from scope_jax.data import sources
+from scope_jax.data import recognition
 from scope_jax.data.corpus import Corpus, load_corpus
 from scope_jax.data.rows import Row
 from scope_jax.data.sources import Source
@@ -100,7 +100,11 @@ class OpenedCard(OpenedModel):
     @property
     def judges(self) -> Mapping[str, JudgeSection]:
         """The external models of game and exams by name."""
-        return self.kept("judges", lambda: {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)})
+        return self.kept("judges", self.external_models)
+
+    def external_models(self) -> Mapping[str, JudgeSection]:
+        """All of the card's, in use or not."""
+        return {**self.game.judges(self.cfg), **exams.judges(self.cfg, self.exam)}
 
     def check_prompts(self) -> None:
         """Reads the game's prompts."""
@@ -114,11 +118,11 @@ class OpenedCard(OpenedModel):
     @property
     def rows(self) -> Sequence[Row]:
         """The data, empty for a game without any."""
-        return self.kept("rows", lambda: () if self.source is None else sources.load(self.source))
+        return self.kept("rows", lambda: () if self.source is None else recognition.load(self.source))
 
     def exam_rows(self, card: EvalSet) -> Sequence[Row]:
         """The rows of an evaluation set."""
-        return self.kept(f"exam {card.name}", lambda: sources.load(exams.source_of(self.exam, card)))
+        return self.kept(f"exam {card.name}", lambda: recognition.load(exams.source_of(self.exam, card)))
 
     @property
     def tools(self) -> tuple[Tool, ...]:

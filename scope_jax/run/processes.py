@@ -32,6 +32,7 @@ from scope_jax.play.driver import IN_GENERATOR
 from scope_jax.play.rollouts import Interaction
 from scope_jax.rollouts.types import Completion, Row, ToolResult, Turn
 from scope_jax.run.stopping import Stopped, StopRequest, end
+from scope_jax.text.messages import Messages
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -282,7 +283,7 @@ def leave(error: BaseException) -> None:
 # The values that processes exchange, as msgpack: data alone, from which nothing but the types here is made. These are
 # plain values, tuples, sets, paths, arrays as dtype, shape and bytes (those of JAX become numpy's), and the types in
 # RECORDS by the values of their fields; to send anything else is an error. `multihost.distributed` signs what is sent.
-RECORDS: tuple[type, ...] = (Completion, Interaction, Row, ToolResult, Turn, Reply, Comparison)
+RECORDS: tuple[type, ...] = (Completion, Interaction, Messages, Row, ToolResult, Turn, Reply, Comparison)
 DTYPES = {
     dtype.name: dtype
     for kinds in ("bool", "int8 int16 int32 int64", "uint8 uint16 uint32 uint64", "float16 float32 float64")

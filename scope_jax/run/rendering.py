@@ -15,10 +15,9 @@ from scope_jax.play.failures import check_failures
 from scope_jax.play.rollouts import Agent, Interaction, Rollout
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
-from scope_jax.play.tool_responder import check_answered
 from scope_jax.rollouts.types import Completion, RolloutError
 from scope_jax.run.opened import OpenedCard
-from scope_jax.run.world import ONLY
+from scope_jax.run.world import NO_SEARCH, ONLY, check_alone, check_judge, check_rollouts
 from scope_jax.text.messages import Messages
 
 
@@ -100,7 +99,7 @@ class RenderingTools:
     exam: the prompts are those of an exam. Searches find nothing.
     """
 
-    each = once = judge = compare_math = encode = score = staticmethod(_sampled)
+    each = once = compare_math = encode = score = staticmethod(_sampled)
 
     def __init__(self, opened: OpenedCard, *, exam: bool = False) -> None:
         cfg = self._cfg = opened.cfg
@@ -108,6 +107,8 @@ class RenderingTools:
         self._length = cfg.exam_length if exam else cfg.rollout.max_length
         self._key = "evaluate.max_length" if own else "rollout.max_length"
         self._joiner = opened.joiner
+        self._judges = opened.external_models()
+        self._searches = opened.searches
         self._rows = () if exam else opened.rows
         search = [Tool("search", lambda query: "", SEARCH)] if opened.searches_index else []
         self._toolbox = {tool.name: tool for tool in (*search, *opened.tools)}
@@ -122,6 +123,7 @@ class RenderingTools:
         return len(self._joiner.tokenizer.encode(text))
 
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        check_alone(role, rollouts)
         groups = self.interact(role, rollouts, {ONLY: agent}, samples)
         return [[each.completions[ONLY] for each in group] for group in groups]
 
@@ -129,8 +131,7 @@ class RenderingTools:
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
         """Of several agents that are asked first, the prompts of the first one count; of rollouts that fail, none."""
-        for name, agent in agents.items():
-            check_answered(name, agent, self._joiner.mode)
+        check_rollouts(role, rollouts, agents, samples, self._joiner.mode)
         first = [self._first(rollout, agents) for rollout in rollouts]
         if asked := [each for each in first if isinstance(each, _FirstRequest)]:
             raise _Sampled(self._rendered(role, [each.messages for each in asked], agents[asked[0].name]))
@@ -160,7 +161,13 @@ class RenderingTools:
             driver.close()
         return driver.interaction({})
 
+    def judge(self, messages: Sequence[str], *, by: str = "judge", **_: Any) -> NoReturn:
+        check_judge(by, self._judges)
+        _sampled()
+
     def search(self, queries: Sequence[str]) -> list[str]:
+        if not self._searches:
+            raise UserError(NO_SEARCH)
         return ["" for _ in queries]
 
     def probe(self, by: str) -> str:

@@ -172,6 +172,7 @@ RULES = (
     Rule("steps played ahead", ("training",), card_rules.ahead),
     Rule("replay of experts", ("training",), card_rules.replay),
     Rule("measures", ("training",), card_rules.measures),
+    Rule("calls of roles", ("training",), card_rules.calls),
     Rule("reference", ("training",), card_rules.reference),
     Rule("source of the data", ("training",), lambda card: card.source),
     Rule("model {}", ("training", "beginning", "model", "files"), file_rules.stored, lambda card: [card.folder]),

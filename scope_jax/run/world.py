@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,7 +28,8 @@ from scope_jax.play.game import Game, Memory, services_of
 from scope_jax.play.rollouts import Agent, Interaction, Rollout, sample_name
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
-from scope_jax.play.turns import Joiner
+from scope_jax.play.tool_responder import check_answered
+from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
@@ -44,6 +45,7 @@ from scope_jax.text.messages import Messages
 
 Tell = Callable[[str], None]
 ONLY = "agent"  # the name of the agent of `play`
+NO_SEARCH = "the game searches but the card has no [retrieval] table; add one with corpus or url."
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,7 @@ class StepTools:
         return len(self.world.joiner.prompt(messages))
 
     def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
-        if asking := [rollout.name for rollout in rollouts if rollout.play is not None]:
-            raise UserError(f"the rollout {asking[0]!r} of role {role!r} has a generator; play it by step.interact.")
+        check_alone(role, rollouts)
         groups = self.interact(role, rollouts, {ONLY: agent}, samples)
         return [[each.completions[ONLY] for each in group] for group in groups]
 
@@ -122,7 +123,7 @@ class StepTools:
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
         check_caller()
-        _check(role, rollouts, agents, samples)
+        check_rollouts(role, rollouts, agents, samples, self.world.joiner.mode)
         if not rollouts:
             return []
         speakers = {name: self._speaker(name, agent) for name, agent in agents.items()}
@@ -225,7 +226,7 @@ class StepTools:
 
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
-            raise UserError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
+            raise UserError(NO_SEARCH)
         with self.world.activity(f"searching for {len(queries)} queries"):
             return divided(self.world.search, queries, [1.0] * len(queries), f"{self._place}, searches")
 
@@ -295,13 +296,28 @@ class StepTools:
             self.world.tell(sentence)
 
     def _judge(self, name: str) -> JudgeClient:
-        if name not in self.world.judges:
-            raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
+        check_judge(name, self.world.judges)
         return self.world.judges[name]
 
 
-def _check(role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int) -> None:
+def check_judge(name: str, judges: Collection[str]) -> None:
+    """Raises JudgeError unless there is an external model of this name."""
+    if name not in judges:
+        raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
+
+
+def check_alone(role: str, rollouts: Sequence[Rollout]) -> None:
+    """Raises UserError for a rollout with a generator."""
+    if asking := [rollout.name for rollout in rollouts if rollout.play is not None]:
+        raise UserError(f"the rollout {asking[0]!r} of role {role!r} has a generator; play it by step.interact.")
+
+
+def check_rollouts(
+    role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int, mode: Mode
+) -> None:
     """Raises UserError for rollouts that cannot be played."""
+    for name, agent in agents.items():
+        check_answered(role if name == ONLY else name, agent, mode)
     if len({rollout.name for rollout in rollouts}) != len(rollouts):
         raise UserError(f"two rollouts of role {role!r} have the same name; give each its own.")
     if not is_whole(samples) or samples < 1:

@@ -48,9 +48,21 @@ def test_cards_says_what_each_needs(
     paper = next(one for name, one in found.items() if name.endswith("configs/ssp/qwen2.5-7b.toml"))
     assert any(need.startswith("retrieval.corpus: ") for need in paper["needs"])
     monkeypatch.chdir(tmp_path)  # the files of Atlas's cards are found from anywhere
-    text = invoke("cards").stdout
-    assert "\nssp/atlas  (ssp)\n" in text and "needs nothing: everything is here" in text
+    text = invoke("cards", "ssp").stdout
+    assert text.startswith("ssp/atlas  (ssp)\n") and "needs nothing: everything is here" in text
+    assert text.index("\nssp/qwen2.5-7b  (ssp)\n") < text.index("\nssp/ablations/noise-0  (ssp)\n")
     assert invoke("cards", tmp_path).exit_code == 2
+
+
+def test_cards_is_a_line_for_each_that_is_no_variant() -> None:
+    lines = CliRunner().invoke(app, ["cards"], env={"COLUMNS": "100"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 100 and len(lines) < 80
+    listed = [line.split() for line in lines if line[0] != " "][:-1]
+    assert [name for name, *_ in listed[:4]] == ["rlvr/atlas", "rlvr/gsm8k", "sft/atlas", "dpo/atlas"]
+    cards = {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in (ROOT / "configs").glob("*/*.toml")}
+    assert sorted(name for name, *_ in listed) == sorted(name for name in cards if not name.startswith("exams/"))
+    assert all(state == "ready" for name, state, *_ in listed if name.endswith("/atlas"))
+    assert any(line.endswith("(1 with adapters, 27 ablations: scope-jax cards spell)") for line in lines)
 
 
 def test_exams_are_no_cards_and_a_card_without_items_has_its_first_line(listed: list[dict[str, Any]]) -> None:
@@ -383,4 +395,4 @@ def test_new_refuses_rows_whose_answers_no_grader_reads(tmp_path: Path) -> None:
     assert "ok     exam held_out: 50 rows" in found.stdout
     assert "ok     answers: 70 rows, whose answers math reads\n       | " in found.stdout
     assert "       | Put the final answer into \\boxed{}.\n       | [answer] " in found.stdout
-    assert load_card(card).options(RLVRSection).answer_in == "boxed"
+    assert load_card(card).options(RLVRSection).place == "boxed"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.games import parse_config
 from scope_jax.grading.rewards import mean
+from scope_jax.run import rules
 from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -89,14 +91,66 @@ def caught(action) -> BaseException:
 def test_a_bug_shows_where_it_is_and_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A strict zip of unequal lengths is a ValueError, of which we have many: a bug, whatever file raises it."""
 
-    def broken(*given: object) -> None:
-        for _ in zip([1, 2], [1], strict=True):
-            pass
+    source = "def broken(*given):\n    for _ in zip([1, 2], [1], strict=True):\n        pass\n"
+    for file, said in (
+        (rules.__file__, "a bug in scope-jax"),
+        ("/home/me/game.py", "your code fails in /home/me/game.p"),
+    ):
+        names: dict[str, Any] = {}
+        exec(compile(source, file, "exec"), names)
+        monkeypatch.setattr(rules, "check", names["broken"])
+        result = CliRunner().invoke(app, ["check", "ssp/atlas"])
+        assert isinstance(result.exception, ValueError) and result.exit_code == 1
+        assert said in result.stderr and ("CONTRIBUTING.md" in result.stderr) == (file == rules.__file__)
 
-    monkeypatch.setattr("scope_jax.run.rules.check", broken)
-    result = CliRunner().invoke(app, ["check", "ssp/atlas"])
-    assert isinstance(result.exception, ValueError) and result.exit_code == 1
-    assert "a bug in scope-jax" in result.stderr and "CONTRIBUTING.md" in result.stderr
+
+GAME = """
+from scope_jax.config import LossCard, SamplingSection, Section
+from scope_jax.play.game import Game
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
+
+class Options(Section):
+    loss: LossCard = LossCard()
+
+def roles(cfg):
+    return (Role("solver", Agent("actor", SamplingSection()), loss=cfg.options(Options).loss),)
+
+def play(step):
+    BODY
+
+GAME = Game("own", Options, roles, play)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            'return {}["x"]',
+            'your code fails in {game}, line 14:\nTraceback (most recent call last):\n  File "{game}", l',
+        ),
+        ("step.rows(0, 1)", "scope-jax: the game reads rows, but names no data; give Game(…, data=("),
+        ('step.play("solve", [])', "scope-jax: there is no role 'solve'; the game has solver (Game.roles)."),
+        (
+            "return []",
+            "scope-jax: play of the game own returned a list; it is no async function or generator, and retu",
+        ),
+    ],
+)
+def test_an_error_in_a_game_of_ones_own_shows_that_game_alone(tmp_path: Path, body: str, said: str) -> None:
+    game, card = tmp_path / "game.py", tmp_path / "card.toml"
+    game.write_text(GAME.replace("BODY", body), encoding="utf-8")
+    base = ROOT / "assets" / "atlas" / "ssp" / "base"
+    card.write_text(f'system = "{game}"\n[model]\ncheckpoint = "{base}"\n[train]\nsteps = 1\n', encoding="utf-8")
+    sets = ["--set", "rollout.max_length=64", "--set", "learner.buckets=[64]"]
+    words = [sys.executable, "-m", "scope_jax", "check", str(card), *sets]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "typer" not in done.stderr and len(done.stderr.splitlines()) < 8
+    if "Traceback" in said:
+        assert said.format(game=game) in done.stderr and done.stderr.endswith("KeyError: 'x'\n")
+    else:
+        assert said.partition(": ")[2] in done.stdout and "Traceback" not in done.stderr
 
 
 def test_which_errors_are_user_errors(tmp_path: Path) -> None:

@@ -37,15 +37,6 @@ def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
     assert found.wrong and "but config.json requires" in found.text
 
 
-def test_episodes_longer_than_the_models_are_a_doubt() -> None:
-    longer = ["rollout.max_length=2000", "learner.buckets=[2000]"]
-    for overrides, key in ((longer, "rollout"), (["evaluate.max_length=2000"], "evaluate")):
-        card = load_card("ssp/atlas", overrides)
-        first = next(one for one in rules.check(card) if one.name == "length of episodes")
-        assert first.doubtful and f"{key}.max_length is 2,000, but the model in" in first.text
-        assert "is for 1,024 tokens" in first.text and "lower it, unless the model is known to read more" in first.text
-
-
 def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "orbax"
     weights.save_orbax(folder, *weights.load_hf(BASE), jnp.float32, BASE)

@@ -53,7 +53,7 @@ MISTAKES = {
     "an export of nothing": (["export", "nowhere", "out"], f"the run folder nowhere does not exist; {GIVEN}"),
     "no layout": (["convert", "model", "out"], "missing option '--to'. Choose from: hf, orbax; see scope-jax convert"),
     "a mistyped key to read": (["keys", "train.step"], "no table or key 'train.step'; did you mean train.steps"),
-    "cards of nothing": (["cards", "nowhere"], "there is no card in nowhere; give a folder with .toml files."),
+    "cards of nothing": (["cards", "nowhere"], "there is no card in nowhere; give a folder with .toml files, or a"),
     "a new card of no game": (["new", "mine.toml"], "missing option '--game'; see scope-jax new --help."),
     "an index without place": (["search", "ssp/atlas"], "ssp/atlas has no index folder; give one with --index DIR"),
     "data without place": (["data", "nq"], "missing argument 'OUT'; see scope-jax data --help."),

@@ -19,7 +19,7 @@ from scope_jax.games.rlvr import grading
 from scope_jax.games.rlvr.game import prompt
 from scope_jax.games.rlvr.options import options
 from scope_jax.play.exams import source_of
-from scope_jax.play.game import Examined
+from scope_jax.play.game import Examined, services_of
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.config_file import to_toml
 from tests.games.harness import play_step, run_exam, sampled_turn
@@ -177,6 +177,14 @@ def test_every_answer_is_graded_against_itself():
     assert "line 3: 'He has <<2*3=6>>6 of 7.'); their replies score 0" in found.text
 
 
+def test_options_and_passages_that_no_prompt_shows_are_a_doubt():
+    row = {"question": "Which is the capital?", "answer": "B", "options": ["Bern", "Rome"]}
+    found = looked(card(grader="choice"), row)
+    assert found.doubtful
+    assert found.text.endswith("; their column `options` is not in the prompt: write it there, if replies need it")
+    assert not looked(card(grader="choice"), {"prompt": "Which? A. Bern B. Rome", "answer": "B", "level": 1}).doubtful
+
+
 @pytest.mark.parametrize(
     ("grader", "answer"),
     [
@@ -259,6 +267,28 @@ def test_tools_are_turns_of_their_own():
     called = Completion((), (sampled_turn("\\boxed{2}"), sampled_turn("3")), "eos")
     assert grading.answer(options(card()), called) is None
     assert GAME.searches(card(tools=["search"], max_turns=2))
+
+
+def test_a_reply_runs_python_before_it_answers():
+    cfg = card(tools=["python"], max_turns=3, tables={"model": {"checkpoint": "none", "turns": "chat"}})
+    own = GAME.tools(cfg)
+    for service in services_of(own):
+        service.start()
+    try:
+        says = (
+            ["<python>1 + 1</python>", "\\boxed{2}"],
+            ["<python>1 +</python>", "<python>3</python>", "<python>2</python>"],
+        )
+        tools = world(
+            *([text + "\3" for text in texts] for texts in says), turns="chat", toolbox={t.name: t for t in own}
+        )
+        episodes, _, metrics = step(cfg, tools, ROWS[:1])
+    finally:
+        for service in services_of(own):
+            service.close()
+    assert [one.reward for one in episodes] == [1.0, 0.0] and metrics["policy/answered"] == 0.5
+    read = [turn["text"] for turn in episodes[0].text["turns"] if turn["kind"] != "sampled"]
+    assert len(read) == 1 and "2" in read[0] and "SyntaxError" in episodes[1].text["turns"][1]["text"]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
 # Weights that the hub states for each model (its safetensors metadata).
 STATED = {
+    "Qwen2.5-1.5B-Instruct": 1_543_714_304,
     "Qwen2.5-3B-Instruct": 3_085_938_688,
     "Qwen2.5-Coder-3B": 3_085_938_688,
     "Qwen2.5-7B-Instruct": 7_615_616_512,

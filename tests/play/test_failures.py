@@ -295,7 +295,7 @@ def test_a_bug_of_this_package_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_game_may_be_installed_beside_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_LIBRARIES", ("/",))
+    monkeypatch.setattr("scope_jax.errors._LIBRARIES", ("/",))
 
     def play(context: Context) -> Generator[Ask, Any, Any]:
         yield Ask("player", "Go.")

@@ -13,7 +13,7 @@ from scope_jax.games import find
 from scope_jax.play.rollouts import Agent
 from scope_jax.play.tool_calls import Tool, tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls
-from scope_jax.play.tool_responder import tool_responder
+from scope_jax.play.tool_responder import check_answered, tool_responder
 from scope_jax.play.tools import single_turn
 from scope_jax.play.turns import Joiner
 from scope_jax.run.recording import Recording
@@ -56,9 +56,10 @@ def test_an_agent_whose_calls_nothing_could_answer_is_refused() -> None:
     agent = Agent("actor", single_turn(1.0, 8), tools=(double,))
     execution = Execution(Characters().encode, Characters().decode, print, 1)
     calls = RolloutCalls(execution, lambda tool: rng("test", tool), Recording().calls(0, "solver", "0", 0))
-    with pytest.raises(UserError, match=r'would read no result.*choose model.turns = "chat", or calls = "stop"'):
-        tool_responder("solver", agent, (double,), calls.run, raw)
+    with pytest.raises(UserError, match=r"the role 'solver' would read no result.*set model.turns = \"chat\", or in"):
+        check_answered("solver", agent, "raw")
     for other in (replace(agent, calls="stop"), replace(agent, calls="first"), replace(agent, stop=("</double>",))):
+        check_answered("solver", other, "raw")
         assert callable(tool_responder("solver", other, (double,), calls.run, raw))
     assert isinstance(double, Tool) and callable(tool_responder("solver", agent, (double,), calls.run, joiner()))
 

@@ -249,6 +249,33 @@ def test_python_files_of_a_game_are_inputs(tmp_path: Path, monkeypatch: pytest.M
     world.check()
 
 
+def test_what_a_reward_function_imports_from_its_folder_is_an_input(tmp_path: Path) -> None:
+    """By its text, as it runs in a process of its own; modules elsewhere and other files are none."""
+    files = {
+        "reward.py": "import json\nfrom parts.words import score\n\ndef reward(**row):\n    import late\n",
+        "parts/__init__.py": "",
+        "parts/words.py": "from . import numbers\nfrom .deep.text import clean\n",
+        "parts/numbers.py": "one = 1\n",
+        "parts/deep/text.py": "import parts.words\n",
+        "late.py": "def broken(:\n",
+        "unused.py": "two = 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    function = {"grader": "function", "function": str(tmp_path / "reward.py")}
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "?", "answer": "!"}\n')
+    world = World(
+        tmp_path, system="rlvr", rlvr=function, data={"problems": str(tmp_path / "rows.jsonl")}, retrieval=None
+    )
+    own = {name for name in world.check() if name.startswith("rlvr.function")}
+    imported = set(files) - {"reward.py", "unused.py"}
+    assert own == {"rlvr.function", *(f"rlvr.function/{name}" for name in imported)}
+    (tmp_path / "parts" / "numbers.py").write_text("one = 2\n")
+    with pytest.raises(RunError, match=r"other contents of rlvr\.function/parts/numbers\.py \(.*parts/numbers\.py\)"):
+        world.check()
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"path": "x"}}', "[" * 9000, "\xff"])
 def test_a_damaged_record_is_one_sentence(text: str, world: World) -> None:
     (world.run / NAME).write_bytes(text.encode("latin-1"))

@@ -57,6 +57,41 @@ def test_a_step_trains_the_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_with_searches_trains_the_policy(tmp_path: Path) -> None:
+    """Of the base of Search Self-play, which has learned to search."""
+    atlas = runs.ROOT / "assets" / "atlas"
+    asked = (atlas / "prompts" / "ssp" / "solver.txt").read_text(encoding="utf-8").strip()
+    given = [
+        json.loads(line) for line in (atlas / "questions_train.jsonl").read_text(encoding="utf-8").splitlines()[:120]
+    ]
+    rows = [{"prompt": asked.format(question=row["question"]), "answers": row["answers"]} for row in given]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sets = [
+        *SMALL[:-1],
+        f"model.checkpoint={atlas / 'ssp' / 'base'}",
+        f"data.problems={tmp_path / 'rows.jsonl'}",
+        f'retrieval.corpus="{atlas / "corpus.jsonl"}"',
+        "retrieval.top_k=2",
+        "rollout.max_length=768",
+        "learner.buckets=[768]",
+        "evaluate.sets=[]",
+        'rlvr={tools=["search"], max_turns=4, samples=4, grader="exact-match", answer_in="tag", max_prompt_tokens=400}',
+        "rlvr.sampling.max_tokens=64",
+    ]
+    trainer = assemble(load_card(runs.ROOT / "configs" / "rlvr" / "atlas.toml", sets), tmp_path)
+    world = trainer.world
+    try:
+        states, memory, _ = trainer.start(None)
+        world.sampler.publish(states)
+        episodes, _, metrics = play_step(rlvr.GAME, world.cfg, world.tools(0), memory["game"], 0)
+        kinds = [[turn["kind"] for turn in episode.text["turns"]] for episode in episodes]
+        assert metrics["policy/searches"] > 0 and any("observation" in turns for turns in kinds)
+        assert learn(trainer, states, episodes, {})[-1]["policy/sequences"] == 8
+    finally:
+        world.close()
+
+
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_rewards_that_were_recorded(tmp_path: Path) -> None:
     """No value comes a second time: the function's are random, and each call is written down."""
     file, log, run = tmp_path / "reward.py", tmp_path / "log.jsonl", tmp_path / "run"

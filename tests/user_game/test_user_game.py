@@ -19,15 +19,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scope_jax import train
-from scope_jax.config import CardError, Config
+from scope_jax.config import CardError, Config, JudgeSection, LossCard, SamplingSection
 from scope_jax.errors import UserError
 from scope_jax.games import find, game_of, load_card, load_data
 from scope_jax.learner.types import Episode
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.transformer import declare
 from scope_jax.models.files.weights import save_hf
+from scope_jax.play.checks import check_played, check_roles
 from scope_jax.play.collapse import LENGTHS
-from scope_jax.play.game import check_played, play_step
+from scope_jax.play.game import play_step
+from scope_jax.play.roles import Role
+from scope_jax.play.rollouts import Agent
 from scope_jax.play.step import Played
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
@@ -229,12 +232,21 @@ def episode(**changes: Any) -> Episode:
     return Episode(**fields | changes)
 
 
+def changed(given: Any, **fields: Any) -> Any:
+    """The same object with fields of other types."""
+    for name, value in fields.items():
+        object.__setattr__(given, name, value)
+    return given
+
+
 def wrongly(**fields: Any) -> Played:
     """A step with a field of another type."""
-    played = Played([])
-    for name, value in fields.items():
-        object.__setattr__(played, name, value)
-    return played
+    return changed(Played([]), **fields)
+
+
+def with_episode(**fields: Any) -> Played:
+    """A step whose second episode has these fields, perhaps of other types."""
+    return Played([episode(), changed(episode(), **fields)])
 
 
 @pytest.mark.parametrize(
@@ -242,15 +254,29 @@ def wrongly(**fields: Any) -> Played:
     [
         (Played([episode()], metrics={"guesser/reward": np.float32(1), "guesser/none": None}), ""),
         (([episode()], {}), "returned a tuple of 2; it is no async function or generator, and returns"),
-        (None, "returned a NoneType; it is"),
+        (None, "returned nothing; it is"),
         (wrongly(episodes=[{"reward": 1.0}]), "returned a dict among its episodes"),
+        (wrongly(episodes=iter([])), "as its episodes; give a list"),
+        (
+            with_episode(reward=None),
+            r"gave the episode 1 \(role 'guesser', group 'g'\) the reward None; g",
+        ),
+        (with_episode(reward=float("nan")), "the reward nan; give a finite number"),
+        (
+            with_episode(reward=np.float32(0.5), parts={"form": "good"}),
+            "the part 'form' 'good'; give a finite numb",
+        ),
+        (
+            with_episode(text={"seen": np.float32(1), "of": {1}}),
+            "the text 'of', a set that no JSON has; give",
+        ),
         (wrongly(metrics=["reward"]), "returned a list as metrics; return a dict"),
         (Played([episode()], metrics={"guesser/reward": "1.0"}), "returned '1.0' as the metric guesser/reward, not a"),
     ],
 )
-def test_what_play_may_return(folder: Path, returned: object, complaint: str) -> None:
+def test_what_play_may_return(returned: object, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
-        check_played(game_of(load_card(folder / "card.toml")), returned)
+        check_played("coordination", returned)
 
 
 def test_episodes_that_no_update_takes(folder: Path) -> None:
@@ -263,10 +289,39 @@ def test_episodes_that_no_update_takes(folder: Path) -> None:
     assert "episodes of solver/guesser" in second
 
 
-def test_play_is_no_async_function(folder: Path) -> None:
-    game, coroutine = game_of(load_card(folder / "card.toml")), later()
+LEARNS = Role("a", Agent("actor", SamplingSection()), loss=LossCard())
+JUDGE = JudgeSection(url="http://127.0.0.1:9/v1", model="m")
+
+
+@pytest.mark.parametrize(
+    ("listed", "complaint"),
+    [
+        ((LEARNS, Role("judge", JUDGE)), ""),
+        (None, "roles of the game own returned nothing; it returns a tuple with a Role for each that speaks"),
+        (LEARNS, "roles of the game own returned a Role; it returns a tuple"),
+        ((LEARNS, "b"), "roles of the game own returned a tuple of 2; it returns a tuple with a Role"),
+        ((LEARNS, LEARNS), "the game own has two roles of the name 'a'; give each its own"),
+        (
+            (changed(Role("a", JUDGE, loss=LossCard()), speaker=SamplingSection()),),
+            "'a' of the game own is spoken by a SamplingSection; give an",
+        ),
+        (
+            (Role("a", JUDGE, loss=LossCard()),),
+            "an external model, which cannot be trained, speaks it; remove the loss",
+        ),
+        ((Role("a", Agent("actor", SamplingSection())),), "no role of the game own learns; give one a loss"),
+        ((), "no role of the game own learns"),
+    ],
+)
+def test_which_roles_a_game_may_list(listed: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
+        check_roles("own", listed)
+
+
+def test_play_is_no_async_function() -> None:
+    coroutine = later()
     with pytest.raises(UserError, match="returned a coroutine; it is no async function"):
-        check_played(game, coroutine)
+        check_played("coordination", coroutine)
     coroutine.close()
 
 

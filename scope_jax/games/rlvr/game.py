@@ -9,7 +9,7 @@ from scope_jax.data.sources import Source
 from scope_jax.environments.python_tool import python_tool
 from scope_jax.errors import UserError
 from scope_jax.games.rlvr import grading
-from scope_jax.games.rlvr.options import RLVRSection, completed, holds_out, options
+from scope_jax.games.rlvr.options import Place, RLVRSection, completed, holds_out, options
 from scope_jax.play.exams import Answer, Exam, Row
 from scope_jax.play.game import ACTOR, GRADIENT, REWARD, Examined, Game, Panel, Starter
 from scope_jax.play.roles import Role
@@ -21,6 +21,11 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 ROLE = "policy"
+INSTRUCTIONS: dict[Place, str] = {
+    "boxed": "Put the final answer into \\boxed{}.",
+    "tag": "Put the final answer into <answer></answer>.",
+    "last-line": "Write the final answer alone on the last line.",
+}
 
 
 def roles(cfg: Config) -> tuple[Role, ...]:
@@ -94,6 +99,12 @@ def examine(cfg: Config, rows: Sequence[Row]) -> Examined:
     return grading.examine(card, rows, prompt(card, rows[0]).text)
 
 
+def instruction(cfg: Config) -> dict[str, str]:
+    """What a new card asks for, if its grader reads the answer at a certain place."""
+    said = options(cfg).instruction or INSTRUCTIONS.get(options(cfg).place, "")
+    return {"instruction": said} if said and options(cfg).grader != "function" else {}
+
+
 GAME = Game(
     name="rlvr",
     options=RLVRSection,
@@ -105,8 +116,6 @@ GAME = Game(
     completed=completed,
     examine=examine,
     tools=tools,
-    starter=Starter(
-        options={"grader": "math", "answer_in": "boxed", "instruction": "Put the final answer into \\boxed{}."}
-    ),
+    starter=Starter(options={"grader": "math"}, completed=instruction),
     panels=(Panel("Held-out score", ("/accuracy", "/reward"), False, of_exams=True), REWARD, GRADIENT),
 )

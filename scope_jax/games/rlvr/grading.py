@@ -22,6 +22,7 @@ from scope_jax.text import parsing
 
 HASHES = "\n#### "  # before the answer in a solution of GSM8K
 OTHER = "\\emptyset"  # what an answer is compared with to see whether it is read: quickly, as it is no number
+UNSEEN = ("options", "choices", "choice_A", "context", "paragraphs", "documents", "wiki_items")  # of published rows
 SHOWN = 400  # characters of an answer that are shown
 Reply = tuple[Row, Completion]
 
@@ -116,9 +117,11 @@ def examine(card: RLVRSection, rows: Sequence[Row], prompt: str) -> Examined:
         )
         given = "has not returned in time" if value is None else f"is {value:g}"
         return Examined(f"the function's reward for the answer of {first['where']} as a reply {given}", example)
+    unseen = [name for name in UNSEEN if name in first["columns"]]
     wrong = [row for row, read in zip(rows, _read(card, rows), strict=True) if not read]
     if not wrong:
-        return Examined(f"{len(rows)} rows, whose answers {card.grader} reads", example)
+        found = f"{len(rows)} rows, whose answers {card.grader} reads"
+        return Examined(f"{found}{_unseen(unseen)}", example, doubtful=bool(unseen))
     said = f"{len(wrong)} of {len(rows)} rows have no answer that the grader {card.grader} reads"
     shown = " | ".join(wrong[0]["answers"])
     said = f"{said} ({wrong[0]['where']}: {shown[-40:]!r})"
@@ -133,6 +136,11 @@ def examine(card: RLVRSection, rows: Sequence[Row], prompt: str) -> Examined:
         f"{said}; set rlvr.grader to one that reads them, name the right column in data.columns (answers), or correct "
         "the rows."
     )
+
+
+def _unseen(names: Sequence[str]) -> str:
+    """A clause about columns that the policy does not see."""
+    return f"; their column `{names[0]}` is not in the prompt: write it there, if replies need it" if names else ""
 
 
 def _read(card: RLVRSection, rows: Sequence[Row]) -> list[bool]:

@@ -17,7 +17,7 @@ from scope_jax.games.spiral.state import SeatResult
 from scope_jax.grading.rewards import by_turn, means
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import searching
-from scope_jax.play.game import GRADIENT, REWARD, Game, Panel
+from scope_jax.play.game import GRADIENT, REWARD, Game, Panel, Starter
 from scope_jax.play.roles import one_update_per_policy
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.step import Memory, Played, Step
@@ -112,5 +112,6 @@ GAME = Game(
     arrange=lambda cfg, updates: one_update_per_policy(cfg, updates) * options(cfg).passes,
     exam=exam,
     batch=("spiral.turns",),
+    starter=Starter(conversations={"": ("xml", "raw")}),  # a player's every turn is a conversation of its own
     panels=(Panel("Results against opponents", ("/score",), False, of_exams=True), REWARD, GRADIENT),
 )
