@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 from rich.console import Console
 
 from scope_jax.config import LossCard, OptimizerSection
@@ -21,10 +20,23 @@ from scope_jax.learner.advantages import assign
 from scope_jax.learner.state import learning_rate
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
-from scope_jax.play.game import Panel
-from scope_jax.report.curves import PlainLog, _draw, _draw_together, draw, smooth, smooth_errors
-from scope_jax.report.page import examples, facts, write_report
-from scope_jax.report.panels import collapse_panels, depth_panels, series, with_errors
+from scope_jax.play.game import GRADIENT, REWARD, Panel
+from scope_jax.report.charts import (
+    FRAME,
+    MOST,
+    Curve,
+    chart,
+    charts,
+    charts_together,
+    colours,
+    kept,
+    log_ticks,
+    smooth,
+    smooth_errors,
+    ticks,
+)
+from scope_jax.report.page import drawn, examples, facts, write_report
+from scope_jax.report.panels import LEARNING, collapse_panels, depth_panels, once, series, with_errors, words
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run import watch
@@ -84,7 +96,7 @@ def run(tmp_path_factory) -> Path:
 def test_a_report_may_lie_elsewhere(run: Path, tmp_path: Path) -> None:
     page = write_report(run, to=tmp_path / "shown")
     assert page == tmp_path / "shown" / "index.html" and "Which river?" in page.read_text(encoding="utf-8")
-    assert (tmp_path / "shown" / "curves.png").is_file() and not (run / "report").exists()
+    assert not (run / "report").exists()
 
 
 def test_series_have_the_measured_values() -> None:
@@ -142,34 +154,99 @@ def test_smoothing_is_a_moving_average() -> None:
     np.testing.assert_allclose(smooth([1.0, 2.0], 1), [1.0, 2.0])
 
 
-def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "report" / "curves.png"
-    draw(list(read_records(run / "metrics.jsonl")), GAMES["ssp"].panels, picture)
-    pixels = imread(picture)
-    assert pixels.shape[:2] == (1395, 1500)
-    colours = (pixels * 255).astype(np.uint32) @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.uint32)
-    assert len(np.unique(colours)) > 50  # not a blank image
+def test_a_chart_has_each_value_in_its_place() -> None:
+    """By hand: 414 units for 4 steps from 56 on, 176 units for 1.05 times the highest value from 184 up."""
+    lines = [{"step": step, "solver/reward": value} for step, value in ((1, 0.5), (2, 1.0), (4, 0.0))]
+    (found,) = charts(lines, [REWARD], {"solver": 3})
+    (line,) = found.lines
+    assert (FRAME.left, FRAME.right, FRAME.top, FRAME.bottom) == (56, 470, 8, 184)
+    assert line.path == "M159.5,100.2L263,16.4L470,184" and line.dots == ((159.5, 100.2), (263.0, 16.4), (470.0, 184.0))
+    assert (line.label, line.colour, line.steps, line.shown) == ("solver", 3, "1 2 4", ("0.5", "1", "0"))
+    assert (line.faint, line.band, found.window, found.title) == ("", "", 1, "Mean reward")
+    assert found.x_ticks == tuple((56 + 103.5 * step, str(step)) for step in range(5))
+    assert [text for _, text in found.y_ticks] == ["0", "0.5", "1"]
 
 
-def test_a_logarithmic_panel_of_zeros_is_drawn_without_a_warning(tmp_path: Path) -> None:
-    draw([{"step": 1, "solver/grad_norm": 0.0}], GAMES["ssp"].panels[-1:], tmp_path / "zeros.png")
+def test_a_long_curve_is_an_average_that_keeps_every_peak() -> None:
+    values = [0.0] * 5000
+    values[1234], values[4000] = 7.0, -3.0
+    lines = [{"step": step, "solver/reward": value} for step, value in enumerate(values, start=1)]
+    (found,) = charts(lines, [REWARD], {"solver": 0})
+    (line,) = found.lines
+    assert found.window == 500 and line.faint and not line.dots and len(line.shown) <= MOST + 2
+    at = line.steps.split().index("1235")
+    assert line.shown[at] == "7" and line.shown[line.steps.split().index("4001")] == "-3"
+    assert kept([1.0] * MOST) == [*range(MOST)]
+
+
+def test_charts_have_round_ticks() -> None:
+    assert ticks(0, 14, whole=True) == [0, 5, 10] and ticks(0, 3, whole=True) == [0, 1, 2, 3]
+    assert ticks(-0.3, 0.52) == pytest.approx([-0.2, 0.0, 0.2, 0.4]) and ticks(0, 1e100)[1] == pytest.approx(2e99)
+    assert log_ticks(0.35, 0.35) == pytest.approx([0.2, 0.5]) and log_ticks(0.5, 0.5) == pytest.approx([0.5, 1])
+    assert log_ticks(0.3, 28) == pytest.approx([0.2, 0.5, 1, 2, 5, 10, 20, 50])
+    assert log_ticks(1e-3, 1e3) == pytest.approx([10.0**power for power in range(-3, 4)])
+
+
+def test_values_are_told_with_their_errors() -> None:
+    curve = Curve("a", [1, 2, 3], [0.625, 14002.4, 1e-5], [0.0409, math.nan, math.nan], 0)
+    assert chart(Panel("Any", (), False), [curve], 3).lines[0].shown == ("0.625 ± 0.041", "14,002", "1e-05")
+    assert chart(Panel("Any", (), True), [curve], 3).lines[0].shown[0] == "62.5 ± 4.1 %"
+
+
+def test_what_has_no_positive_value_is_on_a_linear_scale() -> None:
+    (found,) = charts([{"step": 1, "solver/grad_norm": 0.0}], GAMES["ssp"].panels[-1:], {"solver": 0})
+    assert found.lines[0].dots == ((470.0, 184.0),) and found.y_ticks[0] == (184.0, "0")
+
+
+def test_panels_without_values_are_not_drawn_and_nothing_is_drawn_twice() -> None:
+    """The page of a run on given answers without an evaluation: no accuracy, one loss, nothing that was generated."""
+    lines = [
+        {"step": step, "sft/loss": 2.0, "sft/grad_norm": 1.0, "sft/entropy": 0.5, "time/learn": 0.5, "time/play": 0.1}
+        | {"perf/generated_tokens_per_second": 0.0, "perf/trained_tokens_per_second": 9.0}
+        for step in (1, 2)
+    ]
+    found = {name: [one.title for one in own] for name, own in drawn(lines, GAMES["sft"].panels).items()}
+    assert found == {
+        "curves": ["Loss", "Gradient norm before the clip"],
+        "learning": ["Entropy of a token"],
+        "speed": ["Seconds of a phase", "Tokens per second"],
+        "collapse": [],
+    }
+    assert [line.label for line in drawn(lines, GAMES["sft"].panels)["speed"][1].lines] == ["trained"]
+
+
+@pytest.mark.parametrize("game", sorted(GAMES))
+def test_no_metric_of_any_game_is_drawn_twice(game: str) -> None:
+    """A line with all metrics that its panels, or those of all games, name."""
+    panels = GAMES[game].panels
+    names = {f"x{name}" if name.startswith("/") else name for panel in (*panels, *LEARNING) for name in panel.names}
+    lines = [{"step": 1} | dict.fromkeys(names, 0.5) | {f"eval/set{name}": 0.5 for name in ("/accuracy", "/score")}]
+    once_each = once(lines, (*panels, *LEARNING))
+    shown = [name for panel in once_each for name in _names(lines, panel)]
+    assert len(shown) == len(set(shown)) and set(shown) == {
+        name for panel in (*panels, *LEARNING) for name in _names(lines, panel)
+    }
+
+
+def _names(lines: list[dict[str, Any]], panel: Panel) -> list[str]:
+    """The metrics of the only line that a panel shows: each changes the panel's values when it is another."""
+    (line,) = lines
+    return [name for name in line if name != "step" and series([line | {name: 9.0}], panel) != series([line], panel)]
+
+
+def test_legends_have_words() -> None:
+    assert words("held_out/f1") == "held out: f1" and words("creation/solver") == "creation: solver"
+    assert words("time/play") == "playing" and words("perf/generated_tokens_per_second") == "generated"
+    assert words("first+second") == "first + second" and words("solver/kl_k2_plain") == "solver: k2, plain"
+    assert words("solver/mismatch_kl@2k") == "solver: KL at 2k"
 
 
 def test_a_comparison_has_a_curve_for_each_of_many_metrics() -> None:
     lines = [{"step": 1, **{f"eval/{name}/accuracy": 0.5 for name in "abcdefgh"}}]
-    axes = Figure().subplots()
-    _draw_together(axes, GAMES["ssp"].panels[0], {"one": lines, "two": lines})
-    legend = axes.get_legend()
-    assert len(axes.get_lines()) == 16 and legend is not None and len(legend.get_texts()) == 8
-
-
-def test_logarithmic_axes_have_plain_numbers() -> None:
-    axes = Figure().subplots()
-    axes.plot([1, 2], [0.15, 0.7])
-    axes.set_yscale("log")
-    axes.yaxis.set_minor_formatter(PlainLog())
-    labels = {label.get_text() for label in axes.get_yticklabels(minor=True)} - {""}
-    assert {"0.2", "0.6"} <= labels and all(float(label) == pytest.approx(round(float(label), 1)) for label in labels)
+    (found,) = charts_together({"one": lines, "two": lines}, GAMES["ssp"].panels[:1])
+    assert len(found.lines) == 16 and {line.colour for line in found.lines} == {0, 1}
+    assert [line.label for line in found.lines[:2]] == ["one: a", "one: b"]
+    assert len({line.dash for line in found.lines}) == 6
 
 
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
@@ -189,7 +266,7 @@ def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
     assert "The river Tarn flows past." in page
     assert "batch_size = 8" in page
     assert "Signs of collapse" not in page and "in force" not in page and "<h2>Learning</h2>" not in page
-    assert 'src="data:image/png;base64,' in page
+    assert "<img" not in page and page.count('<figure class="chart">') == 5
     assert "http://" not in page
     assert "https://" not in page
 
@@ -289,6 +366,7 @@ def collapsing(step: int) -> dict[str, float]:
         "evaluator/consistency": 0.5 + step / 40,
         "solver/response_tokens": 200.0 - 5 * step,
         "solver/response_tokens_se": 3.0,
+        "solver/cut_off": 0.0,
         "solver/entropy": 1.0 / step,
         "evaluator/entropy": 0.5,
     }
@@ -312,7 +390,6 @@ def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:
     assert {title: {*found} for title, found in panels.items()} == {
         "Tokens of a reply": {"solver"},
         "Identical replies, agreement": {"solver/identical_pairs", "evaluator/consistency"},
-        "Entropy of a token": {"solver", "evaluator"},
         "Valid episodes, trained episodes": {"solver/valid", "solver/trained"},
         "Why others were rejected": {"solver"},
     }
@@ -323,7 +400,7 @@ def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:
     )  # nothing was rejected in a step that does not name the reason
 
 
-def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None:
+def test_curves_have_the_standard_errors_of_their_values() -> None:
     lines: list[dict[str, float]] = [{"step": step, **collapsing(step)} for step in range(1, 5)]
     del lines[1]["solver/response_tokens_se"]
     (panel, *_) = collapse_panels(lines)
@@ -332,32 +409,16 @@ def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None
     np.testing.assert_array_equal(errors, [3.0, np.nan, 3.0, 3.0])
     np.testing.assert_allclose(smooth_errors(errors, 2), [3.0, np.nan, np.nan, 3 / np.sqrt(2)])
     np.testing.assert_allclose(smooth_errors([3.0, 4.0, 0.0], 3), [3.0, 2.5, 5 / 3])  # √(9 + 16) / n
-    draw(lines, [panel], tmp_path / "banded.png")
-    draw([{k: v for k, v in line.items() if not k.endswith("_se")} for line in lines], [panel], tmp_path / "plain.png")
-    assert (tmp_path / "banded.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
+    (banded,) = charts(lines, [panel], {"solver": 0})[0].lines
+    assert banded.band.count("M") == banded.band.count("Z") == 2  # to both sides of the step without one
+    plain = [{k: v for k, v in line.items() if not k.endswith("_se")} for line in lines]
+    assert charts(plain, [panel], {"solver": 0})[0].lines[0].band == ""
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        [f"a_rather_long_role_{number}" for number in range(2)],
-        [f"a_rather_long_role_{number}" for number in range(6)],
-        ["+".join(f"a_rather_long_role_{number}" for number in range(6))],  # one update of six roles
-    ],
-)
-def test_a_legend_covers_no_curve(names: list[str]) -> None:
-    figure = Figure(figsize=(10, 3.1), layout="constrained")
-    axes = figure.subplots(1, 2)[0]
-    lines = [{"step": step, **{f"{name}/reward": float(step % 2) for name in names}} for step in range(40)]
-    _draw(axes, Panel("Mean reward", ("/reward",), False), lines, dict.fromkeys(names, "#000000"))
-    figure.draw_without_rendering()
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()] == names
-    box, inside = legend.get_window_extent(), axes.get_window_extent()
-    assert box.y1 <= inside.y0 and not any(box.overlaps(label.get_window_extent()) for label in axes.get_xticklabels())
-    assert box.x1 <= figure.bbox.x1 / 2 and box.y0 >= 0
-    assert inside.width > 0.35 * figure.bbox.width  # the curves have the room
+def test_labels_of_a_panel_have_colours_of_their_own() -> None:
+    lines = [{"step": 1, **{f"{name}/reward": 0.5 for name in "abcdefg"}, "h/grad_norm": 1.0, "a/grad_norm": 1.0}]
+    found = colours(lines, [REWARD, GRADIENT])
+    assert sorted(found[name] for name in "abcdefg") == [*range(7)] and found["h"] != found["a"]
 
 
 HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}
@@ -407,7 +468,8 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert "Harness in force" in page and "limits.k: 4 → 5" in page and "Look &lt;twice&gt;." in page
     assert page.count("invalid, the one before stays: ") == 2 and "is &lt;down&gt;" in page
     assert "<h2>Learning</h2>" in page  # the entropy
-    assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 3
+    assert "Signs of collapse" in page and page.count('<figure class="chart">') == 5
+    assert "0 in every step: solver: cut off." in page and "<td>solver/cut_off" not in page
     assert re.search(
         r"solver/identical_pairs <span .*\n *<td class=\"n\">5.0 %</td>\n *<td class=\"n\">15.0 %</td>", page
     )
