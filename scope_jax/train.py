@@ -66,17 +66,18 @@ def train(
         follow=progress.follow,
     )
     cfg, every = steps.cfg, steps.cfg.evaluate.every
+    progress.begin(programs().seconds)
     with or_closed(steps.world):
         if not steps.resumed and cfg.evaluate.sets:
             progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
             initial = evaluation(steps, log)
-            progress.scores(initial)
+            progress.scores(initial, programs().seconds)
             log.metrics(steps.done, initial)
             end = end.after(steps.complete, initial)
         elif end and cfg.evaluate.sets and not log.evaluated(steps.done):
             progress.say("evaluating the final weights")
             final = evaluation(steps, log)
-            progress.scores(final)
+            progress.scores(final, programs().seconds)
             log.metrics(steps.done, final)
 
     with orderly(cfg.train.stop_grace, give_up) as request, steps:
@@ -93,7 +94,8 @@ def train(
                 metrics |= evaluation(steps, log)
             log.episodes(steps.done, episodes)
             log.metrics(steps.done, metrics)
-            progress.step(steps.done, steps.world.game.total_steps(cfg), metrics)
+            total = steps.world.game.total_steps(cfg)
+            progress.step(steps.done, total, metrics, exams_left(cfg, steps.done, total), programs().seconds)
             end = end.after(steps.complete, metrics, signalled(request))
             for sentence in steps.remarks(episodes, metrics, end):
                 progress.say(sentence)
@@ -107,6 +109,14 @@ def train(
         progress.say(f"step {steps.done}: {sentence}")
     used = {"seconds": time.monotonic() - began, "programs_compiled": programs().compiled - compiled}
     return {"run": str(run), "steps": steps.done} | used | log.before_after() | stopped
+
+
+def exams_left(cfg: Config, done: int, total: int | None) -> int:
+    """How many of the card's evaluations are after step `done` of `total`; 0 if that is not known."""
+    if not cfg.evaluate.sets or total is None or done >= total:
+        return 0
+    every = cfg.evaluate.every
+    return total // every - done // every + (total % every > 0) if every else 1
 
 
 def evaluation(steps: Steps, log: RunFolder) -> Metrics:

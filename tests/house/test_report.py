@@ -484,7 +484,7 @@ def test_progress_in_plain_lines() -> None:
         progress.say("[not markup] " + "x" * 60)
         for done in range(1, 5):
             progress.part("passages", done, 4)
-        progress.step(1, 2, {"solver/reward": 0.25, "time/play": 3.0})
+        progress.step(1, 2, {"solver/reward": 0.25, "time/play": 3.0}, 0, 0.0)
     lines = out.getvalue().splitlines()
     assert lines[0] == "[not markup] " + "x" * 60
     assert lines[1] == "passages 4/4"
@@ -497,7 +497,7 @@ def test_progress_on_a_terminal_draws_bars() -> None:
     out = io.StringIO()
     with Progress(Console(file=out, force_terminal=True, width=120)) as progress:
         progress.part("passages", 3, 4)
-        progress.step(1, 2, {"solver/reward": 0.25})
+        progress.step(1, 2, {"solver/reward": 0.25}, 0, 0.0)
     text = out.getvalue()
     assert "3/4" in text
     assert "solver/reward 0.250" in text
