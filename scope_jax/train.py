@@ -30,6 +30,7 @@ from scope_jax.run.sampler import ACCELERATOR, States, moved
 from scope_jax.run.start import start
 from scope_jax.run.steps import Steps
 from scope_jax.run.stopping import Stopped, orderly
+from scope_jax.run.watch import RunEnd
 
 
 def train(
@@ -53,7 +54,8 @@ def train(
     no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if
     `profile` is not a step of this process; Stopped if a signal ended the run early, after a step with a checkpoint.
     """
-    began, compiled = time.monotonic(), programs().compiled
+    began = time.monotonic()
+    compiled = programs().compiled
     steps, log, end = start(
         cfg,
         run,
@@ -65,7 +67,11 @@ def train(
         before=before,
         follow=progress.follow,
     )
-    cfg, every = steps.cfg, steps.cfg.evaluate.every
+    if isinstance(steps, int):
+        used = {"seconds": time.monotonic() - began, "programs_compiled": 0}
+        return _results(run, steps, log, end, progress, used)
+    cfg = steps.cfg
+    every = cfg.evaluate.every
     progress.begin(programs().seconds)
     with or_closed(steps.world):
         if not steps.resumed and cfg.evaluate.sets:
@@ -103,12 +109,20 @@ def train(
                 steps.save()
     if end.signal and not end.over:
         raise Stopped(end.signal, steps.done)
+    used = {"seconds": time.monotonic() - began, "programs_compiled": programs().compiled - compiled}
+    return _results(run, steps.done, log, end, progress, used)
+
+
+def _results(
+    run: Path, steps: int, log: RunFolder, end: RunEnd, progress: Progress, used: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `train` returns of a run that is over after so many steps. Closes its folder, and says why it was stopped
+    early, if it was. used: what this process has needed."""
     log.close()
     stopped = {} if end.watch.reason is None else {"stopped": end.watch.reason}
     for sentence in stopped.values():
-        progress.say(f"step {steps.done}: {sentence}")
-    used = {"seconds": time.monotonic() - began, "programs_compiled": programs().compiled - compiled}
-    return {"run": str(run), "steps": steps.done} | used | log.before_after() | stopped
+        progress.say(f"step {steps}: {sentence}")
+    return {"run": str(run), "steps": steps} | dict(used) | log.before_after() | stopped
 
 
 def exams_left(cfg: Config, done: int, total: int | None) -> int:
