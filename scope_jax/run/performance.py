@@ -26,6 +26,7 @@ from scope_jax.learner.splitting import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.run.device_memory import memory_of
 from scope_jax.run.meshes import divided_devices
 from scope_jax.run.programs import programs
 from scope_jax.run.world import World
@@ -76,10 +77,12 @@ class Phases:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Work in a thread of its own while another phase is running; counted like a phase."""
+        """Work in a thread of its own while another phase is running; counted like a phase. Raises DeviceMemoryError if
+        a device runs out of memory in it."""
         began = time.monotonic()
         try:
-            yield
+            with memory_of(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
