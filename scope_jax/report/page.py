@@ -30,6 +30,7 @@ from scope_jax.report.panels import (
     words,
 )
 from scope_jax.report.settings import Settings
+from scope_jax.report.usage import usage
 from scope_jax.run import signs as limits
 from scope_jax.run.files import EPISODES, METRICS, read_records
 from scope_jax.run.folder import missing
@@ -179,6 +180,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             episodes=episodes,
             evaluated=evaluated,
             sections=sections,
+            usage=usage(run, [line for line in lines if "time/play" in line]),
             signs=sorted((sign for sign in signs if sign not in zero), key=lambda sign: not sign.level),
             zero=[words(f"{sign.who}/{sign.name}".replace(REJECTED, "rejected, ")) for sign in zero],
             limits=limits,

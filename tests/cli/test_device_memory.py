@@ -15,14 +15,14 @@ SAID = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 77309411328 b
 
 
 @pytest.fixture(scope="module")
-def exhausted() -> JaxRuntimeError:
+def exhausted() -> Exception:
     """What XLA raises on this machine for an array of 4 PB."""
     with pytest.raises(JaxRuntimeError) as caught:
         jnp.zeros((1 << 50,), jnp.float32).block_until_ready()
     return caught.value
 
 
-def test_xlas_own_error_is_known_by_its_code(exhausted: JaxRuntimeError) -> None:
+def test_xlas_own_error_is_known_by_its_code(exhausted: Exception) -> None:
     assert is_exhausted(exhausted) and not is_exhausted(JaxRuntimeError("INTERNAL: no"))
     assert not is_exhausted(ValueError(SAID))
 

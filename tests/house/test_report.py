@@ -39,8 +39,9 @@ from scope_jax.report.page import drawn, examples, facts, write_report
 from scope_jax.report.panels import LEARNING, collapse_panels, depth_panels, once, series, with_errors, words
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
+from scope_jax.report.usage import PLAN, Usage, usage, used
 from scope_jax.run import watch
-from scope_jax.run.files import read_records
+from scope_jax.run.files import read_records, write_json
 from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -476,6 +477,32 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert re.search(r"solver/response_tokens <span .*\n.*>195 <span class=\"faint\">± 3</span></td>", page)
     shown = [e["role"] for e in examples(read_records(tmp_path / "run" / "episodes.jsonl"))]
     assert shown == ["solver", "solver"]  # settings are not shown as episodes
+
+
+def test_what_was_used_stands_beside_the_plan(tmp_path: Path) -> None:
+    """By hand, of steps 2 and 3: 200 tokens sampled in 2 and 4 s, 600 trained in 3 s; planned: 50 and 400 a second."""
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
+    log.metrics(0, {"eval/held-out/accuracy": 0.5, "time/evaluate": 9.0})
+    for step, (playing, sampled) in enumerate([(70.0, 1.0), (2.0, 100.0), (4.0, 50.0)], start=1):
+        times = {"time/play": playing, "time/learn": 3.0, "time/checkpoint": 0.001}
+        speeds = {"perf/generated_tokens_per_second": sampled, "perf/trained_tokens_per_second": 200.0}
+        log.metrics(step, times | speeds | {"perf/process_memory_peak_gib": 0.25 * step})
+    lines = [line for line in read_records(tmp_path / "run" / "metrics.jsonl") if line["step"]]
+    memory, playing, learning = usage(tmp_path / "run", lines)
+    assert (memory, playing) == (Usage("memory of the process", "", "0.75 GiB"), Usage("playing", "", "3.0 s"))
+    plan = {"on": "1 x H100", "phase": "generate", "peak_gib": 0.9, "generated_tokens_per_second": 50.0}
+    write_json(tmp_path / "run" / PLAN, plan | {"trained_tokens_per_second": 400.0})
+    memory, playing, learning = usage(tmp_path / "run", lines)
+    assert (playing, learning) == (Usage("playing", "4.0 s", "3.0 s"), Usage("learning", "1.5 s", "3.0 s"))
+    assert used(tmp_path / "run") == (
+        "used: memory of the process 0.75 GiB (planned 0.90 GiB in the phase generate), playing 3.0 s (planned 4.0 s), "
+        "learning 3.0 s (planned 1.5 s) of a step"
+    )
+    device = [line | {"perf/device_memory_peak_gib": 0.5} for line in lines]
+    assert usage(tmp_path / "run", device)[0] == replace(memory, what="memory of a device", used="0.50 GiB")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "<h2>Plan and use</h2>" in page and '<td class="n">0.90 GiB in the phase generate</td>' in page
+    assert usage(tmp_path / "none", []) == []
 
 
 def test_progress_in_plain_lines() -> None:
