@@ -52,7 +52,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A curve as it is drawn."""
 
     label: str
@@ -77,7 +77,7 @@ class Chart:
     """A panel as it is drawn."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     last: int
     """The axis of steps goes from 0 to this one."""
     x_ticks: tuple[tuple[float, str], ...]
@@ -207,7 +207,7 @@ def _y(axis: Axis, value: float) -> float:
     return round(FRAME.bottom - axis.at(value) * (FRAME.bottom - FRAME.top), 1)
 
 
-def _line(curve: Curve, window: int, steps: Axis, axis: Axis, panel: Panel) -> Line:
+def _line(curve: Curve, window: int, steps: Axis, axis: Axis, panel: Panel) -> ChartLine:
     places = kept(curve.values)
     means, errors = smooth(curve.values, window), smooth_errors(curve.errors, window)
     x = [_x(steps, curve.steps[place]) for place in places]
@@ -219,7 +219,7 @@ def _line(curve: Curve, window: int, steps: Axis, axis: Axis, panel: Panel) -> L
         else None
         for at, place in zip(x, places, strict=True)
     ]
-    return Line(
+    return ChartLine(
         label=curve.label,
         colour=curve.colour,
         dash=curve.dash,

@@ -71,7 +71,7 @@ class _Left(TimeRemainingColumn):
         return super().render(task) if said is None else Text(said, style="progress.remaining")
 
 
-class Pace:
+class StepTimes:
     """How long the steps and the exams of a process take, without compilation."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Progress:
         self._said, self._said_at = "", time.monotonic()  # the last line
         self._over = threading.Event()
         self._speaker = threading.Thread(target=self._speak, name="progress", daemon=True)
-        self._pace = Pace()
+        self._pace = StepTimes()
         self._bars = self._make_bars() if console.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}  # time of the last plain line, by name of the work

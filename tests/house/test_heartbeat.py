@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from scope_jax.games import load_card
-from scope_jax.report.progress import Pace, Progress, headline, in_words
+from scope_jax.report.progress import Progress, StepTimes, headline, in_words
 from scope_jax.run.activity import Activity
 from scope_jax.run.programs import programs
 from scope_jax.train import exams_left
@@ -84,7 +84,7 @@ def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exams_of_unknown_length_are_counted() -> None:
-    pace = Pace()
+    pace = StepTimes()
     pace.step(30.0)
     assert pace.left(2, 0) == "60 s" and pace.left(2, 1) == "60 s and an exam" and pace.left(2, 3) == "60 s and 3 exams"
     pace.exam(20.0)
