@@ -82,7 +82,9 @@ def exported(job: Job) -> Path:
     folder = job.run.with_name(f"{job.run.name}-weights")
     if not folder.is_dir():
         subprocess.run(
-            [sys.executable, "-m", "scope_jax", "export", str(job.run), str(folder)], check=True, stdout=sys.stderr
+            [sys.executable, "-m", "scope_jax", "export", str(job.run), str(folder), "--dtype", "float32"],
+            check=True,
+            stdout=sys.stderr,
         )
     return folder
 

@@ -137,7 +137,7 @@ def main() -> int:
         build(given.out)
     if not (given.out / "base").is_dir():
         command("sft", EXAMPLES / "base.toml", "--run", given.out / "sft")
-        command("export", given.out / "sft", given.out / "base")
+        command("export", given.out / "sft", given.out / "base", "--dtype", "float32")
     for name in given.cards if given.seeds else ():
         words = [str(EXAMPLES / f"{name}.toml"), "--seeds", *map(str, given.seeds), "--out", str(given.out / "seeds")]
         if failed := train_seeds([*words, "--metrics", *METRICS[name]]):

@@ -29,6 +29,7 @@ from scope_jax.run.sampler import ACCELERATOR, States, moved
 from scope_jax.run.start import start
 from scope_jax.run.steps import Steps
 from scope_jax.run.stopping import Stopped, orderly
+from scope_jax.run.watch import RunEnd
 
 
 def train(
@@ -52,7 +53,8 @@ def train(
     no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if
     `profile` is not a step of this process; Stopped if a signal ended the run early, after a step with a checkpoint.
     """
-    began, compiled = time.monotonic(), programs().compiled
+    began = time.monotonic()
+    compiled = programs().compiled
     steps, log, end = start(
         cfg,
         run,
@@ -64,18 +66,23 @@ def train(
         before=before,
         follow=progress.follow,
     )
-    cfg, every = steps.cfg, steps.cfg.evaluate.every
+    if isinstance(steps, int):
+        used = {"seconds": time.monotonic() - began, "programs_compiled": 0}
+        return _results(run, steps, log, end, progress, used)
+    cfg = steps.cfg
+    every = cfg.evaluate.every
+    progress.begin(programs().seconds)
     with or_closed(steps.world):
         if not steps.resumed and cfg.evaluate.sets:
             progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
             initial = evaluation(steps, log)
-            progress.scores(initial)
+            progress.scores(initial, programs().seconds)
             log.metrics(steps.done, initial)
             end = end.after(steps.complete, initial)
         elif end and cfg.evaluate.sets and not log.evaluated(steps.done):
             progress.say("evaluating the final weights")
             final = evaluation(steps, log)
-            progress.scores(final)
+            progress.scores(final, programs().seconds)
             log.metrics(steps.done, final)
 
     with orderly(cfg.train.stop_grace, give_up) as request, steps:
@@ -92,7 +99,8 @@ def train(
                 metrics |= evaluation(steps, log)
             log.episodes(steps.done, episodes)
             log.metrics(steps.done, metrics)
-            progress.step(steps.done, steps.world.game.total_steps(cfg), metrics)
+            total = steps.world.game.total_steps(cfg)
+            progress.step(steps.done, total, metrics, exams_left(cfg, steps.done, total), programs().seconds)
             end = end.after(steps.complete, metrics, signalled(request))
             for sentence in steps.remarks(episodes, metrics, end):
                 progress.say(sentence)
@@ -100,12 +108,28 @@ def train(
                 steps.save()
     if end.signal and not end.over:
         raise Stopped(end.signal, steps.done)
+    used = {"seconds": time.monotonic() - began, "programs_compiled": programs().compiled - compiled}
+    return _results(run, steps.done, log, end, progress, used)
+
+
+def _results(
+    run: Path, steps: int, log: RunFolder, end: RunEnd, progress: Progress, used: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `train` returns of a run that is over after so many steps. Closes its folder, and says why it was stopped
+    early, if it was. used: what this process has needed."""
     log.close()
     stopped = {} if end.watch.reason is None else {"stopped": end.watch.reason}
     for sentence in stopped.values():
-        progress.say(f"step {steps.done}: {sentence}")
-    used = {"seconds": time.monotonic() - began, "programs_compiled": programs().compiled - compiled}
-    return {"run": str(run), "steps": steps.done} | used | log.before_after() | stopped
+        progress.say(f"step {steps}: {sentence}")
+    return {"run": str(run), "steps": steps} | dict(used) | log.before_after() | stopped
+
+
+def exams_left(cfg: Config, done: int, total: int | None) -> int:
+    """How many of the card's evaluations are after step `done` of `total`; 0 if that is not known."""
+    if not cfg.evaluate.sets or total is None or done >= total:
+        return 0
+    every = cfg.evaluate.every
+    return total // every - done // every + (total % every > 0) if every else 1
 
 
 def evaluation(steps: Steps, log: RunFolder) -> Metrics:

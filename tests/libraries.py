@@ -16,7 +16,6 @@ import jax.numpy  # noqa: F401
 import jaxtyping  # noqa: F401
 import jinja2  # noqa: F401
 import jsonschema  # noqa: F401
-import matplotlib.figure  # noqa: F401
 import numpy  # noqa: F401
 import optax  # noqa: F401
 import orbax.checkpoint  # noqa: F401

@@ -38,7 +38,7 @@ def steps_of(run: Path) -> list[int]:
 
 def weights(run: Path) -> bytes:
     subprocess.run(
-        [sys.executable, "-m", "scope_jax", "export", str(run), str(run / "weights")],
+        [sys.executable, "-m", "scope_jax", "export", str(run), str(run / "weights"), "--dtype", "float32"],
         cwd=ROOT,
         stdout=sys.stderr,
         check=True,

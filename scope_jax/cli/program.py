@@ -72,6 +72,9 @@ class Commands(TyperGroup):
             if is_users(error):
                 _say(f"{_who()}{sentence(error)}")
                 raise typer.Exit(2) from None
+            if said := _of_memory(error):
+                _say(f"{_who()}{said}")
+                raise typer.Exit(2) from None
             if _of_backends(error):
                 wanted = os.environ.get("JAX_PLATFORMS", "")
                 _say(
@@ -85,6 +88,17 @@ class Commands(TyperGroup):
             place = culprit(error)
             _say(f"{_who()}{f'your code fails in {place}:' if place else BUG}")
             raise
+
+
+def _of_memory(error: BaseException) -> str:
+    """The sentence for a device without memory, which nothing has named a phase of; "" for other errors."""
+    if isinstance(error, MemoryError):
+        return "this machine ran out of memory; end other processes, or turn down the sizes that were asked for."
+    if "jax" not in sys.modules:
+        return ""
+    from scope_jax.run.device_memory import is_exhausted, out_of_memory
+
+    return str(out_of_memory(error)) if is_exhausted(error) else ""
 
 
 def _of_backends(error: BaseException) -> bool:

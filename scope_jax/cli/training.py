@@ -12,6 +12,7 @@ from scope_jax.cli.options import Card, Json, RunPlace, Sets, load
 from scope_jax.cli.output import check_local, console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
+from scope_jax.files import replaced
 
 if TYPE_CHECKING:
     from scope_jax.config import Config
@@ -61,10 +62,12 @@ def train(
             from scope_jax.plan.hardware import hardware
 
             refuse_early(card, sets, hardware(None), tell)
-        from scope_jax.plan.command import warning
+        from scope_jax.plan.command import at_start, outline, warning
         from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
+        from scope_jax.report.usage import PLAN, used
+        from scope_jax.run.files import write_json
         from scope_jax.run.mirror import run_folder
         from scope_jax.train import train as loop
 
@@ -73,12 +76,17 @@ def train(
             def warn(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
                 devices = started()  # by all processes: JAX waits for the devices of each
-                if writes() and (sentence := warning(card, [*sets, model], devices)):
+                if not writes() or (found := at_start(card, [*sets, model], devices)) is None:
+                    return
+                if sentence := warning(found):
                     progress.say(sentence)
+                with replaced(folder / PLAN) as partial:
+                    write_json(partial, outline(found))
 
             results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
+                progress.say(used(folder))
         if writes():
             show(results | {"run": run}, as_json)
 

@@ -18,8 +18,9 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder to write.")],
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Dtype of the written weights; float32 is lossless.")
-    ] = "float32",
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Dtype of the written weights; float32 is lossless [default: the base model's]."),
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="For a run of adapters, write whole weights instead of the adapter alone.")
     ] = False,
@@ -33,7 +34,10 @@ def export(
     check_run(run)
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder (it has no config.toml); give the folder passed to train as --run.")
-    _convert(run, folder, "hf", dtype, None, as_json, merge)
+    from scope_jax.run.convert import export_dtype
+
+    chosen, sentence = (dtype, "") if dtype is not None else export_dtype(run, merge)
+    _convert(run, folder, "hf", chosen, None, as_json, merge, sentence)
 
 
 @app.command()
@@ -66,14 +70,18 @@ def _convert(
     source: Path,
     folder: Path,
     layout: Literal["hf", "orbax"],
-    dtype: Literal["float32", "bfloat16"] | None,
+    dtype: str | None,
     policy: str | None,
     as_json: bool,
     merge: bool = False,
+    sentence: str = "",
 ) -> None:
+    """Writes the weights, then says the sentence, if there is one, and the results."""
     from scope_jax.report.progress import Progress
     from scope_jax.run.convert import convert as write
 
     with Progress(console()) as progress:
         results = write(source, folder, layout, dtype, policy, progress.part, merge)
+        if sentence:
+            progress.say(sentence)
     show(results, as_json)

@@ -95,8 +95,8 @@ class EvalSection(Section):
     """Nucleus sampling; 1: all tokens."""
     top_k: Whole = 0
     """Most probable tokens; 0: all."""
-    max_tokens: Count = 1024
-    """Sampled tokens of one turn."""
+    max_tokens: Count | None = None
+    """Sampled tokens of one turn; default: as in training, those of the role that answers."""
     max_response_tokens: Count = 8192
     """Tokens of an episode after its prompt, sampled or read."""
     max_turns: Count | None = None
@@ -120,7 +120,8 @@ class EvalSection(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"two sets are called {max(names, key=names.count)!r}; give each a name of its own")
         for exam in self.sets:
-            if exam.samples > 1 and not self.sampling_of(exam).temperature:
+            temperature = self.temperature if exam.temperature is None else exam.temperature
+            if exam.samples > 1 and not temperature:
                 raise ValueError(
                     f"set {exam.name!r} asks for {exam.samples} samples at temperature 0, which are all the same; "
                     "give it a temperature above 0, or samples = 1"
@@ -145,12 +146,12 @@ class EvalSection(Section):
         """Folder with the measures' prompts that the game does not define."""
         return self.prompts or str(EXAM_PROMPTS)
 
-    def sampling_of(self, exam: EvalSet) -> SamplingSection:
-        """How the answers of a set are sampled."""
+    def sampling_of(self, exam: EvalSet, role: SamplingSection) -> SamplingSection:
+        """How the answers of a set are sampled. role: how the role that answers is sampled in training."""
         return SamplingSection(
             temperature=self.temperature if exam.temperature is None else exam.temperature,
             top_p=self.top_p if exam.top_p is None else exam.top_p,
             top_k=self.top_k if exam.top_k is None else exam.top_k,
-            max_tokens=exam.max_tokens or self.max_tokens,
+            max_tokens=exam.max_tokens or self.max_tokens or role.max_tokens,
             max_response_tokens=self.max_response_tokens,
         )

@@ -84,7 +84,7 @@ class EndpointTools:
     math: MathAnswers
     """Compares mathematical answers."""
     trouble: Tell = lambda sentence: None
-    """Is told what a tool raises."""
+    """Is told what a tool raises, and what a user is told."""
 
     def rows(self, first: int, count: int) -> list[Row]:
         raise ValueError("an endpoint is evaluated, not trained; there is no stream of rows.")
@@ -205,4 +205,4 @@ class EndpointTools:
         return ""
 
     def tell(self, sentence: str) -> None:
-        raise ValueError(f"an exam of an endpoint has nothing to tell: {sentence}")
+        self.trouble(sentence)

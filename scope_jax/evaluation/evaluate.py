@@ -126,7 +126,10 @@ def evaluation(
     target = targets[0]
     cfg = card_of(target, card, overrides)
     if cfg is None and not plain:
-        raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
+        raise UserError(
+            f"{target} is not a run folder (it has no config.toml), so it has no evaluation sets of its own; give the "
+            "card that has some, for an export --card RUN/config.toml, or benchmarks with --exam."
+        )
     if cfg is None:
         cfg = plain_card(base_of(target, overrides) if peft.is_adapter(target) else str(target), overrides)
     model, *others = (find_weights(place, cfg) for place in targets)

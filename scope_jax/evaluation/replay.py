@@ -65,7 +65,8 @@ def answers_after(one: ExamSet, tools: Tools, searched: Sequence[Answer]) -> lis
         for place, answer in enumerate(searched)
     ]
     speaker = one.exam.role.agent
-    agent = Agent(speaker.policy, one.cfg.evaluate.sampling_of(one.eval_set), stop=speaker.stop)
+    sampling = one.cfg.evaluate.sampling_of(one.eval_set, speaker.sampling)
+    agent = Agent(speaker.policy, sampling, stop=speaker.stop)
     groups = tools.play("replay", rollouts, agent)
     return [
         replace(answer, completion=completion, text=one.exam.read(completion))

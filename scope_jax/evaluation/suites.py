@@ -26,6 +26,8 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
+REPLY = 1024  # tokens of a reply where neither the suite nor the card says how many
+
 KINDS: Mapping[Form, Kind] = {
     "short": "questions",
     "math": "questions",
@@ -117,7 +119,7 @@ def _with_limits(cfg: Config, suite: SuiteCard, overrides: Sequence[str], given:
     keys = {override.partition("=")[0].strip() for override in overrides}
     sampled = {"max_tokens", "temperature", "top_p", "top_k"} - given
     changes = {key: getattr(cfg.evaluate, key) for key in sampled if f"evaluate.{key}" in keys}
-    if suite.max_tokens and "max_tokens" in sampled - changes.keys() & cfg.evaluate.model_fields_set:
+    if suite.max_tokens and cfg.evaluate.max_tokens and "max_tokens" in sampled - changes.keys():
         changes["max_tokens"] = max(suite.max_tokens, cfg.evaluate.max_tokens)
     return suite.model_copy(update=changes)
 
@@ -160,7 +162,7 @@ def suite_exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> 
         )
     accuracy, by_task = exams.document_accuracy(cfg) if suite.form == "document" else (ACCURACY[suite.form], {})
     return Exam(
-        role=Role(suite.name, Agent(policy, SamplingSection(), stop=suite.stop)),
+        role=Role(suite.name, Agent(policy, SamplingSection(max_tokens=REPLY), stop=suite.stop)),
         prompt=lambda row, tokens: prompt(cfg, suite, row, tokens),
         read=lambda completion: read(suite, completion),
         measures=suite.measures,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,36 @@ def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[
     tell(page.verdict(found))
 
 
-def warning(card: Path, sets: Sequence[str], here: Hardware | None) -> str | None:
-    """A sentence if this machine lacks memory that the card needs by arithmetic, which takes no time; None if it has
-    it, if its memory is not known, or if the card cannot be planned: the run says why, in its own words."""
+def at_start(card: Path, sets: Sequence[str], here: Hardware | None) -> dict[str, Any] | None:
+    """The figures of the card on this machine by arithmetic, which takes no time; None if the machine's memory is not
+    known, or if the card cannot be planned: the run says why, in its own words."""
     if here is None:
         return None
     try:
-        short = page.shortage(plan(card, sets, without_compiler(here)))
+        return plan(card, sets, without_compiler(here))
     except (OSError, UserError):
         return None
+
+
+def warning(found: Mapping[str, Any]) -> str | None:
+    """A sentence if the machine lacks memory that the card needs; None if it has it."""
+    short = page.shortage(found)
     return None if short is None else f"warning: memory is short: {short}"
+
+
+def outline(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report sets beside what a run used: GiB of a device in the phase that needs most, and by arithmetic tokens
+    per second of the whole run in sampling and in updates; None for a chip whose speed is not known."""
+    learning = None
+    if "seconds" in found:
+        learning = found["tokens_per_device"] * math.prod(found["mesh"].values()) / found["seconds"]
+    return {
+        "on": f"{found['devices']} x {found['chip']}",
+        "phase": found["phase"],
+        "peak_gib": found["peak_gib"],
+        "generated_tokens_per_second": found["decode"].get("tokens_per_second"),
+        "trained_tokens_per_second": learning,
+    }
 
 
 def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> list[str]:

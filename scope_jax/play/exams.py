@@ -15,7 +15,7 @@ from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure, 
 from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
-from scope_jax.play import judging, pairwise, rating, rubrics
+from scope_jax.play import judging, pairwise, rating, rubrics, searching
 from scope_jax.play.roles import Role, external_models, judge_role
 from scope_jax.play.rollouts import Rollout
 from scope_jax.play.rubrics import Grader
@@ -201,7 +201,7 @@ def document_accuracy(cfg: Config) -> tuple[tuple[Measure, ...], dict[str, tuple
 def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: EvalSet) -> list[Answer]:
     """The answers to the questions of a set, with the answers to one consecutive; not yet measured.
 
-    Tells how many prompts are too long for the engine, which gives them no answers.
+    Tells how many prompts are too long for the engine, which gives them no answers, and if a limit cut most replies.
     """
     conversations = [exam.prompt(row, tools.tokens) for row in rows]
     if too_long := sum(tools.prompt_tokens(messages) >= cfg.exam_length for messages in conversations):
@@ -210,7 +210,7 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
             f"{eval_set.name}: {too_long} of {len(rows)} prompts do not fit into {key} = {cfg.exam_length}; they get "
             "no answer, which counts as wrong. Raise it, or shorten them."
         )
-    sampling = cfg.evaluate.sampling_of(eval_set)
+    sampling = cfg.evaluate.sampling_of(eval_set, exam.role.agent.sampling)
     agent = replace(
         exam.role.with_reminder(cfg).agent,
         sampling=sampling,
@@ -220,6 +220,8 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
     groups = tools.play("eval", rollouts, agent, eval_set.samples)
+    if sentence := cut_replies(cfg, exam, eval_set, sampling, [one for group in groups for one in group]):
+        tools.tell(sentence)
     return [
         Answer(
             row=row,
@@ -233,6 +235,29 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
         for row, messages, group in zip(rows, conversations, groups, strict=True)
         for number, completion in enumerate(group)
     ]
+
+
+def cut_replies(
+    cfg: Config, exam: Exam, eval_set: EvalSet, sampling: SamplingSection, replies: Sequence[Completion]
+) -> str | None:
+    """A sentence if a limit cut more than half of these replies to a set's questions, else None."""
+    said = [reply for reply in replies if reply.turns]
+    cut = sum(bool(searching.cut_off(reply)) for reply in said)
+    if 2 * cut <= len(said):
+        return None
+    of_role = f"{exam.role.table}.sampling.max_tokens, as in training" if exam.role.table else "that of training"
+    turn = "the set's max_tokens" if eval_set.max_tokens else "evaluate.max_tokens"
+    length = "rollout.max_length" if cfg.evaluate.max_length is None else "evaluate.max_length"
+    limits = {
+        turn if eval_set.max_tokens or cfg.evaluate.max_tokens else of_role: sampling.max_tokens,
+        "evaluate.max_response_tokens": sampling.max_response_tokens,
+        f"{length}, with the prompt": cfg.exam_length,
+    }
+    key = min(limits, key=lambda name: limits[name])
+    return (
+        f"{eval_set.name}: {cut} of {len(said)} replies were cut by a limit, and few of these can be right; the lowest "
+        f"is {limits[key]} tokens ({key}): raise it, or train the model to end its replies."
+    )
 
 
 def chances(tools: Tools, policy: str, sampling: SamplingSection, cases: Sequence[tuple[Messages, str]]) -> list[float]:

@@ -218,6 +218,10 @@ class Game:
         """True if all iterations are completed (`train.steps` ends a run in any case)."""
         return self.iterations is not None and self.iterations(cfg, memory) >= getattr(cfg, self.name).iterations
 
+    def over(self, cfg: Config, memory: Memory, step: int) -> bool:
+        """True if the card or the game ends a run after `step` steps."""
+        return (cfg.train.steps is not None and step >= cfg.train.steps) or self.finished(cfg, memory)
+
 
 def services_of(tools: Iterable[Tool]) -> list[Service]:
     """What must run for these tools, each once."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scope_jax.config import Config, LossCard
+from scope_jax.config import Config, LossCard, SamplingSection
 from scope_jax.data.rows import Row
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play.game import ACTOR
 from scope_jax.play.step import Memory
 from scope_jax.play.tools import Tools
+
+EXAMINED = SamplingSection(max_tokens=1024)  # of the role, which speaks in exams only, where the card says nothing
 
 
 @dataclass(frozen=True)

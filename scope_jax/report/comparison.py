@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,14 @@ from scope_jax.errors import UserError
 from scope_jax.evaluation import evaluations
 from scope_jax.evaluation.metrics import standard_error
 from scope_jax.grading.rewards import mean
-from scope_jax.report.curves import COLOURS, draw_together
+from scope_jax.report.charts import COLOURS, charts_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
-from scope_jax.report.panels import GENERAL, LEARNING, panels_of, series
+from scope_jax.report.panels import GENERAL, LEARNING, once, panels_of
 from scope_jax.run.config_file import flattened
 from scope_jax.run.files import EXAMS, read_records
 from scope_jax.run.records import Questions, last_questions
 
-MOST = len(COLOURS)  # runs, each with its colour
+MOST = COLOURS  # runs, each with its colour
 
 
 @dataclass(frozen=True)
@@ -140,18 +139,19 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
     names = titles(runs)
     cards, lines = zip(*map(opened, runs), strict=True)
     panels = panels_of(runs[0], cards[0].system) if len({card.system for card in cards}) == 1 else GENERAL
-    picture, style = path.with_suffix(".png"), inline("page.css")
+    every = [line for own in lines for line in own]
+    curves = charts_together(dict(zip(names, lines, strict=True)), once(every, (*panels, *LEARNING)))
+    style, script = inline("page.css"), inline("charts.js")
     path.parent.mkdir(parents=True, exist_ok=True)
-    learning = [panel for panel in LEARNING if any(series(own, panel) for own in lines)]
-    draw_together(dict(zip(names, lines, strict=True)), (*panels, *learning), picture)
     page = (
         environment()
         .get_template("comparison.html")
         .render(
             names=names,
             style=style,
-            policy=policy(style),
-            picture=base64.b64encode(picture.read_bytes()).decode(),
+            script=script,
+            policy=policy(style, script),
+            charts=curves,
             systems=[card.system for card in cards],
             seeds=[card.seed for card in cards],
             steps=[own[-1]["step"] for own in lines],

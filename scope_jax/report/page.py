@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,23 @@ from markupsafe import Markup
 from scope_jax.config import Config
 from scope_jax.files import replaced
 from scope_jax.games import load_data
+from scope_jax.play.collapse import REJECTED
 from scope_jax.report import browsing
-from scope_jax.report.curves import draw
+from scope_jax.report.charts import FRAME, Chart, charts, colours
 from scope_jax.report.panels import (
     LEARNING,
-    SPEED,
     Panel,
     collapse_panels,
     depth_panels,
+    never,
+    once,
     panels_of,
-    series,
+    speed_panels,
     with_errors,
+    words,
 )
 from scope_jax.report.settings import Settings
+from scope_jax.report.usage import usage
 from scope_jax.run import signs as limits
 from scope_jax.run.files import EPISODES, METRICS, read_records
 from scope_jax.run.folder import missing
@@ -91,8 +95,20 @@ def _scores(panel: Panel, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _encoded(picture: Path) -> str:
-    return base64.b64encode(picture.read_bytes()).decode()
+def drawn(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str, list[Chart]]:
+    """The charts of the page by section: those of `panels`, and those that all games have; no metric is in two."""
+    sections: dict[str, Sequence[Panel]] = {
+        "curves": panels,
+        "learning": (*LEARNING, *depth_panels(lines)),
+        "speed": speed_panels(lines),
+        "collapse": collapse_panels(lines),
+    }
+    before: list[Panel] = []
+    for name, own in sections.items():
+        sections[name] = once(lines, own, before)
+        before += own
+    chosen = colours(lines, [panel for own in sections.values() for panel in own])
+    return {name: charts(lines, own, chosen) for name, own in sections.items()}
 
 
 def inline(name: str) -> Markup:
@@ -115,13 +131,15 @@ def policy(*texts: str) -> str:
 
 def environment() -> Environment:
     """Templates with all values escaped."""
-    return Environment(
+    found = Environment(
         loader=PackageLoader("scope_jax.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals |= {"frame": FRAME}
+    return found
 
 
 def replace_page(path: Path, page: str) -> None:
@@ -131,30 +149,24 @@ def replace_page(path: Path, page: str) -> None:
 
 
 def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
-    """Writes index.html, its pictures and its episodes in the folder `to`, or <run>/report; returns the page's path.
+    """Writes index.html and its episodes in the folder `to`, or <run>/report; returns the page's path.
 
     live: the page loads itself again when its server has a new one. Raises FileNotFoundError for a folder that is not a
     run, or a run without a finished step.
     """
     cfg, lines = opened(run)
     panels = panels_of(run, cfg.system)
-    folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
-    idle = IdleRoles(lines)
+    folder, settings, idle = to or run / "report", Settings(), IdleRoles(lines)
     browser = browsing.Episodes(folder, browsing.stamp(run))
     whole = browsing.joined(run, read_records(run / EPISODES))
     chosen = examples(browser.collect(settings.collect(idle.collect(whole))))
     episodes, (evaluated, answers) = len(browser), browsing.answered(run)
     for _ in browser.collect(answers):
         pass
-    draw(lines, panels, folder / "curves.png")
-    if learning := [*(panel for panel in LEARNING if series(lines, panel)), *depth_panels(lines)]:
-        draw(lines, learning, folder / "learning.png", columns=min(3, len(learning)), before=panels)
-    if collapse:
-        draw(lines, collapse, folder / "collapse.png")
-    timed = any("time/play" in line for line in lines)
-    if timed:
-        draw(lines, SPEED, folder / "speed.png")
-    style, script = inline("page.css"), inline("browser.js")
+    sections, signs = drawn(lines, panels), list(Signs.after(lines))
+    zero = [sign for sign in signs if never(lines, f"{sign.who}/{sign.name}")]
+    style = inline("page.css")
+    script = inline("charts.js") + (inline("browser.js") if browser else "")
     page = (
         environment()
         .get_template("run.html")
@@ -167,17 +179,16 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             browser=browser,
             episodes=episodes,
             evaluated=evaluated,
-            picture=_encoded(folder / "curves.png"),
-            learning=_encoded(folder / "learning.png") if learning else "",
-            collapse=_encoded(folder / "collapse.png") if collapse else "",
-            speed=_encoded(folder / "speed.png") if timed else "",
-            signs=sorted(Signs.after(lines), key=lambda sign: not sign.level) if collapse else [],
+            sections=sections,
+            usage=usage(run, [line for line in lines if "time/play" in line]),
+            signs=sorted((sign for sign in signs if sign not in zero), key=lambda sign: not sign.level),
+            zero=[words(f"{sign.who}/{sign.name}".replace(REJECTED, "rejected, ")) for sign in zero],
             limits=limits,
             settings=settings.rows,
             steps=lines[-1]["step"],
             planned=cfg.train.steps,
             facts=facts(cfg),
-            panels=[panel.title for panel in panels],
+            measure=panels[0].title,
             scores=_scores(panels[0], lines),
             last=lines[-1],
             told=[*missing(run), *filter(None, [watch_of(cfg, lines).reason]), *idle.sentences],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,28 @@ from scope_jax.run.folder import PANELS
 from scope_jax.run.signs import FARTHEST
 
 GENERAL = (ACCURACY, REWARD, GRADIENT)
+ESTIMATORS = ("k1", "k2", "k3", "k2_plain", "k3_plain")  # of a KL divergence
 SHOWN = 6  # reasons for rejections in a chart, those with the largest shares
+FAULTS = ("cut_off", "identical_pairs")  # signs that are not drawn, as those for rejections, where all values are 0
+WORDS = {  # in legends; of other names the underscores are left out
+    "time/play": "playing",
+    "time/learn": "learning",
+    "time/wait": "waiting",
+    "time/evaluate": "evaluating",
+    "time/checkpoint": "writing checkpoints",
+    "perf/generated_tokens_per_second": "generated",
+    "perf/trained_tokens_per_second": "trained",
+    **{f"{kind}_{name}": f"{name.replace('_', ', ')}" for kind in ("kl", "teacher") for name in ESTIMATORS},
+    "consistency": "agreement",
+    "implicit_accuracy": "pairs ranked as given",
+    "mismatch_kl": "KL",
+    "mismatch_bias": "sign",
+}
 
 LEARNING = (
     Panel("Loss", ("/loss",), False),
-    Panel(
-        "KL divergence from the reference",
-        tuple(f"/kl_{name}" for name in ("k1", "k2", "k3", "k2_plain", "k3_plain")),
-        False,
-    ),
+    Panel("KL divergence from the reference", tuple(f"/kl_{name}" for name in ESTIMATORS), False),
+    Panel("KL divergence from the teacher", tuple(f"/teacher_{name}" for name in ESTIMATORS), False),
     Panel("Entropy of a token", ("/entropy",), False),
 )
 
@@ -31,6 +45,12 @@ SPEED = (
     Panel("Seconds of a phase", ("time/play", "time/learn", "time/wait", "time/evaluate", "time/checkpoint"), False),
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
 )
+
+
+def speed_panels(lines: Sequence[Mapping[str, Any]]) -> tuple[Panel, ...]:
+    """`SPEED` without what never took time: a run on given answers generates nothing."""
+    measured = {name for line in lines for name, value in line.items() if value}
+    return tuple(replace(panel, names=tuple(name for name in panel.names if name in measured)) for panel in SPEED)
 
 
 def panels_of(run: Path, system: str) -> Sequence[Panel]:
@@ -65,7 +85,8 @@ def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
     roles = [name.removesuffix("/trained") for name in names if name.endswith("/trained")]
 
     def measured(*signs: str) -> tuple[str, ...]:
-        return tuple(name for role in roles for sign in signs if (name := f"{role}/{sign}") in names)
+        there = [name for role in roles for sign in signs if (name := f"{role}/{sign}") in names]
+        return tuple(name for name in there if not never(lines, name))
 
     starts = tuple(f"{role}/{REJECTED}" for role in roles)
     totals = {name: sum(_drawn(line.get(name)) for line in lines) for name in names if name.startswith(starts)}
@@ -76,11 +97,44 @@ def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
         Panel("Tokens of a reply", measured("response_tokens"), False),
         Panel("Replies that a limit cut", measured("cut_off"), True),
         Panel("Identical replies, agreement", (*measured("identical_pairs"), *agreement), True),
-        Panel("Entropy of a token", ("/entropy",), False),
         Panel("Valid episodes, trained episodes", measured("valid", "trained"), True),
         Panel("Why others were rejected", tuple(reasons), True, zero=True),
     )
     return tuple(panel for panel in panels if series(lines, panel)) if roles else ()
+
+
+def never(lines: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """True if the sign `name` is the share of a fault that no step has: all its values are 0."""
+    fault = name.endswith(FAULTS) or name.rpartition("/")[2].startswith(REJECTED)
+    return fault and not any(line.get(name) for line in lines)
+
+
+def once(lines: Sequence[Mapping[str, Any]], panels: Sequence[Panel], before: Sequence[Panel] = ()) -> list[Panel]:
+    """The panels without the metrics that an earlier one of them, or of `before`, shows; those that are left with none
+    are left out."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    drawn = {name for panel in before for name in names if _short(name, panel) is not None}
+    found = []
+    for panel in panels:
+        own = [name for name in names if _short(name, panel) is not None]
+        new = tuple(name for name in own if name not in drawn)
+        if new:
+            found.append(panel if len(new) == len(own) else replace(panel, names=new))
+        drawn.update(new)
+    return found
+
+
+def words(label: str) -> str:
+    """The label of a curve for people: `held_out/f1` is "held out: f1"."""
+    if label in WORDS:
+        return WORDS[label]
+    return ": ".join(_word(part) for part in label.split("/"))
+
+
+def _word(part: str) -> str:
+    name, at, depth = part.partition("@")
+    own = WORDS.get(name) or name.replace("_", " ").replace("+", " + ")
+    return f"{own} at {depth}" if at else own
 
 
 def _drawn(value: float | None) -> float:
@@ -96,13 +150,13 @@ def _short(name: str, panel: Panel) -> str | None:
         return None
     alike = len({wanted.rpartition("/")[2] for wanted in panel.names}) == 1
     label = name.removeprefix("eval/").replace(f"/{REJECTED}", "/")
-    return label.rpartition("/")[0] if alike else label
+    return label.rpartition("/")[0] if alike and label not in WORDS else label
 
 
 Series = tuple[list[int], list[float]]  # steps and values
 
 
-def series(lines: Sequence[dict[str, Any]], panel: Panel, ending: str = "") -> dict[str, Series]:
+def series(lines: Sequence[Mapping[str, Any]], panel: Panel, ending: str = "") -> dict[str, Series]:
     """(steps, values) of each metric in the panel, by its label; missing values are left out, or 0 if the panel says
     so, and those beyond what can be drawn are at its limit. ending: "_se" for the standard errors of the metrics."""
     found: dict[str, Series] = {}
@@ -118,7 +172,9 @@ def series(lines: Sequence[dict[str, Any]], panel: Panel, ending: str = "") -> d
     return found
 
 
-def with_errors(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float], list[float]]]:
+def with_errors(
+    lines: Sequence[Mapping[str, Any]], panel: Panel
+) -> dict[str, tuple[list[int], list[float], list[float]]]:
     """The `series` of the panel with the standard error of each value, NaN for a value without one."""
     errors = {label: dict(zip(*each, strict=True)) for label, each in series(lines, panel, "_se").items()}
     return {

@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -31,14 +32,28 @@ HEADLINES = (
     "/exact",
     "/task_score",
     "/searches",
+    "/implicit_accuracy",
+    "/implicit_margin",
 )  # suffixes of the metrics shown on a step's line
+LEAST_COMPILING = 1.0  # seconds of compilation that a step's line tells
 QUIET_SECONDS = 15.0  # minimum time between two plain lines about the same work
 SILENCE = 30.0  # seconds after which a plain line says what is going on
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The most informative metrics of a step on one line, with three decimals."""
-    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith(HEADLINES))
+    """The most informative metrics of a step on one line, with three decimals; a loss where it is what is learned from,
+    as of given answers and pairs: that of a policy tells little."""
+
+    def chosen(name: str) -> bool:
+        role, _, last = name.rpartition("/")
+        divergence = last.startswith("teacher_")  # in a distillation
+        return name.endswith(HEADLINES) or divergence or (last == "loss" and f"{role}/policy_loss" not in metrics)
+
+    return "  ".join(f"{name} {_decimals(value)}" for name, value in metrics.items() if chosen(name))
+
+
+def _decimals(value: float) -> str:
+    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
 
 
 def in_words(seconds: float) -> str:
@@ -46,6 +61,41 @@ def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class _Left(TimeRemainingColumn):
+    """What is left of some work: what its task says, or else as much as its speed so far tells."""
+
+    def render(self, task: Task) -> Text:
+        said = task.fields["left"]
+        return super().render(task) if said is None else Text(said, style="progress.remaining")
+
+
+class StepTimes:
+    """How long the steps and the exams of a process take, without compilation."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=5)  # seconds of the latest
+        self._first = True  # the only step so far, which may have been slow, is the first
+        self._exam: float | None = None  # seconds of the latest
+
+    def exam(self, seconds: float) -> None:
+        """An exam took so long."""
+        self._exam = seconds
+
+    def step(self, seconds: float) -> None:
+        """A step took so long, exams apart."""
+        if len(self._steps) == 1 and self._first:
+            self._steps.clear()
+            self._first = False
+        self._steps.append(seconds)
+
+    def left(self, steps: int, exams: int) -> str:
+        """How long so many further steps and exams take, in words; exams of unknown length are counted."""
+        seconds = statistics.median(self._steps) * steps
+        if exams and self._exam is None:
+            return f"{in_words(seconds)} and {'an exam' if exams == 1 else f'{exams} exams'}"
+        return in_words(seconds + exams * (self._exam or 0.0))
 
 
 class _Live(Bars):
@@ -71,11 +121,12 @@ class Progress:
         self._said, self._said_at = "", time.monotonic()  # the last line
         self._over = threading.Event()
         self._speaker = threading.Thread(target=self._speak, name="progress", daemon=True)
-        self._steps: deque[float] = deque(maxlen=5)  # seconds of the latest
+        self._pace = StepTimes()
         self._bars = self._make_bars() if console.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
         self._last_line: dict[str, float] = {}  # time of the last plain line, by name of the work
-        self._clock = time.monotonic()
+        self._clock = time.monotonic()  # when the running step began
+        self._compiled = 0.0  # seconds of compilation until then
 
     def _make_bars(self) -> Bars:
         columns = (
@@ -83,7 +134,7 @@ class Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            _Left(),
         )
         return _Live(*columns, console=self.console, line=self.status)
 
@@ -118,9 +169,17 @@ class Progress:
                 said = time.monotonic()
                 self._print(self.status())
 
-    def scores(self, metrics: Mapping[str, float]) -> None:
-        """Reports the result of an evaluation."""
-        self.say(f"evaluated  {headline(metrics)}")
+    def begin(self, compiled: float) -> None:
+        """What is told of next, a step or an exam, begins now. compiled: seconds of compilation so far."""
+        self._clock = time.monotonic()
+        self._compiled = compiled
+
+    def scores(self, metrics: Mapping[str, float], compiled: float) -> None:
+        """Reports the result of an evaluation before the steps, or after them."""
+        seconds = metrics["time/evaluate"]
+        self._pace.exam(max(0.0, seconds - (compiled - self._compiled)))
+        self.say(f"evaluated  {headline(metrics)}  {seconds:.1f} s")
+        self.begin(compiled)
 
     def say(self, text: str) -> None:
         """Prints one line of text."""
@@ -130,16 +189,23 @@ class Progress:
     def _print(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
-    def step(self, done: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """Reports that training step `done` of `total` (None: unknown) is finished, with its metrics."""
-        seconds, self._clock = time.monotonic() - self._clock, time.monotonic()
-        self._steps.append(seconds)
-        self._bar("steps", done, total)
+    def step(self, done: int, total: int | None, metrics: Mapping[str, float], exams: int, compiled: float) -> None:
+        """Reports that training step `done` of `total` (None: unknown) is finished, with its metrics. exams: how many
+        are to come. compiled: seconds of compilation so far."""
+        exam = metrics.get("time/evaluate", 0.0)
+        seconds = time.monotonic() - self._clock - exam
+        compiling = compiled - self._compiled
+        if "time/evaluate" in metrics:
+            self._pace.exam(exam)
+        self._pace.step(max(0.0, seconds - compiling))
+        self.begin(compiled)
+        left = None if total is None or done >= total else f"about {self._pace.left(total - done, exams)} left"
+        self._bar("steps", done, total, left)
         place = f"{done}" if total is None else f"{done}/{total}"
-        left = ""
-        if total is not None and done < total:
-            left = f", about {in_words(statistics.median(self._steps) * (total - done))} left"
-        self.say(f"step {place}  {headline(metrics)}  {seconds:.1f} s{left}")
+        times = [f"{seconds:.1f} s"]
+        times += [f"{compiling:.1f} s of it compiling"] if compiling >= LEAST_COMPILING else []
+        times += [f"evaluated in {exam:.1f} s"] if exam else []
+        self.say(f"step {place}  {headline(metrics)}  {', '.join([*times, *filter(None, [left])])}")
 
     def part(self, name: str, done: int, total: int) -> None:
         """Reports that `done` of `total` pieces of some work are finished (passages embedded, questions answered)."""
@@ -150,10 +216,10 @@ class Progress:
             self._last_line[name] = now
             self.say(f"{name} {done}/{total}")
 
-    def _bar(self, name: str, done: int, total: int | None) -> bool:
+    def _bar(self, name: str, done: int, total: int | None, left: str | None = None) -> bool:
         if self._bars is None:
             return False
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total)
-        self._bars.update(self._tasks[name], completed=done, total=total)
+            self._tasks[name] = self._bars.add_task(name, total=total, left=None)
+        self._bars.update(self._tasks[name], completed=done, total=total, left=left)
         return True

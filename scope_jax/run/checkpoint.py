@@ -105,6 +105,11 @@ def locate(path: Path) -> Path:
     )
 
 
+def saved_memory(folder: Path) -> Memory:
+    """The memory in a checkpoint that is not damaged, without its arrays."""
+    return json.loads((folder / "memory" / "metadata").read_text(encoding="utf-8"))
+
+
 def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     """The checkpoint in `folder`, with its arrays placed according to `targets`.
 

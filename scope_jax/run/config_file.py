@@ -37,6 +37,7 @@ FREE = (
 )
 # The address of an external model or search server and the request settings may differ, too, but not the model.
 PLACES = ("judge", "retrieval", "endpoint")  # tables with these names, at any level
+SHOWN = 60  # characters of a value in a sentence
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")
 
 
@@ -94,6 +95,17 @@ def differing(a: Config, b: Config) -> list[str]:
     """Keys whose values prevent `b` from continuing a run of `a`."""
     left, right = _tied(a), _tied(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+
+
+def differences(a: Config, b: Config) -> str:
+    """The same with their values, for a sentence: "seed (0, now 1)"."""
+    left, right = _tied(a), _tied(b)
+    return ", ".join(f"{key} ({_shown(left.get(key))}, now {_shown(right.get(key))})" for key in differing(a, b))
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _with_values(value: Any) -> Any:

@@ -90,6 +90,22 @@ def convert(
     }
 
 
+def export_dtype(run: Path, merge: bool) -> tuple[str | None, str]:
+    """(the dtype of an export for which none is asked, None: that of an adapter; a sentence if it is narrower than what
+    was trained, else "").
+
+    It is the base's own: what reads the base reads the export, in as much memory.
+    """
+    card = fetched(load_card(run / "config.toml"))
+    if card.model.adapter is not None and not merge:
+        return None, ""
+    base, trained = card.model.checkpoint, "float32" if merge else card.model.param_dtype
+    dtype = _own_dtype(Path(base))
+    if dtype == trained:
+        return dtype, ""
+    return dtype, f"written in {dtype}, as {base} is stored; --dtype {trained} writes what was trained, bit for bit"
+
+
 def _check_merge(card: Config, run: Path, layout: Layout, merge: bool) -> None:
     if merge and card.model.adapter is None:
         raise UserError(f"the run in {run} trains whole weights, there is no adapter to merge; remove --merge.")

@@ -24,7 +24,7 @@ from scope_jax.files import is_partial, replaced
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.files.seal import SEAL
-from scope_jax.run.config_file import differing, fingerprint, to_toml
+from scope_jax.run.config_file import differences, fingerprint, to_toml
 from scope_jax.run.files import (
     EPISODES,
     EXAMS,
@@ -126,10 +126,15 @@ class RunFolder:
                     "another folder with --run."
                 )
             self._save_every = max(self._save_every, before.train.save_every)
-            if keys := differing(before, cfg):
+            if different := differences(before, cfg):
+                branch = (
+                    f" that starts from its state: --run OTHER --from {run}"
+                    if any((run / "checkpoints").glob(f"*/{SEAL}"))
+                    else ""
+                )
                 raise RunError(
-                    f"the run in {run} was started with different values of {', '.join(keys)}; "
-                    "use the same values or another run folder."
+                    f"the run in {run} was started with different values of {different}; "
+                    f"use the same values, or another run folder{branch}."
                 )
         with replaced(config) as partial:
             partial.write_text(with_sum(to_toml(cfg)), encoding="utf-8")

@@ -42,6 +42,11 @@ def resident() -> int:
     return _field(STATUS, "VmRSS:") * 1024
 
 
+def peak() -> int:
+    """The most bytes that this process has had in memory; 0 where the operating system does not say."""
+    return _field(STATUS, "VmHWM:") * 1024
+
+
 def give_back() -> None:
     """Returns to the operating system what has been freed here and the C library keeps for later: of a cache, of an
     update or of a compilation most of it, as buffers below 32 MiB lie between others in its heap. Nothing where the

@@ -26,6 +26,8 @@ from scope_jax.learner.splitting import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.run import host_memory
+from scope_jax.run.device_memory import memory_of
 from scope_jax.run.meshes import divided_devices
 from scope_jax.run.programs import programs
 from scope_jax.run.world import World
@@ -40,6 +42,7 @@ NAMES = (
     "perf/trained_tokens_per_second",
     "perf/mfu",
     "perf/device_memory_peak_gib",
+    "perf/process_memory_peak_gib",
     "perf/programs_compiled",
     "perf/programs_loaded",
     "perf/search_calls",
@@ -76,10 +79,12 @@ class Phases:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """Work in a thread of its own while another phase is running; counted like a phase."""
+        """Work in a thread of its own while another phase is running; counted like a phase. Raises DeviceMemoryError if
+        a device runs out of memory in it."""
         began = time.monotonic()
         try:
-            yield
+            with memory_of(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
@@ -246,6 +251,8 @@ class Meter:
         peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
         if peaks:
             found["perf/device_memory_peak_gib"] = max(peaks) / GIB
+        if most := host_memory.peak():
+            found["perf/process_memory_peak_gib"] = most / GIB
         return found
 
     def _rows(self, episodes: Sequence[Episode]) -> list[tuple[int, int]]:

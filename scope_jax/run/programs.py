@@ -28,6 +28,7 @@ class Programs:
 
     asked: int = 0  # compiled or loaded
     loaded: int = 0  # from the persistent cache
+    seconds: float = 0.0  # spent on them, in all threads together
     finished: Counter[str] = field(default_factory=Counter)  # those asked for, by the name of their function
     _now: dict[int, tuple[str, float]] = field(default_factory=dict)  # by thread: name of what is compiled, since when
     _needed: dict[str, Counter[str]] = field(default_factory=dict)  # by purpose and name, as `need` was told
@@ -62,6 +63,7 @@ class Programs:
         if event != COMPILE:
             return
         self.asked += 1
+        self.seconds += duration_secs
         self.finished[_plain(fun_name)] += 1
         self._now.pop(threading.get_ident(), None)
         if duration_secs > LARGE:

@@ -12,10 +12,20 @@ import jax
 from scope_jax.config import Config
 from scope_jax.config.base import paths
 from scope_jax.errors import UserError
+from scope_jax.games import game_of
+from scope_jax.models.files.seal import unfit
 from scope_jax.play.game import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer, assemble, or_closed
-from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, load
+from scope_jax.run.checkpoint import (
+    READABLE,
+    CheckpointError,
+    check_base,
+    checkpoints_in,
+    load,
+    saved_memory,
+    step_of,
+)
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.fetching import fetched
 from scope_jax.run.files import METRICS, read_records
@@ -45,8 +55,10 @@ def start(
     accept_inputs: bool = False,
     before: Callable[[Config], None] = lambda cfg: None,
     follow: Callable[[Callable[[], str]], None] = lambda status: None,
-) -> tuple[Steps, RunFolder, RunEnd]:
+) -> tuple[Steps | int, RunFolder, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
+
+    Of a run that is over, with nothing left to evaluate, nothing is loaded: instead of its steps there is their number.
 
     say, part: as `tell`, `part` of `assemble`; follow: is given what says what is going on, once there is one; the
     others as in `train.train`, with what it raises.
@@ -61,6 +73,10 @@ def start(
         if key.endswith(".prompts"):
             templates.hold(folder)  # a step of this run has the prompts that were compared
     base = by_one(lambda: base_digest(cfg))
+    over = None if mirror is not None or profile is not None else by_one(lambda: _over(cfg, run))
+    if over is not None:
+        say(_beginning(cfg, run, over, resumed=True, over=True))
+        return over, log, RunEnd(_watch(cfg, run), complete=True)
     checkpoints = Checkpoints(
         run / "checkpoints", card, mirror, base, extents=lambda: log.extents() | world.recording.extents()
     )
@@ -89,6 +105,21 @@ def start(
         instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
         signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
         return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
+
+
+def _over(cfg: Config, run: Path) -> int | None:
+    """The number of steps of a run on this machine that is over and has been evaluated, as its newest checkpoint says;
+    None of any other run, and if the checkpoint is damaged or not that of the last line, about which a start speaks."""
+    places = checkpoints_in(run / "checkpoints")
+    if not places or unfit(places[-1]):
+        return None
+    memory, done = saved_memory(places[-1]), step_of(places[-1])
+    lines = list(read_records(run / METRICS))
+    if not lines or lines[-1]["step"] != done:
+        return None
+    ends = game_of(cfg).over(cfg, memory["game"], done) or watch_of(cfg, lines).reason is not None
+    evaluated = not cfg.evaluate.sets or any(name.startswith("eval/") for name in lines[-1])
+    return done if ends and evaluated else None
 
 
 def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], None]) -> tuple[RunPosition, bool]:

@@ -5,8 +5,8 @@ the signal's number, as shells do. In the training loop (`orderly`) it only asks
 with a checkpoint; if that, and whatever comes after it, takes longer than the grace period, the process ends as if
 killed. A second signal always ends the process immediately. From all of these a run recovers as from any other kill.
 
-A line that nobody can read any more (`train … 2>&1 | head`) counts as SIGPIPE, which Python ignores, and as
-all of them it may come while another ending is under way.
+A line that nobody can read any more (`train … 2>&1 | head`) counts as SIGPIPE, which Python ignores, or as SIGHUP on a
+terminal that has been closed, and as all of them it may come while another ending is under way.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class StopRequest:
 
 
 _request: StopRequest | None = None  # of the block `orderly` that is running
+_ending = False  # a signal, or a reader that has gone, ends the command: nobody need read what else it says
 _ends = False  # this process is the program, which ends after a signal
 _first = threading.Lock()  # taken by the first signal
 
@@ -85,8 +86,9 @@ def listen() -> None:
 
     Called before JAX starts, since libtpu prints C++ stack traces on SIGTERM unless a handler is already installed.
     """
-    global _first
+    global _first, _ending
     _first = threading.Lock()
+    _ending = False
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -108,15 +110,16 @@ def orderly(grace: float, late: Callable[[Stopped], None]) -> Iterator[StopReque
 
 
 class Output(io.TextIOWrapper):
-    """A standard stream whose reader may go. That counts as a signal: in the block `orderly` what is printed then is
-    lost; elsewhere the writer gets BrokenPipeError, and so does the next one, as that may have been a thread."""
+    """A standard stream whose reader may go. That counts as a signal: in the block `orderly`, and once the command is
+    ending, what is printed then is lost; elsewhere the writer gets BrokenPipeError, or of a closed terminal Stopped,
+    and so does the next one, as that may have been a thread."""
 
-    _gone = False
+    _gone = 0  # the errno of the write that nobody could read
 
     def write(self, text: str, /) -> int:
         try:
             if self._gone:
-                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+                raise OSError(self._gone, os.strerror(self._gone))
             return super().write(text)
         except OSError as error:
             self._lost(error)
@@ -133,11 +136,18 @@ class Output(io.TextIOWrapper):
             raise error
         if not self._gone:  # what is in the buffer, and what others write, goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            self._gone = True
-        if _request is None:
+            self._gone = error.errno
+        global _ending
+        closed = error.errno == errno.EIO
+        if _request is not None:
+            if not _request.number:
+                _request.make(signal.SIGHUP if closed else signal.SIGPIPE)
+            _ending = True
+        elif not _ending and closed and threading.current_thread() is threading.main_thread():
+            _ending = True
+            raise Stopped(signal.SIGHUP) from None
+        elif not _ending:
             raise BrokenPipeError(*error.args) from None
-        if not _request.number:
-            _request.make(signal.SIGPIPE)
 
 
 def ending_program() -> None:
@@ -180,6 +190,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
         _end(number, frame)
     for each in SIGNALS:
         signal.signal(each, _end)
+    global _ending
+    _ending = True
     if _request is None:
         raise Stopped(number)
     _request.make(number)

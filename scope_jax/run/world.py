@@ -86,8 +86,7 @@ class World:
 
     def finished(self, memory: Memory, step: int) -> bool:
         """True if the card or the game ends the run after `step` steps."""
-        limit = self.cfg.train.steps
-        return (limit is not None and step >= limit) or self.game.finished(self.cfg, memory)
+        return self.game.over(self.cfg, memory, step)
 
     def close(self) -> None:
         """Ends the services of the tools, and the record."""

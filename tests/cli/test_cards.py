@@ -360,7 +360,7 @@ def test_a_list_of_cards_imports_no_library_that_computes_or_reads_data() -> Non
 def test_export_imports_nothing_that_it_does_not_need() -> None:
     code = (
         "import sys, scope_jax.run.convert;"
-        "print([n for n in ('matplotlib', 'scope_jax.learner.learner') if n in sys.modules])"
+        "print([n for n in ('scope_jax.report.page', 'scope_jax.learner.learner') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

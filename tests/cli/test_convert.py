@@ -108,6 +108,20 @@ def run(tmp_path_factory: pytest.TempPathFactory, base: dict[str, Any]) -> Path:
     return folder
 
 
+def test_an_export_has_the_dtype_of_the_base_and_says_what_was_rounded(
+    run: Path, base: dict[str, Any], tmp_path: Path
+) -> None:
+    result = call("export", run, tmp_path / "exported", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["dtype"] == "bfloat16"
+    sentence = f"written in bfloat16, as {BASE} is stored; --dtype float32 writes what was trained, bit for bit"
+    assert sentence in result.stderr.splitlines()
+    rounded = jax.tree.map(lambda x: (x.astype(jnp.float32) + 1).astype(jnp.bfloat16), base)
+    assert same(weights.load(tmp_path / "exported", dtype=jnp.bfloat16)[1], rounded)
+    exact = call("export", run, tmp_path / "exact", "--dtype", "float32")
+    assert exact.exit_code == 0 and "written in" not in exact.stderr
+
+
 @pytest.mark.slow  # evaluation/test_weights.py compares them, too
 def test_a_run_and_its_export(run: Path, base: dict[str, Any], tmp_path: Path) -> None:
     trained = jax.tree.map(lambda x: x.astype(jnp.float32) + 1, base)
@@ -116,7 +130,7 @@ def test_a_run_and_its_export(run: Path, base: dict[str, Any], tmp_path: Path) -
     assert same(weights.load(tmp_path / "hf")[1], trained)
     converted(run / "checkpoints" / "7", tmp_path / "own", "--to", "orbax")
     assert same(weights.load(tmp_path / "own")[1], trained)
-    result = call("export", run, tmp_path / "exported")
+    result = call("export", run, tmp_path / "exported", "--dtype", "float32")
     assert result.exit_code == 0, result.output
     exported, expected = (tmp_path / name / "model.safetensors" for name in ("exported", "hf"))
     assert exported.read_bytes() == expected.read_bytes()

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.plan.command import warning
-from scope_jax.plan.hardware import cuda_compiler, hardware
+from scope_jax.plan.command import at_start, outline, warning
+from scope_jax.plan.hardware import cuda_compiler, hardware, started
 from scope_jax.report.progress import Progress
 from scope_jax.run import host_memory
 from tests.plan.world import CARD, MODEL, SMALL, absent
@@ -231,6 +231,13 @@ def test_a_run_begins_with_a_warning_if_memory_is_short(tmp_path: Path, monkeypa
         lines = result.stderr.strip().splitlines()
         assert lines[0].startswith(expected) and lines[-1] == "scope-jax: the run went on.", lines
     small, mismatched = replace(absent(1, 80), host=2**29), ["rollout.slots=16", "mesh.tensor=3"]
-    assert warning(Path(CARD), SMALL, replace(small, host=2**32)) is None
-    assert "at least 0.73 GiB of this machine's memory" in str(warning(Path(CARD), SMALL, small))
-    assert warning(Path(CARD), mismatched, small) is None and warning(Path(CARD), SMALL, None) is None
+    enough, short = (at_start(Path(CARD), SMALL, replace(small, host=host)) for host in (2**32, 2**29))
+    assert enough is not None and warning(enough) is None
+    assert short is not None and "at least 0.73 GiB of this machine's memory" in str(warning(short))
+    assert at_start(Path(CARD), mismatched, small) is None and at_start(Path(CARD), SMALL, None) is None
+    said = outline(enough)
+    assert (said["on"], said["peak_gib"], said["phase"]) == ("1 x H100", enough["peak_gib"], enough["phase"])
+    assert said["generated_tokens_per_second"] == enough["decode"]["tokens_per_second"] > 0
+    assert said["trained_tokens_per_second"] == enough["tokens_per_device"] / enough["seconds"] > 0
+    cpu = at_start(Path(CARD), SMALL, started())
+    assert cpu is not None and outline(cpu)["trained_tokens_per_second"] is None and outline(cpu)["peak_gib"] > 0

@@ -60,6 +60,20 @@ def wait(how: str) -> None:
                 if how == "hanging":
                     time.sleep(600)
             raise stopping.Stopped(request.number, 7)
+        if how in ("drawing", "drawn"):
+            from rich.console import Console
+            from scope_jax.report.progress import Progress
+            from scope_jax.run.processes import give_up
+            with Progress(Console(stderr=True)) as progress:
+                progress.part("pieces", 1, 2)
+                if how == "drawn":
+                    while True:
+                        progress.say("a line")
+                with stopping.orderly(30, give_up) as request:
+                    while not request.number:
+                        progress.say("a line")
+                        time.sleep(0.01)
+                raise stopping.Stopped(request.number, 7)
         if how in ("late", "orderly", "busy"):
             from scope_jax.run.processes import give_up
             with stopping.orderly(0.5 if how == "late" else 600, give_up) as request:
@@ -212,8 +226,28 @@ def test_a_reader_that_goes_ends_training_after_the_step(start: Start) -> None:
     assert code_without_reader(process) == 128 + signal.SIGPIPE
 
 
-def test_a_reader_that_went_earlier_ends_training_too() -> None:
+@pytest.mark.parametrize(("how", "signalled"), [("drawing", True), ("drawing", False), ("drawn", False)])
+def test_a_terminal_that_is_closed_is_a_hangup_also_below_a_progress_bar(how: str, signalled: bool) -> None:
+    """Whether the signal comes first or a line that cannot be written; in training and in other commands."""
+    master, terminal = os.openpty()
+    command = [sys.executable, "-c", PROGRAM, how, "train"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    seen = b""
+    while b"a line" not in seen:
+        seen += os.read(master, 4096)
+    if signalled:
+        process.send_signal(signal.SIGHUP)
+    os.close(master)
+    try:
+        assert process.wait(LIMIT) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+
+
+def test_a_reader_that_went_earlier_ends_training_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may have met it, while the model was being loaded."""
+    monkeypatch.setattr(stopping, "_ending", False)
     read, write = os.pipe()
     with open(write, "wb", buffering=0) as raw:
         out = stopping.Output(raw, encoding="utf-8", write_through=True)

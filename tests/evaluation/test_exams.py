@@ -88,6 +88,25 @@ def test_prompts_that_do_not_fit_are_told_and_counted():
     assert world.told[0].startswith("exam: 1 of 1 prompts do not fit into evaluate.max_length = 10;")
 
 
+def test_that_a_limit_cut_most_replies_is_one_sentence_with_the_lowest_limit():
+    """One character is one token; the replies have 20, 28 and 14."""
+    role = Role("solver", Agent("actor", SamplingSection(max_tokens=16)), table="ssp.solver")
+    exam, world = replace(EXAM, role=role), tools()
+    records = take(exam, card(max_tokens=None), world, ROWS[:2], "exact-match")
+    assert [record["counts"] for record in records] == [{"cut_off": 1}, {"cut_off": 1}]
+    assert world.told == [
+        "exam: 2 of 2 replies were cut by a limit, and few of these can be right; the lowest is 16 tokens "
+        "(ssp.solver.sampling.max_tokens, as in training): raise it, or train the model to end its replies."
+    ]
+    for limits, key in (({"max_tokens": 16}, "the set's max_tokens"), ({}, "evaluate.max_tokens")):
+        world = tools()
+        take(exam, card(max_tokens=15), world, ROWS, "exact-match", **limits)
+        assert len(world.told) == 1 and "2 of 3 replies were cut" in world.told[0] and f"({key})" in world.told[0]
+    world = tools()
+    take(exam, card(max_tokens=28), world, ROWS, "exact-match")
+    assert world.told == []
+
+
 def test_an_exam_may_have_more_turns_than_training():
     """SCOPE section 4.1: up to five searches in evaluation; the prompt says how many."""
 
@@ -113,7 +132,7 @@ def test_turns_of_an_exam_without_searches_are_refused():
 
 def test_an_exam_leaves_room_for_a_prompt():
     with pytest.raises(CardError, match=r"max_tokens is 1024, which leaves nothing of max_length = 1000 for a prompt"):
-        card(max_length=1000)
+        card(max_length=1000, max_tokens=1024)
     one = {"name": "exam", "path": "none", "max_tokens": 2000}
     with pytest.raises(CardError, match=r"sets.exam.max_tokens is 2000, which leaves nothing of max_length = 1500"):
         card(max_length=1500, sets=[one])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError
+from scope_jax.config import CardError, SamplingSection
 from scope_jax.evaluation.metrics import means, pass_at_k, set_metrics, standard_error
 from scope_jax.games import parse_config
 from tests.games import harness
@@ -49,7 +49,20 @@ def test_several_samples_need_a_temperature():
     with pytest.raises(CardError, match="4 samples at temperature 0"):
         parse_config(exam(samples=4), "card.toml")
     cfg = parse_config(exam(samples=4, temperature=0.6), "card.toml")
-    assert cfg.evaluate.sampling_of(cfg.evaluate.sets[0]).temperature == 0.6
+    assert cfg.evaluate.sampling_of(cfg.evaluate.sets[0], SamplingSection()).temperature == 0.6
+
+
+@pytest.mark.parametrize(
+    ("of_set", "of_card", "limit"), [(None, None, 64), (None, 100, 100), (32, None, 32), (32, 100, 32)]
+)
+def test_an_exam_has_the_limit_of_its_role_unless_set_or_card_has_one(
+    of_set: int | None, of_card: int | None, limit: int
+) -> None:
+    table = exam(max_tokens=of_set)
+    table["evaluate"] |= {"max_tokens": of_card}
+    card = parse_config(table, "card.toml").evaluate
+    sampling = card.sampling_of(card.sets[0], SamplingSection(max_tokens=64, temperature=0.7))
+    assert (sampling.max_tokens, sampling.temperature) == (limit, 0.0)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():

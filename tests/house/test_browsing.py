@@ -20,8 +20,10 @@ import pytest
 from scope_jax.evaluation import evaluations
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
+from scope_jax.play.game import REWARD
 from scope_jax.report import browsing
-from scope_jax.report.page import TEMPLATES, write_report
+from scope_jax.report.charts import FRAME, charts
+from scope_jax.report.page import TEMPLATES, environment, inline, write_report
 from scope_jax.run.files import read_records
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.records import pieces
@@ -211,13 +213,38 @@ class Page(HTMLParser):
             self.scripts.append((attributes.get("type"), data))
 
 
+def in_a_browser(address: str, profile: Path) -> str:
+    """The page at the address as it is once its scripts have run."""
+    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 --dump-dom"
+    command = [str(CHROMIUM), *flags.split(), f"--user-data-dir={profile}", address]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_pointer_on_a_chart_shows_the_values_of_its_step(tmp_path: Path) -> None:
+    """Of the nearest step, here the second of four; a curve without a value there has none."""
+    lines = [{"step": step, "a/reward": step / 8, "b/reward": 0.5 if step != 2 else None} for step in (1, 2, 3, 4)]
+    figures = environment().from_string('{% from "charts.html" import figures %}{{ figures(charts) }}')
+    move = f"""const drawing = document.querySelector("figure > svg"), box = drawing.getBoundingClientRect();
+    const clientX = box.left + box.width * {(FRAME.left + 0.47 * (FRAME.right - FRAME.left)) / FRAME.width};
+    drawing.dispatchEvent(new PointerEvent("pointermove", {{ clientX }}));"""
+    for moved, expected in (("", ["latest step", "0.5", "0.5"]), (move, ["step 2", "0.25", "–"])):
+        page = tmp_path / "page.html"
+        charts_of_two = figures.render(charts=charts(lines, [REWARD], {"a": 0, "b": 1}))
+        scripts = f"<script>{inline('charts.js')}</script><script>{moved}</script>"
+        page.write_text(f'<!doctype html><meta charset="utf-8">{charts_of_two}{scripts}', encoding="utf-8")
+        dom = in_a_browser(page.as_uri(), tmp_path / "profile")
+        assert re.findall(r"<output[^>]*>([^<]*)</output>", dom) == expected
+        assert ('class="cursor" d="M263,8V184"' in dom) == bool(moved)
+
+
 def test_a_page_has_one_script_which_is_ours_and_no_markup_of_an_episode(run: Path) -> None:
     text = write_report(run).read_text(encoding="utf-8")
     page = Page(text)
     (ours,) = [script for kind, script in page.scripts if kind is None]
-    assert ours == (TEMPLATES / "browser.js").read_text(encoding="utf-8")
+    assert ours == "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("charts.js", "browser.js"))
     assert all(re.fullmatch(r"[A-Za-z0-9+/=]+", data) for kind, data in page.scripts if kind is not None)
-    assert [tag for tag, _ in page.elements if tag in ("svg", "b", "a", "img")].count("img") == 1  # the curves
+    assert not [tag for tag, _ in page.elements if tag in ("a", "img")]
     names = {name for _, attributes in page.elements for name in attributes}
     assert not [name for name in names if name.startswith("on")] and "href" not in names and "style" not in names
     policy = next(a["content"] or "" for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
@@ -232,14 +259,7 @@ def test_a_page_has_one_script_which_is_ours_and_no_markup_of_an_episode(run: Pa
 )
 def test_hostile_episodes_are_shown_as_text_in_a_browser(run: Path, tmp_path: Path, address: str) -> None:
     page = write_report(run)
-    flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 --dump-dom"
-    dom = subprocess.run(
-        [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path}", f"{page.resolve().as_uri()}#{address}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    ).stdout
+    dom = in_a_browser(f"{page.resolve().as_uri()}#{address}", tmp_path)
     shown = dom.split('id="browser"')[1].split("<h2>Examples</h2>")[0]
     assert 'id="shown"><p class="pages">' in shown and shown.count("&lt;script&gt;") + shown.count("&lt;img") > 3
     assert ("8 episodes of 8" in shown) != ("q=" in address) and "data-owned" not in dom

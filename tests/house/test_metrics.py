@@ -14,6 +14,7 @@ import pytest
 
 from scope_jax.config import Config, base
 from scope_jax.games import load_card, parse_config
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.config_file import differing, fingerprint, to_toml
 from scope_jax.run.files import RunError, read_records
@@ -37,7 +38,7 @@ def cfg() -> Config:
 
 
 def override(**tables) -> Config:
-    merged = {key: TABLE.get(key, {}) | value for key, value in tables.items()}
+    merged = {key: value if key == "seed" else TABLE.get(key, {}) | value for key, value in tables.items()}
     return parse_config(TABLE | merged, "test card")
 
 
@@ -158,10 +159,24 @@ def test_another_config_is_refused_with_the_differing_keys(cfg: Config, tmp_path
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
     other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 500})
-    with pytest.raises(RunError, match=r"different values of optimizer.learning_rate, ssp.max_chars; use") as caught:
+    with pytest.raises(RunError, match=r"was started with different values of") as caught:
         RunFolder(tmp_path, other)
-    assert "\n" not in str(caught.value)
+    said = (
+        f"the run in {tmp_path} was started with different values of optimizer.learning_rate (1e-06, now 2e-06), "
+        f"ssp.max_chars ({cfg.options(SSPSection).max_chars}, now 500); use the same values, or another run folder."
+    )
+    assert str(caught.value) == said
     assert load_card(tmp_path / "config.toml") == cfg
+
+
+def test_a_run_with_a_checkpoint_can_be_branched(cfg: Config, tmp_path: Path) -> None:
+    RunFolder(tmp_path, cfg).close()
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / "seal.json").touch()
+    with pytest.raises(
+        RunError, match=rf"seed \(0, now 7\); .* folder that starts from .*: --run OTHER --from {tmp_path}\.$"
+    ):
+        RunFolder(tmp_path, override(seed=7))
 
 
 @pytest.mark.parametrize("written", ["metrics.jsonl", "episodes.jsonl", "checkpoints/1/seal.json"])
@@ -175,7 +190,7 @@ def test_a_folder_without_a_step_can_be_reused(cfg: Config, tmp_path: Path, writ
     assert load_card(tmp_path / "config.toml") == cfg
     (tmp_path / written).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / written).write_text("{}\n")
-    with pytest.raises(RunError, match=r"different values of data.answers; use"):
+    with pytest.raises(RunError, match=r"different values of data.answers \("):
         RunFolder(tmp_path, override(data={"answers": "others.jsonl"}))
 
 
@@ -195,7 +210,7 @@ def test_a_run_goes_on_when_the_checkout_is_moved(tmp_path: Path, monkeypatch: p
     moved = override(data={"answers": str(new / "assets/answers.jsonl")})
     assert load_card(run / "config.toml") == moved and fingerprint(moved) == before
     RunFolder(run, moved)
-    with pytest.raises(RunError, match=r"different values of data.answers; use"):
+    with pytest.raises(RunError, match=r"different values of data.answers \("):
         RunFolder(run, override(data={"answers": str(new / "other.jsonl")}))
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 from rich.console import Console
 
 from scope_jax.config import LossCard, OptimizerSection
@@ -21,14 +19,17 @@ from scope_jax.learner.advantages import assign
 from scope_jax.learner.state import learning_rate
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
-from scope_jax.play.game import Panel
-from scope_jax.report.curves import PlainLog, _draw, _draw_together, draw, smooth, smooth_errors
+from scope_jax.report.charts import (
+    charts,
+    smooth_errors,
+)
 from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import collapse_panels, depth_panels, series, with_errors
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
+from scope_jax.report.usage import PLAN, Usage, usage, used
 from scope_jax.run import watch
-from scope_jax.run.files import read_records
+from scope_jax.run.files import read_records, write_json
 from scope_jax.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def run(tmp_path_factory) -> Path:
 def test_a_report_may_lie_elsewhere(run: Path, tmp_path: Path) -> None:
     page = write_report(run, to=tmp_path / "shown")
     assert page == tmp_path / "shown" / "index.html" and "Which river?" in page.read_text(encoding="utf-8")
-    assert (tmp_path / "shown" / "curves.png").is_file() and not (run / "report").exists()
+    assert not (run / "report").exists()
 
 
 def test_series_have_the_measured_values() -> None:
@@ -137,41 +138,6 @@ def test_the_page_names_the_data_of_every_game() -> None:
     assert facts(cfg)["questions"] == cfg.data.questions
 
 
-def test_smoothing_is_a_moving_average() -> None:
-    np.testing.assert_allclose(smooth([1.0, 2.0, 3.0, 5.0], 2), [1.0, 1.5, 2.5, 4.0])
-    np.testing.assert_allclose(smooth([1.0, 2.0], 1), [1.0, 2.0])
-
-
-def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "report" / "curves.png"
-    draw(list(read_records(run / "metrics.jsonl")), GAMES["ssp"].panels, picture)
-    pixels = imread(picture)
-    assert pixels.shape[:2] == (1395, 1500)
-    colours = (pixels * 255).astype(np.uint32) @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.uint32)
-    assert len(np.unique(colours)) > 50  # not a blank image
-
-
-def test_a_logarithmic_panel_of_zeros_is_drawn_without_a_warning(tmp_path: Path) -> None:
-    draw([{"step": 1, "solver/grad_norm": 0.0}], GAMES["ssp"].panels[-1:], tmp_path / "zeros.png")
-
-
-def test_a_comparison_has_a_curve_for_each_of_many_metrics() -> None:
-    lines = [{"step": 1, **{f"eval/{name}/accuracy": 0.5 for name in "abcdefgh"}}]
-    axes = Figure().subplots()
-    _draw_together(axes, GAMES["ssp"].panels[0], {"one": lines, "two": lines})
-    legend = axes.get_legend()
-    assert len(axes.get_lines()) == 16 and legend is not None and len(legend.get_texts()) == 8
-
-
-def test_logarithmic_axes_have_plain_numbers() -> None:
-    axes = Figure().subplots()
-    axes.plot([1, 2], [0.15, 0.7])
-    axes.set_yscale("log")
-    axes.yaxis.set_minor_formatter(PlainLog())
-    labels = {label.get_text() for label in axes.get_yticklabels(minor=True)} - {""}
-    assert {"0.2", "0.6"} <= labels and all(float(label) == pytest.approx(round(float(label), 1)) for label in labels)
-
-
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
     RunFolder(tmp_path / "begun", parse_config(TABLE, "test card")).close()
     with pytest.raises(FileNotFoundError, match=r"no metrics.jsonl with a finished step"):
@@ -189,7 +155,7 @@ def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
     assert "The river Tarn flows past." in page
     assert "batch_size = 8" in page
     assert "Signs of collapse" not in page and "in force" not in page and "<h2>Learning</h2>" not in page
-    assert 'src="data:image/png;base64,' in page
+    assert "<img" not in page and page.count('<figure class="chart">') == 5
     assert "http://" not in page
     assert "https://" not in page
 
@@ -289,6 +255,7 @@ def collapsing(step: int) -> dict[str, float]:
         "evaluator/consistency": 0.5 + step / 40,
         "solver/response_tokens": 200.0 - 5 * step,
         "solver/response_tokens_se": 3.0,
+        "solver/cut_off": 0.0,
         "solver/entropy": 1.0 / step,
         "evaluator/entropy": 0.5,
     }
@@ -312,7 +279,6 @@ def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:
     assert {title: {*found} for title, found in panels.items()} == {
         "Tokens of a reply": {"solver"},
         "Identical replies, agreement": {"solver/identical_pairs", "evaluator/consistency"},
-        "Entropy of a token": {"solver", "evaluator"},
         "Valid episodes, trained episodes": {"solver/valid", "solver/trained"},
         "Why others were rejected": {"solver"},
     }
@@ -323,7 +289,7 @@ def test_signs_of_collapse_are_charts_of_roles_that_were_sampled() -> None:
     )  # nothing was rejected in a step that does not name the reason
 
 
-def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None:
+def test_curves_have_the_standard_errors_of_their_values() -> None:
     lines: list[dict[str, float]] = [{"step": step, **collapsing(step)} for step in range(1, 5)]
     del lines[1]["solver/response_tokens_se"]
     (panel, *_) = collapse_panels(lines)
@@ -332,32 +298,10 @@ def test_curves_have_the_standard_errors_of_their_values(tmp_path: Path) -> None
     np.testing.assert_array_equal(errors, [3.0, np.nan, 3.0, 3.0])
     np.testing.assert_allclose(smooth_errors(errors, 2), [3.0, np.nan, np.nan, 3 / np.sqrt(2)])
     np.testing.assert_allclose(smooth_errors([3.0, 4.0, 0.0], 3), [3.0, 2.5, 5 / 3])  # √(9 + 16) / n
-    draw(lines, [panel], tmp_path / "banded.png")
-    draw([{k: v for k, v in line.items() if not k.endswith("_se")} for line in lines], [panel], tmp_path / "plain.png")
-    assert (tmp_path / "banded.png").read_bytes() != (tmp_path / "plain.png").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        [f"a_rather_long_role_{number}" for number in range(2)],
-        [f"a_rather_long_role_{number}" for number in range(6)],
-        ["+".join(f"a_rather_long_role_{number}" for number in range(6))],  # one update of six roles
-    ],
-)
-def test_a_legend_covers_no_curve(names: list[str]) -> None:
-    figure = Figure(figsize=(10, 3.1), layout="constrained")
-    axes = figure.subplots(1, 2)[0]
-    lines = [{"step": step, **{f"{name}/reward": float(step % 2) for name in names}} for step in range(40)]
-    _draw(axes, Panel("Mean reward", ("/reward",), False), lines, dict.fromkeys(names, "#000000"))
-    figure.draw_without_rendering()
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text().replace("\n", "").split(" (")[0] for text in legend.get_texts()] == names
-    box, inside = legend.get_window_extent(), axes.get_window_extent()
-    assert box.y1 <= inside.y0 and not any(box.overlaps(label.get_window_extent()) for label in axes.get_xticklabels())
-    assert box.x1 <= figure.bbox.x1 / 2 and box.y0 >= 0
-    assert inside.width > 0.35 * figure.bbox.width  # the curves have the room
+    (banded,) = charts(lines, [panel], {"solver": 0})[0].lines
+    assert banded.band.count("M") == banded.band.count("Z") == 2  # to both sides of the step without one
+    plain = [{k: v for k, v in line.items() if not k.endswith("_se")} for line in lines]
+    assert charts(plain, [panel], {"solver": 0})[0].lines[0].band == ""
 
 
 HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}
@@ -407,7 +351,8 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert "Harness in force" in page and "limits.k: 4 → 5" in page and "Look &lt;twice&gt;." in page
     assert page.count("invalid, the one before stays: ") == 2 and "is &lt;down&gt;" in page
     assert "<h2>Learning</h2>" in page  # the entropy
-    assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 3
+    assert "Signs of collapse" in page and page.count('<figure class="chart">') == 5
+    assert "0 in every step: solver: cut off." in page and "<td>solver/cut_off" not in page
     assert re.search(
         r"solver/identical_pairs <span .*\n *<td class=\"n\">5.0 %</td>\n *<td class=\"n\">15.0 %</td>", page
     )
@@ -416,13 +361,39 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert shown == ["solver", "solver"]  # settings are not shown as episodes
 
 
+def test_what_was_used_stands_beside_the_plan(tmp_path: Path) -> None:
+    """By hand, of steps 2 and 3: 200 tokens sampled in 2 and 4 s, 600 trained in 3 s; planned: 50 and 400 a second."""
+    log = RunFolder(tmp_path / "run", parse_config(TABLE, "test card"))
+    log.metrics(0, {"eval/held-out/accuracy": 0.5, "time/evaluate": 9.0})
+    for step, (playing, sampled) in enumerate([(70.0, 1.0), (2.0, 100.0), (4.0, 50.0)], start=1):
+        times = {"time/play": playing, "time/learn": 3.0, "time/checkpoint": 0.001}
+        speeds = {"perf/generated_tokens_per_second": sampled, "perf/trained_tokens_per_second": 200.0}
+        log.metrics(step, times | speeds | {"perf/process_memory_peak_gib": 0.25 * step})
+    lines = [line for line in read_records(tmp_path / "run" / "metrics.jsonl") if line["step"]]
+    memory, playing, learning = usage(tmp_path / "run", lines)
+    assert (memory, playing) == (Usage("memory of the process", "", "0.75 GiB"), Usage("playing", "", "3.0 s"))
+    plan = {"on": "1 x H100", "phase": "generate", "peak_gib": 0.9, "generated_tokens_per_second": 50.0}
+    write_json(tmp_path / "run" / PLAN, plan | {"trained_tokens_per_second": 400.0})
+    memory, playing, learning = usage(tmp_path / "run", lines)
+    assert (playing, learning) == (Usage("playing", "4.0 s", "3.0 s"), Usage("learning", "1.5 s", "3.0 s"))
+    assert used(tmp_path / "run") == (
+        "used: memory of the process 0.75 GiB (planned 0.90 GiB in the phase generate), playing 3.0 s (planned 4.0 s), "
+        "learning 3.0 s (planned 1.5 s) of a step"
+    )
+    device = [line | {"perf/device_memory_peak_gib": 0.5} for line in lines]
+    assert usage(tmp_path / "run", device)[0] == replace(memory, what="memory of a device", used="0.50 GiB")
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "<h2>Plan and use</h2>" in page and '<td class="n">0.90 GiB in the phase generate</td>' in page
+    assert usage(tmp_path / "none", []) == []
+
+
 def test_progress_in_plain_lines() -> None:
     out = io.StringIO()
     with Progress(Console(file=out, width=40)) as progress:
         progress.say("[not markup] " + "x" * 60)
         for done in range(1, 5):
             progress.part("passages", done, 4)
-        progress.step(1, 2, {"solver/reward": 0.25, "time/play": 3.0})
+        progress.step(1, 2, {"solver/reward": 0.25, "time/play": 3.0}, 0, 0.0)
     lines = out.getvalue().splitlines()
     assert lines[0] == "[not markup] " + "x" * 60
     assert lines[1] == "passages 4/4"
@@ -435,7 +406,7 @@ def test_progress_on_a_terminal_draws_bars() -> None:
     out = io.StringIO()
     with Progress(Console(file=out, force_terminal=True, width=120)) as progress:
         progress.part("passages", 3, 4)
-        progress.step(1, 2, {"solver/reward": 0.25})
+        progress.step(1, 2, {"solver/reward": 0.25}, 0, 0.0)
     text = out.getvalue()
     assert "3/4" in text
     assert "solver/reward 0.250" in text

@@ -169,7 +169,7 @@ def main() -> None:
         sets = {"model.checkpoint": weights_from, "data.conversations": given.work / f"{stage}.jsonl", **changes}
         words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
         subprocess.run([*program, "sft", str(CARD), "--run", str(run), *words], check=True)
-        subprocess.run([*program, "export", str(run), str(weights_to)], check=True)
+        subprocess.run([*program, "export", str(run), str(weights_to), "--dtype", "float32"], check=True)
         weights_from = weights_to
     model, params = weights.load_hf(weights_from)
     weights.save_hf(given.out / "base", model, params, jnp.bfloat16, given.work / "tokenizer")

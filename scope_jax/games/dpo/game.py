@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scope_jax.config import Config, LossCard, SamplingSection
+from scope_jax.config import Config, LossCard
 from scope_jax.config.base import GameSection
 from scope_jax.play import given
 from scope_jax.play.game import ACCURACY, ACTOR, GRADIENT, Game, Panel
@@ -33,7 +33,7 @@ def check(cfg: Config) -> None:
 
 def roles(cfg: Config) -> tuple[Role, ...]:
     """The actor, whose answers are given; it speaks in exams only."""
-    return (Role(ROLE, Agent(ACTOR, SamplingSection()), loss=options(cfg).loss, table=ROLE),)
+    return (Role(ROLE, Agent(ACTOR, given.EXAMINED), loss=options(cfg).loss, table=ROLE),)
 
 
 def play(step: Step[DpoSection]) -> Played:
