@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from scope_jax.errors import UserError
 from scope_jax.files import alone, replaced
 
 if TYPE_CHECKING:
+    from scope_jax.config import Config
     from scope_jax.models.decoder.config import ModelConfig
     from scope_jax.play.game import Game
 
@@ -89,7 +91,9 @@ def new(
         table["retrieval"] = {"corpus": _kept(searched, card)}
     elif corpus is not None:
         raise UserError(f"{game} does not search; remove --corpus.")
-    overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
+    cfg = overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
+    if shape is not None:
+        _fit(table, cfg, shape, _given(set_ or (), max_length))
     with alone(card):
         if card.exists():  # by now
             raise UserError(f"{card} exists; remove it or give another name.")
@@ -105,6 +109,26 @@ def new(
             raise UserError(f"{str(error).removesuffix('.')}; the card is not kept.") from None
         raise
     tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
+
+
+def _given(sets: Sequence[str], max_length: int | None) -> set[str]:
+    """The keys and tables that the command sets."""
+    given = {override.partition("=")[0].strip() for override in sets}
+    return given if max_length is None else {*given, "rollout.max_length"}
+
+
+def _fit(table: dict[str, Any], cfg: Config, shape: ModelConfig, given: Collection[str]) -> None:
+    """Gives the card sizes that fit this machine, but for those that are given, and says what it takes."""
+    from scope_jax.plan.sizes import LENGTH, ROWS, SLOTS, sizes_here
+
+    length = () if "learner.buckets" in given else (LENGTH,)
+    chosen = {key for key in (SLOTS, ROWS, *length) if {key, key.partition(".")[0]}.isdisjoint(given)}
+    sized, sentence = sizes_here(cfg, shape, chosen)
+    table["rollout"] |= {"max_length": sized.rollout.max_length, "slots": sized.rollout.slots}
+    table["learner"]["buckets"] = list(sized.learner.buckets)
+    if sized.learner.micro_batch_rows != "auto":
+        table["learner"]["micro_batch_rows"] = sized.learner.micro_batch_rows
+    tell(sentence)
 
 
 def _shape(model: str) -> tuple[ModelConfig | None, str]:

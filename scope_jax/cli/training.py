@@ -53,7 +53,7 @@ def train(
     sets = set_ or []
     begins = [] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"]
     cfg = load(card, [*sets, *begins])
-    from scope_jax.run.processes import joined, writes
+    from scope_jax.run.processes import by_one, joined, writes
 
     with joined():
         if plan_first:
@@ -61,7 +61,7 @@ def train(
             from scope_jax.plan.hardware import hardware
 
             refuse_early(card, sets, hardware(None), tell)
-        from scope_jax.plan.command import warning
+        from scope_jax.plan.command import memory_of
         from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
@@ -73,7 +73,7 @@ def train(
             def warn(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
                 devices = started()  # by all processes: JAX waits for the devices of each
-                if writes() and (sentence := warning(card, [*sets, model], devices)):
+                for sentence in by_one(lambda: memory_of(card, [*sets, model], devices)):
                     progress.say(sentence)
 
             results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)

@@ -42,6 +42,7 @@ from scope_jax.run.checkpoint import run_of
 from scope_jax.run.meshes import all_generate
 from scope_jax.run.opened import OpenedCard
 from scope_jax.run.rules import SAMPLING, enforce
+from scope_jax.run.sizes import free_sizes, told
 from scope_jax.run.world import Tell, World
 
 Records = list[Record]
@@ -152,7 +153,9 @@ def evaluation(
         opened = OpenedCard(world_cfg, str(folder), searches=searches, judges=judges_of(sets))
         with or_closed(opened):
             enforce(opened, SAMPLING, tell)
-            world = assemble_world(opened, index, tell=tell)
+            slots = free_sizes(overrides).difference(("max_length",))  # an answer is the same in however many
+            world = assemble_world(opened, index, tell=tell, chosen=slots)
+        tell(told(world.local.engine))
         with closing(world):
             yield Evaluation(world, sets, model, others, grader)
 

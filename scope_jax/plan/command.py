@@ -8,7 +8,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.plan import engines, knobs, page, planning
+from scope_jax.plan import engines, knobs, memory, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware, without_compiler
 from scope_jax.plan.planning import Planner, figures, index_vectors
@@ -46,6 +46,7 @@ def plan(
             "model": Path(cfg.model.checkpoint).name,
             "shape_from": source,
             **figures(planner, needs),
+            **_least(needs),
             "engine_meshes": engines.meshes(planner, needs),
             "notes": _notes(needs, on, uncounted, whole),
         }
@@ -65,16 +66,26 @@ def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[
     tell(page.verdict(found))
 
 
-def warning(card: Path, sets: Sequence[str], here: Hardware | None) -> str | None:
-    """A sentence if this machine lacks memory that the card needs by arithmetic, which takes no time; None if it has
-    it, if its memory is not known, or if the card cannot be planned: the run says why, in its own words."""
-    if here is None:
-        return None
+def memory_of(card: Path, sets: Sequence[str], here: Hardware | None) -> list[str]:
+    """What a run of the card takes of this machine's memory by arithmetic, which takes no time, and a warning if that
+    is more than there is; nothing if its memory is not known, or if the card cannot be planned: the run says why, in
+    its own words. Raises UserError if what is certain to be needed is not there."""
+    if here is None or not here.chip.hbm:
+        return []
     try:
-        short = page.shortage(plan(card, sets, without_compiler(here)))
+        found = plan(card, sets, without_compiler(here))
     except (OSError, UserError):
-        return None
-    return None if short is None else f"warning: memory is short: {short}"
+        return []
+    if impossible := page.impossible(found):
+        raise UserError(impossible)
+    short = page.shortage(found)
+    return [page.taken(found), *([] if short is None else [f"warning: memory is short: {short}"])]
+
+
+def _least(needs: planning.Needs) -> dict[str, Any]:
+    """What is certain to be needed."""
+    phase, size = memory.least(needs.held, needs.learner)
+    return {"least_phase": phase, "least_gib": planning.gib(size)}
 
 
 def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> list[str]:
