@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import uvicorn
@@ -44,21 +44,6 @@ class _Server(uvicorn.Server):
         finally:
             for number, one in before.items():
                 signal.signal(number, one)
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that has its port, 0: a free one, and does not listen yet: until the server is ready, clients are
-    refused. Raises UserError if the port cannot be had."""
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with ExitStack() as stack:
-            sock = stack.enter_context(socket.socket(family, kind))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            stack.pop_all()  # the caller closes it
-    except (OSError, UnicodeError) as error:  # also a name that no host can have
-        raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
-    return sock
 
 
 def run_http(
