@@ -177,7 +177,7 @@ def chat(
         with Progress(console()) as progress:
             options: dict[str, Any] = {"policy": policy, "search": search, "name": None, "grace": 0.0, "chats": True}
             model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
-            _compile(model, progress)
+            _compile(model, progress, alone=True)
         talk(
             model,
             _lines(screen.is_terminal and sys.stdin.isatty()),
@@ -189,14 +189,14 @@ def chat(
         )
 
 
-def _compile(model: Served, progress: Progress) -> None:
-    """Compiles a server's programs, and says which of how many."""
+def _compile(model: Served, progress: Progress, alone: bool = False) -> None:
+    """Compiles the programs for requests, or for one at a time, and says which of how many."""
     from scope_jax.run.programs import programs
     from scope_jax.serving.server import warm_up
 
     progress.say("compiling")
     progress.follow(programs().text)
-    warm_up(model)
+    warm_up(model, alone)
 
 
 def _lines(prompted: bool) -> Iterator[str]:

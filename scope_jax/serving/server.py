@@ -96,9 +96,12 @@ def _server(app: Starlette, grace: float) -> _Server:
     return _Server(config(app, timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"))
 
 
-def warm_up(model: Served) -> None:
-    """Compiles all programs and samples one token, so that the first requests wait for neither."""
-    model.rollouts.compile(extends=model.joiner is not None)
+def warm_up(model: Served, alone: bool = False) -> None:
+    """Compiles all programs and samples one token, so that the first requests wait for neither. alone: there is one
+    request at a time, and nobody whom the first could delay."""
+    model.rollouts.compile(extends=model.joiner is not None, alone=alone)
+    if alone:
+        return
     params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
     ended = threading.Event()
     request = Request([0], params, None, None, max_turns=1, respond=None, policy=model.adapter)
