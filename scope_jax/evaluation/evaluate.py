@@ -128,6 +128,7 @@ def evaluation(
     cfg = card_of(target, card, overrides)
     if cfg is None and not plain:
         raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
+    alone = cfg is None
     if cfg is None:
         cfg = plain_card(base_of(target, overrides) if peft.is_adapter(target) else str(target), overrides)
     model, *others = (find_weights(place, cfg) for place in targets)
@@ -153,8 +154,8 @@ def evaluation(
         opened = OpenedCard(world_cfg, str(folder), searches=searches, judges=judges_of(sets))
         with or_closed(opened):
             enforce(opened, SAMPLING, tell)
-            slots = free_sizes(overrides).difference(("max_length",))  # an answer is the same in however many
-            world = assemble_world(opened, index, tell=tell, chosen=slots)
+            chosen = free_sizes(overrides, card=not alone).difference(("max_length",))  # which the sets need
+            world = assemble_world(opened, index, tell=tell, chosen=chosen)
         tell(told(world.local.engine))
         with closing(world):
             yield Evaluation(world, sets, model, others, grader)

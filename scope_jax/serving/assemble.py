@@ -38,7 +38,7 @@ from scope_jax.run.indexing import announce, lookup_of, probe, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.opened import Doubt, OpenedModel
 from scope_jax.run.programs import keep_programs, programs
-from scope_jax.run.sizes import check_fits, fitted, free_sizes, told
+from scope_jax.run.sizes import fitted, free_sizes, told
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.text import dialects
 
@@ -127,14 +127,13 @@ def served(
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
     cfg, model = kernels.for_sampling(cfg, model, tell)
-    chosen = free_sizes(overrides)
+    chosen = free_sizes(overrides, card=isinstance(cfg, Config))
     if chats and "slots" in chosen:  # one conversation
         cfg = cfg.model_copy(
             update={"rollout": cfg.rollout.model_copy(update={"slots": row_shards(decode_layout(cfg, model, mesh)[0])})}
         )
-    cfg = fitted(cfg, model, mesh, chosen.difference(() if isinstance(cfg, ServedModel) else ("max_length",)))
+    cfg = fitted(cfg, model, mesh, chosen)
     engine = engine_for(cfg, model, mesh)
-    check_fits(engine)
     tell(told(engine))
     programs().need("replies", engine.most_programs())
     tell(f"loading {source.folder}")

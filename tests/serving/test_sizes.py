@@ -10,7 +10,16 @@ from scope_jax.models.files.weights import load_config
 from scope_jax.run import host_memory
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import all_generate, own_mesh
-from scope_jax.run.sizes import COMPILER, SHARE, check_fits, engine_process_bytes, fitted, needed_bytes, told
+from scope_jax.run.sizes import (
+    COMPILER,
+    SHARE,
+    check_fits,
+    engine_process_bytes,
+    fitted,
+    free_sizes,
+    needed_bytes,
+    told,
+)
 from scope_jax.serving.assemble import served
 from tests.serving.world import BASE
 
@@ -68,6 +77,19 @@ def test_sizes_that_are_given_stay_or_are_refused(monkeypatch, card):
         sizes_that_fit(card)
     with pytest.raises(UserError, match="lower one of the two"):
         check_fits(engine_for(card, load_config(BASE), own_mesh(card)))
+
+
+def test_a_cpu_computes_in_float32_where_that_has_room(monkeypatch, card):
+    def found(size: float) -> tuple[str, int, int]:
+        with_room(monkeypatch, card, size)
+        fits = fitted(card, load_config(BASE), own_mesh(card), free_sizes((), card=False))
+        return fits.model.compute_dtype, fits.rollout.slots, fits.rollout.max_length
+
+    assert found(2 * bytes_of(card)) == ("float32", 64, 1024)
+    assert found(bytes_of(card)) == ("float32", 16, 1024)  # weights and 32 slots take more
+    assert found(bytes_of(card, slots=1, max_length=512)) == ("bfloat16", 1, 512)
+    assert free_sizes(["model.compute_dtype=bfloat16", "rollout.slots=2"], card=False) == {"max_length"}
+    assert free_sizes(["rollout={}"], card=True) == set()
 
 
 def test_what_may_fit_is_not_refused(monkeypatch, card):
