@@ -45,10 +45,10 @@ from scope_jax.models.decoder.kinds import has_sinks, head_dim, kv_heads
 from scope_jax.models.decoder.paging import PAGE
 from scope_jax.models.files.families import from_hf
 from scope_jax.plan.estimates import known, pace
-from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30

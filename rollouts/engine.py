@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -323,21 +324,27 @@ class Engine:
         state.turn[slot], state.said[slot] = aside.turn, list(aside.said)
         return state if live else self.pause(state, [slot])
 
-    def compile(self, params: Params, state: PagedState, *, extends: bool) -> PagedState:
-        """Compiles every program by running it for no slot and no page. extends: that of `extend` as well."""
-        rows, slots = self.row_shards * self.chunks, self.config.slots
+    def compile(self, params: Params, state: PagedState, *, extends: bool, moves: bool = True) -> PagedState:
+        """Compiles every program; those that are small by running them for no slot and no page. extends: that of
+        `extend` as well. moves: those that copy pages, and move them to the host and back, which an episode that is
+        alone does not need."""
+        own, device, slots = self.jitted, state.device, self.config.slots
+        rows = self.row_shards * self.chunks
         nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
         begins = RowBounds(nothing, nothing, nothing) if state.snapshots else None
-        where = Where(table, nothing, nothing, rows=begins)
-        cache = self.jitted.append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
-        cache = self.jitted.run_for_nothing(cache)
-        number, limits, *how = rows_of([past_the_end(slots)], slots)
-        nowhere = np.zeros_like(limits)
-        state.device = self.jitted.start(state.device._replace(cache=cache), number, nowhere, nowhere, limits, *how)
-        if extends:
-            self._resume(state, [], [])
-        state, _ = self.generate(params, self.pause(state, []))
-        jax.block_until_ready(state.device)
+        where, ids = Where(table, nothing, nothing, rows=begins), np.zeros((rows, CHUNK), np.int32)
+        tables, patience = state.tables(self.config.cascade), own.patience(slots)
+        with ThreadPoolExecutor(1) as pool:  # the largest program beside the others
+            decoding = pool.submit(own.compile_later(own.generate, (params, device), tables, patience))
+            own.compile_later(own.append, (params, device.cache), ids, where, nothing)()
+            cache = own.run_for_nothing(device.cache) if moves else device.cache
+            number, limits, *how = rows_of([past_the_end(slots)], slots)
+            nowhere = np.zeros_like(limits)
+            state.device = own.start(device._replace(cache=cache), number, nowhere, nowhere, limits, *how)
+            if extends:
+                self._resume(state, [], [])
+            state = self.pause(state, [])
+            decoding.result()
         return state
 
     def most_programs(self) -> dict[str, int]:

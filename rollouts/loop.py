@@ -168,9 +168,9 @@ class DecodeLoop:
         """Slots that are in use."""
         return self._engine.config.slots - len(self._free)
 
-    def compile(self, *, extends: bool) -> None:
-        """Compiles the engine's programs while the loop is not busy. extends: that of observations as well."""
-        self.state = self._engine.compile(self.params, self.state, extends=extends)
+    def compile(self, *, extends: bool, moves: bool) -> None:
+        """Compiles the engine's programs while the loop is not busy. extends, moves: see `Engine.compile`."""
+        self.state = self._engine.compile(self.params, self.state, extends=extends, moves=moves)
 
     def drop(self, episode: ActiveEpisode) -> None:
         """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""

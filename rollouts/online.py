@@ -108,7 +108,7 @@ class OnlineRollouts:
         self._count = 0  # of requests so far
         self._inbox: list[Ticket] = []
         self._cancelled: list[Ticket] = []
-        self._to_compile: tuple[bool, threading.Event] | None = None  # with programs of `extend`; set once it is done
+        self._to_compile: tuple[bool, bool, threading.Event] | None = None  # (extends, moves, set once it is done)
         self._closing = self._halted = False
         self._outstanding = 0  # samples that were submitted and have not ended
         self._tickets: dict[int, Ticket] = {}  # by number, those that the loop knows
@@ -127,12 +127,13 @@ class OnlineRollouts:
         return max(0, self._outstanding - self.running)
 
     # ------------------------------------------------------------------------------------------- from other threads
-    def compile(self, *, extends: bool) -> None:
+    def compile(self, *, extends: bool, alone: bool = False) -> None:
         """Compiles the engine's programs, so that no request waits for one. Called before the first request. extends:
-        requests may have responders. Raises what ended the loop, if compiling does."""
+        requests may have responders. alone: there is one request at a time. Raises what ended the loop, if compiling
+        does."""
         ready = threading.Event()
         with self._lock:
-            self._to_compile = extends, ready
+            self._to_compile = extends, not alone, ready
         self.loop.responders.wake()
         while not ready.wait(1.0):
             if self.failure is not None:
@@ -219,8 +220,8 @@ class OnlineRollouts:
             closing, halted = self._closing, self._halted
         self._tickets |= {ticket.episode.index: ticket for ticket in arrived}  # before anything that may fail
         if to_compile is not None:
-            extends, ready = to_compile
-            self.loop.compile(extends=extends)
+            extends, moves, ready = to_compile
+            self.loop.compile(extends=extends, moves=moves)
             ready.set()
         self.loop.submit([ticket.episode for ticket in arrived])
         for ticket in cancelled:

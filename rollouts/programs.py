@@ -281,6 +281,16 @@ class PagedPrograms:
             AbstractProgram("prefill", "prefill", self.append, prompts, resident=(weights, state.cache)),
         ]
 
+    def compile_later(self, program: Any, on_devices: Any, *others: Any) -> Callable[[], object]:
+        """What compiles a program for these arguments, in whatever thread: a call with the like finds it. on_devices:
+        the first ones, of which only the shapes are kept."""
+
+        def shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+        shapes = jax.tree.map(shape, on_devices)
+        return lambda: program.lower(*shapes, *others).compile()
+
     def _rows(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec(ROWS)))
 

@@ -13,7 +13,6 @@ from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import cached, has_sinks, head_dim, kept_bytes
 from scope_jax.models.decoder.transformer import check_mesh, declare
-from scope_jax.plan import memory
 from scope_jax.plan.architectures import SHAPES, public
 from scope_jax.plan.estimates import pace
 from scope_jax.plan.hardware import Hardware
@@ -21,6 +20,7 @@ from scope_jax.plan.planning import RESERVE
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
+from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 
@@ -70,6 +70,6 @@ def _held(on: Hardware, name: str, model: ModelConfig, slots: int, length: int) 
             continue
         state = engine.abstract_state()
         logits = 3.0 * 4 * slots / engine.row_shards * model.table_rows / tensor
-        size = memory.device_bytes(engine.abstract_weights()) + memory.device_bytes(state) + logits
-        given = pace(engine, on, memory.device_bytes(state.cache), length / 2)
+        size = device_bytes(engine.abstract_weights()) + device_bytes(state) + logits
+        given = pace(engine, on, device_bytes(state.cache), length / 2)
         yield Largest(name, tensor, size, given.tokens_per_second)

@@ -2,10 +2,10 @@
 
 Rows that add one token each are the slots in order, so that attention reads the pages where they are. The columns of a
 page are split into blocks of BLOCK, so that both matmuls of attention read contiguous memory, and these into segments
-of 2, 2, 4, 24, 96, … blocks: the first segments can be read alone, without a copy, while rows are short. A row has the
-same bits whatever the other rows contain and however many segments are read: every product, sum and exponential covers
-one block, in operations whose shape per block is fixed, and the blocks are added in order; a block without visible
-tokens adds exact zeros.
+of 2, 2, 4 or of 8, 24, 96, … blocks: the first segments can be read alone, without a copy, while rows are short. A row
+has the same bits whatever the other rows contain and however many segments are read: every product, sum and exponential
+covers one block, in operations whose shape per block is fixed, and the blocks are added in order; a block without
+visible tokens adds exact zeros.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -25,6 +26,7 @@ from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
 BEYOND = 2**24  # more blocks than any page has
+FEW = 8  # blocks of a page so short that it has segments of 2 and 4; of longer ones, the first segment
 UNROLLED = 8  # most blocks that are added one by one in a program, which otherwise has a loop
 
 
@@ -36,15 +38,16 @@ class ColumnPages(NamedTuple):
 
 
 def widths(blocks: int) -> tuple[int, ...]:
-    """The blocks that the first segments hold together, in order: 2, 4, 8, 32, 128, …, and all. Few, as a program has
-    the attention over each of these for each layer.
+    """The blocks that the first segments hold together, in order: 2, 4, 8 of short pages, 8, 32, 128, … of longer ones,
+    and all. Few, as a program has the attention over each of these for each layer: of 30 layers and 128 blocks, those
+    over 2 and 4 took two fifths of the time to compile and to load it.
 
     At least two: XLA unrolls a loop over a single block, then fuses and rounds differently.
     """
-    found, width = list[int](), 2
+    found, width = list[int](), 2 if blocks <= FEW else FEW
     while width < blocks:
         found.append(width)
-        width *= 2 if width < 8 else 4
+        width *= 2 if width < FEW else 4
     return (*found, blocks)
 
 
@@ -68,6 +71,8 @@ class Columns:
             tuple(jnp.zeros((*shape, BLOCK, head_dim), dtype) for shape in shapes),
         )
 
+    # `write` and `attend` are traced, and stand in the program's text, once for all layers that are alike.
+    @partial(jax.jit, static_argnums=0)
     def write(self, layer: ColumnPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> ColumnPages:
         block_N, offset_N, start = column_N // BLOCK, column_N % BLOCK, 0
         k_PKbht, v_PKbth = list[Array](), list[Array]()
@@ -95,6 +100,7 @@ class Columns:
 
         return ColumnPages(*(tuple(map(copied, segments, starts[:-1])) for segments in layer))
 
+    @partial(jax.jit, static_argnums=(0, 4))
     def attend(
         self, layer: ColumnPages, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
     ) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +91,9 @@ def new(
         raise UserError(f"{game} does not search; remove --corpus.")
     _complete(table, played, completed(), shape, None if unseen else model)
     cfg = completed()  # a card that cannot be loaded is not written
+    if shape is not None:
+        _fit(table, cfg, shape, _given(set_ or (), max_length))
+        cfg = completed()
     text = with_defaults(as_toml(table), table, cfg, played)
     with _written(card, f"{_header_of(card, played)}\n{text}", force):
         if unseen:
@@ -157,6 +160,26 @@ def _complete(table: dict[str, Any], game: Game, cfg: Config, shape: ModelConfig
         table.setdefault(game.name, {}).setdefault(name, value)
     if not {"dialect", "turns"} & table["model"].keys():
         table["model"] |= _conversation(game, cfg, shape, folder)
+
+
+def _given(sets: Sequence[str], max_length: int | None) -> set[str]:
+    """The keys and tables that the command sets."""
+    given = {override.partition("=")[0].strip() for override in sets}
+    return given if max_length is None else {*given, "rollout.max_length"}
+
+
+def _fit(table: dict[str, Any], cfg: Config, shape: ModelConfig, given: Collection[str]) -> None:
+    """Gives the card sizes that fit this machine, but for those that are given, and says what it takes."""
+    from scope_jax.plan.sizes import LENGTH, ROWS, SLOTS, sizes_here
+
+    length = () if "learner.buckets" in given else (LENGTH,)
+    chosen = {key for key in (SLOTS, ROWS, *length) if {key, key.partition(".")[0]}.isdisjoint(given)}
+    sized, sentence = sizes_here(cfg, shape, chosen)
+    table["rollout"] |= {"max_length": sized.rollout.max_length, "slots": sized.rollout.slots}
+    table["learner"]["buckets"] = list(sized.learner.buckets)
+    if sized.learner.micro_batch_rows != "auto":
+        table["learner"]["micro_batch_rows"] = sized.learner.micro_batch_rows
+    tell(sentence)
 
 
 def _shape(model: str) -> tuple[ModelConfig | None, str]:

@@ -80,20 +80,26 @@ def serve(
     check_folder(target, WEIGHTS)
     key = _key(api_key_env, host)
     hosts = trusted(trusted_host)
-    from scope_jax.serving.server import bound
+    from scope_jax.serving.waiting import not_ready
+    from scope_jax.web.connections import bound
 
     with ExitStack() as stack:
         sock = stack.enter_context(bound(host, port))  # a port that is taken is reported before the weights are loaded
-        from scope_jax.report.progress import Progress
-        from scope_jax.serving.assemble import served
-        from scope_jax.serving.server import run_model
+        with not_ready(sock, hosts if hosts or key is None else None) as waiting:
+            tell(f"listening on port {sock.getsockname()[1]}, with status 503 until the model is ready")
+            from scope_jax.report.progress import Progress
+            from scope_jax.run.programs import programs
+            from scope_jax.serving.assemble import served
+            from scope_jax.serving.server import run_model
 
-        with Progress(console()) as progress:
-            options: dict[str, Any] = {"policy": policy, "search": search, "name": name, "grace": grace}
-            model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
-            if not model.tokenizer.has_template:
-                tell("there is no chat template: only /v1/completions answers; for chats set model.chat_template")
-            _compile(model, progress)
+            waiting.reason = lambda: programs().text() or "loading weights"
+            with Progress(console()) as progress:
+                options: dict[str, Any] = {"policy": policy, "search": search, "name": name, "grace": grace}
+                model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
+                if not model.tokenizer.has_template:
+                    tell("there is no chat template: only /v1/completions answers; for chats set model.chat_template")
+                waiting.reason = lambda: programs().text() or "compiling"
+                _compile(model, progress)
         grpc = None if grpc_port is None else (host, grpc_port)
         run_model(model, sock, key=key, grpc=grpc, grace=grace, tell=tell, hosts=hosts)
     tell("the server has ended")
@@ -123,7 +129,8 @@ def search_server(
     from scope_jax.retrieval.server import TOPK_LIMIT, make_app
     from scope_jax.run.fetching import fetched
     from scope_jax.run.indexing import index_mesh, open_or_build_index
-    from scope_jax.serving.server import bound, run_http
+    from scope_jax.serving.server import run_http
+    from scope_jax.web.connections import bound
 
     with bound(host, port) as sock:  # a port that is taken is reported before the index is opened
         retrieval = fetched(cfg, tell, only=("retrieval",)).retrieval
@@ -170,7 +177,7 @@ def chat(
         with Progress(console()) as progress:
             options: dict[str, Any] = {"policy": policy, "search": search, "name": None, "grace": 0.0, "chats": True}
             model = stack.enter_context(served(target, card, set_ or [], tell=progress.say, **options))
-            _compile(model, progress)
+            _compile(model, progress, alone=True)
         talk(
             model,
             _lines(screen.is_terminal and sys.stdin.isatty()),
@@ -182,14 +189,14 @@ def chat(
         )
 
 
-def _compile(model: Served, progress: Progress) -> None:
-    """Compiles a server's programs, and says which of how many."""
+def _compile(model: Served, progress: Progress, alone: bool = False) -> None:
+    """Compiles the programs for requests, or for one at a time, and says which of how many."""
     from scope_jax.run.programs import programs
     from scope_jax.serving.server import warm_up
 
     progress.say("compiling")
     progress.follow(programs().text)
-    warm_up(model)
+    warm_up(model, alone)
 
 
 def _lines(prompted: bool) -> Iterator[str]:

@@ -54,7 +54,7 @@ def train(
     sets = set_ or []
     begins = [] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"]
     cfg = load(card, [*sets, *begins])
-    from scope_jax.run.processes import joined, writes
+    from scope_jax.run.processes import by_one, joined, writes
 
     with joined():
         if plan_first:
@@ -62,7 +62,7 @@ def train(
             from scope_jax.plan.hardware import hardware
 
             refuse_early(card, sets, hardware(None), tell)
-        from scope_jax.plan.command import at_start, outline, warning
+        from scope_jax.plan.command import at_start, outline, statements
         from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
@@ -76,9 +76,10 @@ def train(
             def warn(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
                 devices = started()  # by all processes: JAX waits for the devices of each
-                if not writes() or (found := at_start(card, [*sets, model], devices)) is None:
+                found = by_one(lambda: at_start(card, [*sets, model], devices))
+                if found is None:
                     return
-                if sentence := warning(found):
+                for sentence in statements(found):
                     progress.say(sentence)
                 with replaced(folder / PLAN) as partial:
                     write_json(partial, outline(found))

@@ -42,6 +42,7 @@ from scope_jax.run.checkpoint import run_of
 from scope_jax.run.meshes import all_generate
 from scope_jax.run.opened import OpenedCard
 from scope_jax.run.rules import SAMPLING, enforce
+from scope_jax.run.sizes import free_sizes, told
 from scope_jax.run.world import Tell, World
 
 Records = list[Record]
@@ -130,6 +131,7 @@ def evaluation(
             f"{target} is not a run folder (it has no config.toml), so it has no evaluation sets of its own; give the "
             "card that has some, for an export --card RUN/config.toml, or benchmarks with --exam."
         )
+    alone = cfg is None
     if cfg is None:
         cfg = plain_card(base_of(target, overrides) if peft.is_adapter(target) else str(target), overrides)
     model, *others = (find_weights(place, cfg) for place in targets)
@@ -155,7 +157,9 @@ def evaluation(
         opened = OpenedCard(world_cfg, str(folder), searches=searches, judges=judges_of(sets))
         with or_closed(opened):
             enforce(opened, SAMPLING, tell)
-            world = assemble_world(opened, index, tell=tell)
+            chosen = free_sizes(overrides, card=not alone).difference(("max_length",))  # which the sets need
+            world = assemble_world(opened, index, tell=tell, chosen=chosen)
+        tell(told(world.local.engine))
         with closing(world):
             yield Evaluation(world, sets, model, others, grader)
 

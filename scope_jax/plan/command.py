@@ -9,7 +9,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.plan import engines, knobs, page, planning
+from scope_jax.plan import engines, knobs, memory, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware, without_compiler
 from scope_jax.plan.planning import Planner, figures, index_vectors
@@ -47,6 +47,7 @@ def plan(
             "model": Path(cfg.model.checkpoint).name,
             "shape_from": source,
             **figures(planner, needs),
+            **_least(needs),
             "engine_meshes": engines.meshes(planner, needs),
             "notes": _notes(needs, on, uncounted, whole),
         }
@@ -68,19 +69,29 @@ def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[
 
 def at_start(card: Path, sets: Sequence[str], here: Hardware | None) -> dict[str, Any] | None:
     """The figures of the card on this machine by arithmetic, which takes no time; None if the machine's memory is not
-    known, or if the card cannot be planned: the run says why, in its own words."""
-    if here is None:
+    known, or if the card cannot be planned: the run says why, in its own words. Raises UserError if what is certain to
+    be needed is not there."""
+    if here is None or not here.chip.hbm:
         return None
     try:
-        return plan(card, sets, without_compiler(here))
+        found = plan(card, sets, without_compiler(here))
     except (OSError, UserError):
         return None
+    if impossible := page.impossible(found):
+        raise UserError(impossible)
+    return found
 
 
-def warning(found: Mapping[str, Any]) -> str | None:
-    """A sentence if the machine lacks memory that the card needs; None if it has it."""
+def statements(found: Mapping[str, Any]) -> list[str]:
+    """What a run takes of the machine's memory, and a warning if that is more than there is."""
     short = page.shortage(found)
-    return None if short is None else f"warning: memory is short: {short}"
+    return [page.taken(found), *([] if short is None else [f"warning: memory is short: {short}"])]
+
+
+def _least(needs: planning.Needs) -> dict[str, Any]:
+    """What is certain to be needed."""
+    phase, size = memory.least(needs.held, needs.learner)
+    return {"least_phase": phase, "least_gib": planning.gib(size)}
 
 
 def outline(found: Mapping[str, Any]) -> dict[str, Any]:

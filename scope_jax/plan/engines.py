@@ -18,6 +18,7 @@ from scope_jax.plan.planning import Needs, Planner
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import rollout_mesh
+from scope_jax.run.sizes import device_bytes
 
 
 def floored(size: float) -> float:
@@ -36,7 +37,7 @@ def meshes(planner: Planner, needs: Needs) -> list[dict[str, Any]]:
     tensor = needs.engine.mesh.shape["tensor"]
     found = [_row(planner.on, needs.engine, needs.held.cache, own=True, limit=None)]
     for engine, room in _others(planner, needs):
-        whole = memory.device_bytes(engine.abstract_state().cache)
+        whole = device_bytes(engine.abstract_state().cache)
         if room < engine.budget.least_bytes:
             continue
         cache = min(room, whole)

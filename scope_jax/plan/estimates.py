@@ -28,9 +28,9 @@ from scope_jax.models.decoder.paging import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.hardware import Chip, Hardware
-from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
+from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.rules import expert_axes
 

@@ -39,27 +39,17 @@ from scope_jax.multihost.distributed import PIECES
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.checkpoint_writer import LEAST
+from scope_jax.run.sizes import COMPILER, PASS, device_bytes, engine_process_bytes
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram
 
 PHASES = ("publish", "generate", "rate", "learn", "save")
-# Bytes of host memory of a process beside its arrays, as measured (docs/plans.md): Python and its libraries, half of it
-# files, and the libraries of an index; an entry of a tokenizer's vocabulary; what is kept of a program, compiled and
-# traced, for each layer that it spells out (4.8 MiB of the 6 are XLA's executable), of an optimiser step STEP times as
-# much (15.5 of the 42); what the compiler has besides, and for each byte that is kept.
-PROCESS, SEARCH, ENTRY, PASS, STEP = 0.44 * 2**30, 0.1 * 2**30, 1000, 6 * 2**20, 7
-COMPILER, MORE = 0.25 * 2**30, 1.4
+# Of host memory beside what `run.sizes` counts, as measured (docs/plans.md): the libraries of an index; what is kept of
+# the program of an optimiser step, STEP times what is kept of another (15.5 of the 42 MiB of a layer are XLA's
+# executable); what its compiler has for each byte that is kept.
+SEARCH, STEP, MORE = 0.1 * 2**30, 7, 1.4
 # Of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers, with Atlas'.
 UNROLLED, KEPT = 1.6, 3.0
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes on each device of arrays given by shape, dtype and sharding."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-        if leaf.sharding is not None
-    )
 
 
 def _whole_bytes(tree: Any) -> int:
@@ -243,17 +233,25 @@ def program_bytes(learner: Learner, engine: Engine, updates: Sequence[Update]) -
         cards += [] if update.card in cards else [update.card]
     scores = {scored(card, card.mini_batches) for card in cards}
     passes = STEP * len(cards) + sum(old + reference for old, reference in scores)
-    return _generating(engine) + PASS * passes * layers, COMPILER + MORE * PASS * STEP * layers
+    return engine_process_bytes(engine) + PASS * passes * layers, COMPILER + MORE * PASS * STEP * layers
 
 
-def generating_bytes(engine: Engine) -> float:
-    """What a process that only generates has in host memory beside its arrays, its compiler included."""
-    return _generating(engine) + COMPILER
+# What a device has of `Residents.parts` whatever its programs need.
+CERTAIN = ("master weights", "moments", "reference", "search index", "engine weights", "cache", "slots")
 
 
-def _generating(engine: Engine) -> float:
-    programs = sum(engine.most_programs().values())
-    return PROCESS + ENTRY * engine.model.vocab_size + PASS * programs * engine.model.num_layers
+def least(held: Residents, learner: Learner) -> tuple[str, float]:
+    """(phase, bytes on each device) of the most that is certain to be there at one time: the arrays that stay, and in
+    an update gradients and, of one of the shortest rows, the input of every layer."""
+    totals = {
+        phase: sum(size for name, size in held.parts(phase).items() if name in CERTAIN)
+        for phase in ("generate", "learn")
+    }
+    state, tokens = learner.abstract_state(reference=False), min(learner.section.buckets) // learner.context
+    inputs = learner.model.num_layers * tokens * learner.model.width * learner.layout.compute_dtype.itemsize
+    totals["learn"] += device_bytes(state.params) + inputs
+    phase = max(totals, key=lambda phase: totals[phase])
+    return phase, totals[phase]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,44 @@ def verdict(found: Figures) -> str:
     needed = f"{least}{found['peak_gib']} GiB in the phase {found['phase']!r}"
     if found["fits"]:
         return f"{where} fits: it needs {needed}, of {room}."
-    if found.get("setting"):
-        remedy = "it fits with " + " ".join(f"--set {change}" for change in found["setting"])
-        if any(change.startswith("model.adapter.") for change in found["setting"]):
-            remedy += ", which trains an adapter and not all weights"
+    return f"{where} does not fit: it needs {needed}, {found['shortfall_gib']} GiB more than {room}; {_remedy(found)}."
+
+
+def _remedy(found: Figures) -> str:
+    if not found.get("setting"):
+        return "no setting that was tried fits; take more devices"
+    remedy = "it fits with " + " ".join(f"--set {change}" for change in found["setting"])
+    if any(change.startswith("model.adapter.") for change in found["setting"]):
+        remedy += ", which trains an adapter and not all weights"
+    return remedy
+
+
+def impossible(found: Figures) -> str | None:
+    """One sentence if a device has less memory than what is certain to be on it; None if it may be enough."""
+    if found["least_gib"] <= found["hbm_gib"]:
+        return None
+    if found["least_phase"] == "generate":
+        what, key = "weights, states and cache", "lower rollout.slots or rollout.max_length"
     else:
-        remedy = "no setting that was tried fits; take more devices"
-    return f"{where} does not fit: it needs {needed}, {found['shortfall_gib']} GiB more than {room}; {remedy}."
+        what, key = "weights, states and gradients", "train an adapter (--set model.adapter.rank=16)"
+    return (
+        f"{found['card']} cannot run on {found['on']}: {what} alone take {found['least_gib']} GiB of a device "
+        f"({_sizes(found)}), and it has {found['hbm_gib']} GiB; {key}: {_remedy(found)}."
+    )
+
+
+def taken(found: Figures) -> str:
+    """What a run takes, in a sentence."""
+    return (
+        f"memory of a device: about {found['peak_gib']} GiB at most, in the phase {found['phase']!r}, of "
+        f"{found['hbm_gib']} GiB ({_sizes(found)})"
+    )
+
+
+def _sizes(found: Figures) -> str:
+    slots = f"rollout.slots = {found['slots']}, of {found['max_length']} tokens"
+    rows = {0: "all rows", 1: "one row"}.get(found["rows"], f"{found['rows']} rows")
+    return f"{slots}; micro-batches of {rows}, of up to {found['row_tokens']} tokens"
 
 
 def shortage(found: Figures) -> str | None:

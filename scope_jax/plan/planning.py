@@ -28,6 +28,7 @@ from scope_jax.run.assemble import assemble_learner, keeps_reference, sampled
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, process_mesh, rollout_mesh
 from scope_jax.run.scoring import teacher_program
+from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.program import AbstractProgram
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
@@ -86,7 +87,7 @@ class Planner:
         if self.on.compiles:
             updates, rating = game.updates(cfg), [teacher.program for teacher in teachers]
             run = [*learner.programs(updates, buckets), *engine.programs(), *rating]
-            resident = {program.name: memory.device_bytes(program.resident) for program in run}
+            resident = {program.name: device_bytes(program.resident) for program in run}
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple((update.name, update.card) for update in updates)
             key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
@@ -199,7 +200,7 @@ def with_arguments(one: Compiled, program: AbstractProgram) -> Compiled:
     """An engine's program that was compiled with another number of pages or layers, with the arguments of `program`."""
     if one.refused:
         return one
-    wanted = memory.device_bytes(program.resident)
+    wanted = device_bytes(program.resident)
     return replace(one, arguments=wanted, peak=one.peak - one.arguments + wanted)
 
 
@@ -233,6 +234,8 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "mesh": dict(needs.learner.mesh.shape),
         "slots": needs.engine.config.slots,
         "max_length": needs.engine.config.max_length,
+        "rows": needs.learner.section.micro_batch_rows,
+        "row_tokens": needs.cfg.learner.buckets[-1],
         "full_rows": needs.engine.full_rows,
         "programs": [_program(one) for one in needs.compiled],
         "seconds_to_compile": round(sum(one.seconds for one in needs.compiled), 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,7 @@ from scope_jax.run.sampler import (
     with_shared_reference,
 )
 from scope_jax.run.scoring import Scoring
+from scope_jax.run.sizes import fitted
 from scope_jax.run.world import Tell, World
 from scope_jax.sharding.rules import TRAIN
 
@@ -180,12 +181,20 @@ def or_closed(services: OpenedCard | World) -> Iterator[None]:
         raise
 
 
-def assemble_world(opened: OpenedCard, run: Path, part: Part | None = None, tell: Tell | None = None) -> World:
-    """Builds the World of a card, of which the rules hold; arguments as for `assemble`."""
+def assemble_world(
+    opened: OpenedCard,
+    run: Path,
+    part: Part | None = None,
+    tell: Tell | None = None,
+    chosen: Collection[str] = (),
+) -> World:
+    """Builds the World of a card, of which the rules hold; arguments as for `assemble`. chosen: what follows
+    the memory (`sizes.fitted`). Raises UserError if engine and cache do not fit."""
     cfg, game, tokenizer, joiner = opened.cfg, opened.game, opened.tokenizer, opened.joiner
     mesh = own_mesh(cfg)
     distributed.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
     cfg, model = kernels.for_sampling(cfg, opened.model, tell)
+    cfg = fitted(cfg, model, mesh, chosen)
     engine = engine_for(cfg, model, mesh)
     programs().need("sampling", engine.most_programs())
     lookup = lookup_of(cfg, run, mesh, part, teller(tell), corpus=opened.corpus_if_read) if opened.searches else None

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-MEMINFO, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
-# What a container may have and what it has, as its files show it inside (cgroup 2, and 1), with its name there for the
-# pages of files that it can give back.
+MEMINFO, STATUS, OWN = Path("/proc/meminfo"), Path("/proc/self/status"), Path("/proc/self/cgroup")
+# What a group of processes may have and what it has (cgroup 2, and 1), with its name there for the pages of files that
+# it can give back. A container sees its own group as the first one; others, such as a job of Slurm, lie below it.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -17,13 +17,14 @@ GROUPS = (
 
 
 def available() -> int:
-    """Bytes that this process could still have without swapping: of the machine, or of its container if that has
-    less. 0 where the operating system does not say."""
+    """Bytes that this process could still have without swapping: of the machine, or of the groups that it belongs to
+    if one has less. 0 where the operating system does not say."""
     found = [_field(MEMINFO, "MemAvailable:") * 1024]
-    for folder, limit, usage, cached in GROUPS:
-        most = _number(folder / limit)
-        if 0 < most < 2**60:  # no limit: "max", or a number near 2⁶³
-            found.append(most - _number(folder / usage) + _field(folder / "memory.stat", cached))
+    for first, limit, usage, cached in GROUPS:
+        for folder in _own_groups(first):
+            most = _number(folder / limit)
+            if 0 < most < 2**60:  # no limit: "max", or a number near 2⁶³
+                found.append(most - _number(folder / usage) + _field(folder / "memory.stat", cached))
     return max(0, min(found))
 
 
@@ -58,6 +59,18 @@ def give_back() -> None:
 @cache
 def _trim() -> Any:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def _own_groups(first: Path) -> set[Path]:
+    """The folder of all groups, and those of this process's group and of the groups around it that are there."""
+    lines = OWN.read_text(encoding="utf-8").splitlines() if OWN.is_file() else []
+    found = {first}
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        if kinds in ("", "memory"):
+            inner = Path(place.lstrip("/"))
+            found |= {first / one for one in (inner, *inner.parents)}
+    return found
 
 
 def _field(file: Path, name: str) -> int:

@@ -38,11 +38,10 @@ from scope_jax.run.indexing import announce, lookup_of, probe, search_of
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.opened import Doubt, OpenedModel
 from scope_jax.run.programs import keep_programs, programs
-from scope_jax.serving.sizes import check_fits, fitted
+from scope_jax.run.sizes import fitted, free_sizes, told
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.text import dialects
 
-SIZES = ("slots", "max_length")  # keys of [rollout]
 Card = Config | ServedModel
 Tell = Callable[[str], None]
 
@@ -128,16 +127,14 @@ def served(
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
     cfg, model = kernels.for_sampling(cfg, model, tell)
-    given = {override.partition("=")[0].strip() for override in overrides}
-    chosen = {key for key in SIZES if given.isdisjoint(("rollout", f"rollout.{key}"))}
+    chosen = free_sizes(overrides, card=isinstance(cfg, Config))
     if chats and "slots" in chosen:  # one conversation
         cfg = cfg.model_copy(
             update={"rollout": cfg.rollout.model_copy(update={"slots": row_shards(decode_layout(cfg, model, mesh)[0])})}
         )
-    if isinstance(cfg, ServedModel):
-        cfg = fitted(cfg, model, mesh, chosen, tell)
+    cfg = fitted(cfg, model, mesh, chosen)
     engine = engine_for(cfg, model, mesh)
-    check_fits(engine)
+    tell(told(engine))
     programs().need("replies", engine.most_programs())
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import uvicorn
@@ -44,21 +44,6 @@ class _Server(uvicorn.Server):
         finally:
             for number, one in before.items():
                 signal.signal(number, one)
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that has its port, 0: a free one, and does not listen yet: until the server is ready, clients are
-    refused. Raises UserError if the port cannot be had."""
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with ExitStack() as stack:
-            sock = stack.enter_context(socket.socket(family, kind))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            stack.pop_all()  # the caller closes it
-    except (OSError, UnicodeError) as error:  # also a name that no host can have
-        raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
-    return sock
 
 
 def run_http(
@@ -111,9 +96,12 @@ def _server(app: Starlette, grace: float) -> _Server:
     return _Server(config(app, timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"))
 
 
-def warm_up(model: Served) -> None:
-    """Compiles all programs and samples one token, so that the first requests wait for neither."""
-    model.rollouts.compile(extends=model.joiner is not None)
+def warm_up(model: Served, alone: bool = False) -> None:
+    """Compiles all programs and samples one token, so that the first requests wait for neither. alone: there is one
+    request at a time, and nobody whom the first could delay."""
+    model.rollouts.compile(extends=model.joiner is not None, alone=alone)
+    if alone:
+        return
     params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
     ended = threading.Event()
     request = Request([0], params, None, None, max_turns=1, respond=None, policy=model.adapter)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import h11
@@ -11,11 +13,28 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from scope_jax.errors import UserError
+
 HEAD_SECONDS = 10.0  # for a request's head to arrive, from its first byte on, or from the connection's beginning
 READER_SECONDS = 120.0  # for a client to read a part of its reply
 LINES = 16_384  # ends of lines of a request in chunks: each chunk has two, and costs time however small it is
 _CHUNKED = re.compile(rb"transfer-encoding\s*:", re.IGNORECASE)
 _SPLIT = 32  # bytes of the block before in which the name of that header may begin
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has its port, 0: a free one, and does not listen yet: clients are refused
+    until it does. Raises UserError if the port cannot be had."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, kind))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            stack.pop_all()  # the caller closes it
+    except (OSError, UnicodeError) as error:  # also a name that no host can have
+        raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
+    return sock
 
 
 class Connection(H11Protocol):

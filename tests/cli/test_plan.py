@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.plan.command import at_start, outline, warning
+from scope_jax.plan.command import at_start, outline, statements
 from scope_jax.plan.hardware import cuda_compiler, hardware, started
 from scope_jax.report.progress import Progress
 from scope_jax.run import host_memory
@@ -157,11 +157,12 @@ def test_available_memory_is_that_of_the_container_if_it_has_less(
 ) -> None:
     """2 GiB available, of a limit of 3 GiB with 2.5 in use, .25 of them pages of files: .75 GiB."""
     gib = 2**30
-    meminfo, status, group = tmp_path / "meminfo", tmp_path / "status", tmp_path / "group"
+    meminfo, status, own, group = (tmp_path / name for name in ("meminfo", "status", "cgroup", "group"))
     meminfo.write_text("MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 2097152 kB\n")
     status.write_text("Name:\tpython\nVmRSS:\t  524288 kB\n")
     monkeypatch.setattr(host_memory, "MEMINFO", meminfo)
     monkeypatch.setattr(host_memory, "STATUS", status)
+    monkeypatch.setattr(host_memory, "OWN", own)
     monkeypatch.setattr(host_memory, "GROUPS", ((group, "memory.max", "memory.current", "inactive_file"),))
     assert (host_memory.total(), host_memory.available(), host_memory.free()) == (8 * gib, 2 * gib, 2.5 * gib)
     group.mkdir()
@@ -171,6 +172,14 @@ def test_available_memory_is_that_of_the_container_if_it_has_less(
     (group / "memory.current").write_text(f"{5 * gib // 2}\n")
     (group / "memory.stat").write_text(f"anon 7\ninactive_file {gib // 4}\n")
     assert host_memory.available() == 3 * gib // 4
+    job = group / "slurm" / "job_7"
+    (job / "step_0").mkdir(parents=True)
+    (job / "memory.max").write_text(f"{gib}\n")
+    (job / "memory.current").write_text(f"{gib // 2}\n")
+    own.write_text("4:cpu:/elsewhere\n0::/slurm/job_8/step_0\n")
+    assert host_memory.available() == 3 * gib // 4
+    own.write_text("4:cpu:/elsewhere\n0::/slurm/job_7/step_0\n")
+    assert host_memory.available() == gib // 2
 
 
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
@@ -214,30 +223,53 @@ def test_train_refuses_a_card_that_does_not_fit(tmp_path: Path, monkeypatch: pyt
     assert not run.exists()
 
 
-def test_a_run_begins_with_a_warning_if_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By arithmetic, for the card as it is given, before anything is loaded; the run goes on."""
+def test_a_run_says_what_it_takes_and_is_refused_where_that_cannot_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By arithmetic, for the card as it is given, before anything is loaded. What may fit goes on, with a warning."""
 
     def loop(cfg: Config, folder: Path, progress: Progress, *options: Any) -> None:
         options[-1](cfg)
         raise UserError("the run went on.")
 
     monkeypatch.setattr("scope_jax.train.train", loop)
-    for gib, expected in (
-        (0.001, "warning: memory is short: configs/ssp/atlas.toml on 1xH100"),
-        (80, "scope-jax: the run went on."),
-    ):
-        monkeypatch.setattr("scope_jax.plan.hardware.started", lambda gib=gib: absent(1, gib))
-        result = CliRunner().invoke(app, ["train", CARD, "--run", str(tmp_path / "run"), *SETS])
-        lines = result.stderr.strip().splitlines()
-        assert lines[0].startswith(expected) and lines[-1] == "scope-jax: the run went on.", lines
+    sizes = "of 256 tokens; micro-batches of 8 rows, of up to 256 tokens"
+
+    def lines_with(gib: float, slots: int) -> list[str]:
+        monkeypatch.setattr("scope_jax.plan.hardware.started", lambda: absent(1, gib))
+        words = ["train", CARD, "--run", str(tmp_path / "run"), *SETS, "--set", f"rollout.slots={slots}"]
+        return CliRunner().invoke(app, words).stderr.splitlines()
+
+    *_, refused = lines_with(0.05, 256)
+    slots = f"rollout.slots = 256, {sizes}"
+    assert f"weights, states and cache alone take 0.17 GiB of a device ({slots}), and it has 0.05 GiB" in refused
+    assert "lower rollout.slots or rollout.max_length: it fits with --set rollout.cache_gib=" in refused
+    took, short, end = lines_with(0.03, 16)
+    assert took.startswith("memory of a device: about 0.04 GiB at most, in the phase 'learn', of 0.03 GiB")
+    assert short.startswith("warning: memory is short: configs/ssp/atlas.toml on 1xH100")
+    assert end == "scope-jax: the run went on."
+    took, end = lines_with(80, 16)
+    assert f"rollout.slots = 16, {sizes}" in took and end == "scope-jax: the run went on."
+
+
+def test_memory_beside_the_devices_is_looked_at_as_well() -> None:
     small, mismatched = replace(absent(1, 80), host=2**29), ["rollout.slots=16", "mesh.tensor=3"]
     enough, short = (at_start(Path(CARD), SMALL, replace(small, host=host)) for host in (2**32, 2**29))
-    assert enough is not None and warning(enough) is None
-    assert short is not None and "at least 0.73 GiB of this machine's memory" in str(warning(short))
+    assert enough is not None and len(statements(enough)) == 1
+    assert short is not None and "at least 0.73 GiB of this machine's memory" in statements(short)[1]
     assert at_start(Path(CARD), mismatched, small) is None and at_start(Path(CARD), SMALL, None) is None
+    unknown = replace(small, chip=replace(small.chip, hbm=0.0))  # of a system that does not say
+    assert at_start(Path(CARD), SMALL, unknown) is None
     said = outline(enough)
     assert (said["on"], said["peak_gib"], said["phase"]) == ("1 x H100", enough["peak_gib"], enough["phase"])
     assert said["generated_tokens_per_second"] == enough["decode"]["tokens_per_second"] > 0
     assert said["trained_tokens_per_second"] == enough["tokens_per_device"] / enough["seconds"] > 0
     cpu = at_start(Path(CARD), SMALL, started())
     assert cpu is not None and outline(cpu)["trained_tokens_per_second"] is None and outline(cpu)["peak_gib"] > 0
+
+
+def test_states_and_gradients_that_cannot_fit_are_refused_with_the_key() -> None:
+    """In float32: weights, two moments, gradients; no reference fits beside them in less than the states take."""
+    few = [*SMALL, "rollout.slots=1"]
+    with pytest.raises(UserError, match=r"weights, states and gradients alone take .* model\.adapter\.rank=16"):
+        at_start(Path(CARD), few, absent(1, 0.005))

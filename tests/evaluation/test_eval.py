@@ -19,6 +19,7 @@ from scope_jax.errors import UserError
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.evaluation.metrics import set_metrics
 from scope_jax.games import GAMES
+from scope_jax.run import host_memory
 from tests.games.harness import card, run_exam, world
 from tests.shallow import shallow
 
@@ -73,6 +74,19 @@ def test_configuration_errors_come_before_weights_are_read(model: Path, tmp_path
         searching.write_text(without_retrieval())
         text = refused(model, "--card", searching, *search)
         assert f"{url}/retrieve" in text and "search server" in text
+
+
+def test_slots_follow_the_memory_and_what_cannot_fit_is_refused_before_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", model, "--card", CARD, "--set", f"evaluate.sets=[{SETS[0]}]")
+    monkeypatch.setattr(host_memory, "resident", lambda: 2**33)
+    monkeypatch.setattr(host_memory, "available", lambda: 2**25)
+    assert "(rollout.slots = 8, of rollout.max_length = 512 tokens), of 0.03 GiB free" in run(*words).stderr
+    assert "(rollout.slots = 16, of" in refused(model, "--set", "rollout.slots=16")
+    monkeypatch.setattr(host_memory, "available", lambda: 2**20)
+    text = refused(model)
+    assert "(rollout.slots = 1, of rollout.max_length = 512 tokens), but 0.00 GiB are free; lower one" in text
 
 
 def test_a_set_of_the_hub_is_read_without_a_progress_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,22 +23,11 @@ from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
 from scope_jax.plan.knobs import freed, remat_policies, setting_that_fits
-from scope_jax.plan.memory import (
-    COMPILER,
-    ENTRY,
-    MORE,
-    PASS,
-    PROCESS,
-    SEARCH,
-    STEP,
-    UNROLLED,
-    Residents,
-    compiled_peak,
-    device_bytes,
-)
+from scope_jax.plan.memory import MORE, SEARCH, STEP, UNROLLED, Residents, compiled_peak
 from scope_jax.plan.page import lines, verdict
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled
+from scope_jax.run.sizes import COMPILER, ENTRY, PASS, PROCESS, device_bytes
 from scope_jax.sharding.program import name_of
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 

@@ -209,7 +209,7 @@ def test_a_page_holds_whole_blocks_in_segments(capacity):
     assert how.paging.length == capacity == sum(counts) * BLOCK and how.paging.by_slot
     assert [values.shape[2] for values in page.v_PKbth] == counts
     assert np.cumsum(counts).tolist() == list(widths(capacity // BLOCK))
-    assert widths(9) == (2, 4, 8, 9)
+    assert widths(8) == (2, 4, 8) and widths(9) == (8, 9) and widths(128) == (8, 32, 128)
 
 
 def test_copies_of_a_pages_first_tokens():

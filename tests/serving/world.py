@@ -12,7 +12,8 @@ from typing import Any
 
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.serving.assemble import Served, served
-from scope_jax.serving.server import bound, run_model
+from scope_jax.serving.server import run_model
+from scope_jax.web.connections import bound
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
