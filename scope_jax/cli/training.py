@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,33 +63,41 @@ def train(
             from scope_jax.plan.hardware import hardware
 
             refuse_early(card, sets, hardware(None), tell)
-        from scope_jax.plan.command import at_start, outline, warning
-        from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
-        from scope_jax.report.usage import PLAN, used
-        from scope_jax.run.files import write_json
+        from scope_jax.report.usage import used
         from scope_jax.run.mirror import run_folder
         from scope_jax.train import train as loop
 
         with Progress(console()) as progress, run_folder(run, Path(cfg.train.spool), progress.say) as (folder, mirror):
 
-            def warn(here: Config) -> None:
+            def before(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
-                devices = started()  # by all processes: JAX waits for the devices of each
-                if not writes() or (found := at_start(card, [*sets, model], devices)) is None:
-                    return
-                if sentence := warning(found):
-                    progress.say(sentence)
-                with replaced(folder / PLAN) as partial:
-                    write_json(partial, outline(found))
+                _plan_here(card, [*sets, model], folder, progress.say)
 
-            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)
+            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, before)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
                 progress.say(used(folder))
         if writes():
             show(results | {"run": run}, as_json)
+
+
+def _plan_here(card: Path, sets: Sequence[str], folder: Path, say: Callable[[str], None]) -> None:
+    """Plans the card on this machine by arithmetic: says if memory is short, keeps the outline in the run folder."""
+    from scope_jax.plan.command import at_start, outline, warning
+    from scope_jax.plan.hardware import started
+    from scope_jax.report.usage import PLAN
+    from scope_jax.run.files import write_json
+    from scope_jax.run.processes import writes
+
+    devices = started()  # by all processes: JAX waits for the devices of each
+    if not writes() or (found := at_start(card, sets, devices)) is None:
+        return
+    if sentence := warning(found):
+        say(sentence)
+    with replaced(folder / PLAN) as partial:
+        write_json(partial, outline(found))
 
 
 def _on_given_answers(system: str, description: str) -> None:
