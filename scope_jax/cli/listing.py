@@ -91,7 +91,7 @@ def _summarise() -> None:
             typer.echo(line if len(line) <= width else f"{line[: width - 1]}…")
         counts = {words: len(list((CONFIGS / game / name).glob("*.toml"))) for name, words in VARIANTS.items()}
         if more := ", ".join(f"{count} {words}" for words, count in counts.items() if count):
-            typer.echo(f"{'':<39} ({more}: scope-jax cards {game})")
+            typer.echo(f"{'':<32} ({more}: scope-jax cards {game})")
     typer.echo("ready: all files that a card reads are here; scope-jax cards GAME says what others need.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,7 @@ def train(
     sets = set_ or []
     begins = [] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"]
     cfg = load(card, [*sets, *begins])
-    from scope_jax.run.processes import by_one, joined, writes
+    from scope_jax.run.processes import joined, writes
 
     with joined():
         if plan_first:
@@ -62,34 +63,43 @@ def train(
             from scope_jax.plan.hardware import hardware
 
             refuse_early(card, sets, hardware(None), tell)
-        from scope_jax.plan.command import at_start, outline, statements
-        from scope_jax.plan.hardware import started
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
-        from scope_jax.report.usage import PLAN, used
-        from scope_jax.run.files import write_json
+        from scope_jax.report.usage import used
         from scope_jax.run.mirror import run_folder
         from scope_jax.train import train as loop
 
         with Progress(console()) as progress, run_folder(run, Path(cfg.train.spool), progress.say) as (folder, mirror):
 
-            def warn(here: Config) -> None:
+            def before(here: Config) -> None:
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
-                devices = started()  # by all processes: JAX waits for the devices of each
-                found = by_one(lambda: at_start(card, [*sets, model], devices))
-                if found is None:
-                    return
-                for sentence in statements(found):
-                    progress.say(sentence)
-                with replaced(folder / PLAN) as partial:
-                    write_json(partial, outline(found))
+                _plan_here(card, [*sets, model], folder, progress.say)
 
-            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, warn)
+            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, before)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
                 progress.say(used(folder))
         if writes():
             show(results | {"run": run}, as_json)
+
+
+def _plan_here(card: Path, sets: Sequence[str], folder: Path, say: Callable[[str], None]) -> None:
+    """Plans the card on this machine by arithmetic: says what it takes, keeps the outline in the run folder."""
+    from scope_jax.plan.command import at_start, outline, statements
+    from scope_jax.plan.hardware import started
+    from scope_jax.report.usage import PLAN
+    from scope_jax.run.files import write_json
+    from scope_jax.run.processes import by_one, writes
+
+    devices = started()  # by all processes: JAX waits for the devices of each
+    found = by_one(lambda: at_start(card, sets, devices))
+    if found is None:
+        return
+    for sentence in statements(found):
+        say(sentence)
+    if writes():
+        with replaced(folder / PLAN) as partial:
+            write_json(partial, outline(found))
 
 
 def _on_given_answers(system: str, description: str) -> None:

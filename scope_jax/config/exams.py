@@ -96,7 +96,8 @@ class EvalSection(Section):
     top_k: Whole = 0
     """Most probable tokens; 0: all."""
     max_tokens: Count | None = None
-    """Sampled tokens of one turn; default: as in training, those of the role that answers."""
+    """Sampled tokens of one turn; default: as in training, those of the role that answers, 1024 where all answers are
+    given (`sft`, `dpo`)."""
     max_response_tokens: Count = 8192
     """Tokens of an episode after its prompt, sampled or read."""
     max_turns: Count | None = None

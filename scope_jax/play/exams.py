@@ -220,7 +220,7 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
     )
     rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
     groups = tools.play("eval", rollouts, agent, eval_set.samples)
-    if sentence := cut_replies(cfg, exam, eval_set, sampling, [one for group in groups for one in group]):
+    if sentence := cut_replies(cfg, eval_set, sampling, [one for group in groups for one in group]):
         tools.tell(sentence)
     return [
         Answer(
@@ -237,19 +237,16 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], eval_set: E
     ]
 
 
-def cut_replies(
-    cfg: Config, exam: Exam, eval_set: EvalSet, sampling: SamplingSection, replies: Sequence[Completion]
-) -> str | None:
+def cut_replies(cfg: Config, eval_set: EvalSet, sampling: SamplingSection, replies: Sequence[Completion]) -> str | None:
     """A sentence if a limit cut more than half of these replies to a set's questions, else None."""
     said = [reply for reply in replies if reply.turns]
     cut = sum(bool(searching.cut_off(reply)) for reply in said)
     if 2 * cut <= len(said):
         return None
-    of_role = f"{exam.role.table}.sampling.max_tokens, as in training" if exam.role.table else "that of training"
-    turn = "the set's max_tokens" if eval_set.max_tokens else "evaluate.max_tokens"
+    of_card = "evaluate.max_tokens" if cfg.evaluate.max_tokens else "evaluate.max_tokens, by default as in training"
     length = "rollout.max_length" if cfg.evaluate.max_length is None else "evaluate.max_length"
     limits = {
-        turn if eval_set.max_tokens or cfg.evaluate.max_tokens else of_role: sampling.max_tokens,
+        "the set's max_tokens" if eval_set.max_tokens else of_card: sampling.max_tokens,
         "evaluate.max_response_tokens": sampling.max_response_tokens,
         f"{length}, with the prompt": cfg.exam_length,
     }

@@ -155,6 +155,14 @@ def value_axis(panel: Panel, values: Sequence[float]) -> tuple[Axis, list[float]
     return axis, ticks(axis.low, axis.high)
 
 
+def short(number: float) -> str:
+    """A tick's number in at most about seven characters: 1.5e-4, not 0.00015."""
+    if number == 0 or 1e-3 <= abs(number) < 1e5:
+        return f"{number:.4g}" if abs(number) < 1e4 else f"{number:.0f}"
+    mantissa, _, exponent = f"{number:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
 def shown(value: float, error: float, share: bool) -> str:
     """A value as text, with its standard error unless that is NaN."""
     beside = f" ± {100 * error:.1f}" if share else f" ± {error:.2g}"
@@ -194,7 +202,7 @@ def chart(panel: Panel, curves: Sequence[Curve], last: int) -> Chart:
         lines=tuple(_line(curve, window, steps, axis, panel) for curve, window in zip(curves, windows, strict=True)),
         last=max(last, 1),
         x_ticks=tuple((_x(steps, one), f"{one:g}") for one in ticks(0, max(last, 1), whole=True)),
-        y_ticks=tuple((_y(axis, one), f"{100 * one:g} %" if panel.share else f"{one:g}") for one in marks),
+        y_ticks=tuple((_y(axis, one), f"{100 * one:g} %" if panel.share else short(one)) for one in marks),
         window=max(windows),
     )
 

@@ -3,6 +3,7 @@
 config.toml    the resolved card; the folder is tied to it, see `config_file`
 inputs.json    checksums of the files that the run reads, see `inputs`
 panels.json    the charts of a game in a file, which a report does not import
+plan.json      what the card's plan said of this machine, for the report
 *.jsonl, …     what the steps were, see `files`
 checkpoints/   what the run goes on from, see `checkpoint`
 """

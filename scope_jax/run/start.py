@@ -73,8 +73,7 @@ def start(
         if key.endswith(".prompts"):
             templates.hold(folder)  # a step of this run has the prompts that were compared
     base = by_one(lambda: base_digest(cfg))
-    over = None if mirror is not None or profile is not None else by_one(lambda: _over(cfg, run))
-    if over is not None:
+    if mirror is None and profile is None and (over := by_one(lambda: _over(cfg, run))) is not None:
         say(_beginning(cfg, run, over, resumed=True, over=True))
         return over, log, RunEnd(_watch(cfg, run), complete=True)
     checkpoints = Checkpoints(

@@ -51,6 +51,10 @@ MISTAKES = {
     "a report of nothing": (["report", "nowhere"], f"the run folder nowhere does not exist; {GIVEN}"),
     "a report of a file": (["report", "file"], f"the run folder file is a file; {GIVEN}"),
     "an export of nothing": (["export", "nowhere", "out"], f"the run folder nowhere does not exist; {GIVEN}"),
+    "an evaluation of a model alone": (
+        ["eval", str(Path("assets/atlas/ssp/base").resolve())],
+        "so it has no evaluation sets of its own; give the card that has some, for an export --card RUN/config.toml",
+    ),
     "no layout": (["convert", "model", "out"], "missing option '--to'. Choose from: hf, orbax; see scope-jax convert"),
     "a mistyped key to read": (["keys", "train.step"], "no table or key 'train.step'; did you mean train.steps"),
     "cards of nothing": (["cards", "nowhere"], "there is no card in nowhere; give a folder with .toml files, or a"),

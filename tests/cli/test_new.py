@@ -70,7 +70,7 @@ def test_a_new_card_shows_what_one_changes_first(tmp_path: Path, rows: Path) -> 
     card = tmp_path / "card.toml"
     assert rlvr(card, rows, "--set", "rlvr.samples=4").exit_code == 0
     commented = re.findall(r"^# (\w+) = ", card.read_text(encoding="utf-8"), re.MULTILINE)
-    assert commented == ["slots", "batch_size", "learning_rate", "temperature", "max_tokens"]  # samples: it is set
+    assert commented == ["batch_size", "learning_rate", "temperature", "max_tokens"]  # the others are set
 
 
 def test_a_card_is_replaced_only_by_force_and_by_a_good_one(tmp_path: Path, rows: Path) -> None:

@@ -90,13 +90,13 @@ def test_prompts_that_do_not_fit_are_told_and_counted():
 
 def test_that_a_limit_cut_most_replies_is_one_sentence_with_the_lowest_limit():
     """One character is one token; the replies have 20, 28 and 14."""
-    role = Role("solver", Agent("actor", SamplingSection(max_tokens=16)), table="ssp.solver")
+    role = Role("solver", Agent("actor", SamplingSection(max_tokens=16)))
     exam, world = replace(EXAM, role=role), tools()
     records = take(exam, card(max_tokens=None), world, ROWS[:2], "exact-match")
     assert [record["counts"] for record in records] == [{"cut_off": 1}, {"cut_off": 1}]
     assert world.told == [
         "exam: 2 of 2 replies were cut by a limit, and few of these can be right; the lowest is 16 tokens "
-        "(ssp.solver.sampling.max_tokens, as in training): raise it, or train the model to end its replies."
+        "(evaluate.max_tokens, by default as in training): raise it, or train the model to end its replies."
     ]
     for limits, key in (({"max_tokens": 16}, "the set's max_tokens"), ({}, "evaluate.max_tokens")):
         world = tools()

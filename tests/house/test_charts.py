@@ -20,6 +20,7 @@ from scope_jax.report.charts import (
     colours,
     kept,
     log_ticks,
+    short,
     smooth,
     ticks,
 )
@@ -63,6 +64,13 @@ def test_charts_have_round_ticks() -> None:
     assert log_ticks(0.35, 0.35) == pytest.approx([0.2, 0.5]) and log_ticks(0.5, 0.5) == pytest.approx([0.5, 1])
     assert log_ticks(0.3, 28) == pytest.approx([0.2, 0.5, 1, 2, 5, 10, 20, 50])
     assert log_ticks(1e-3, 1e3) == pytest.approx([10.0**power for power in range(-3, 4)])
+
+
+def test_numbers_of_ticks_are_short() -> None:
+    numbers = (0.0, 0.25, -0.001, 1.5e-4, -2e-8, 12000.0, 300000.0, 2.5e9)
+    assert [short(number) for number in numbers] == [
+        *("0", "0.25", "-0.001", "1.5e-4", "-2e-8", "12000", "3e5", "2.5e9"),
+    ]
 
 
 def test_values_are_told_with_their_errors() -> None:
