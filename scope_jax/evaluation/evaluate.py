@@ -32,7 +32,7 @@ from scope_jax.evaluation.weights import (
 )
 from scope_jax.games import game_of
 from scope_jax.learner.types import Metrics
-from scope_jax.models.files import peft
+from scope_jax.models.files import peft, weights
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer
 from scope_jax.play.tools import Tools
@@ -133,7 +133,9 @@ def evaluation(
         )
     alone = cfg is None
     if cfg is None:
-        cfg = plain_card(base_of(target, overrides) if peft.is_adapter(target) else str(target), overrides)
+        home = base_of(target, overrides) if peft.is_adapter(target) else str(target)
+        positions = weights.load_config(home).max_positions if weights.is_model(Path(home)) else None
+        cfg = plain_card(home, overrides, positions)
     model, *others = (find_weights(place, cfg) for place in targets)
     for place, other in zip(targets[1:], others, strict=True):
         if kind_of(with_adapter(cfg, model)) != kind_of(with_adapter(cfg, other)):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scope_jax.config import Config, EvalSet, Measure, SamplingSection, parse_section
 from scope_jax.config.exams import EvalSection
 from scope_jax.config.suites import Form, SuiteCard
+from scope_jax.config.tables import RolloutSection
 from scope_jax.data.schemas import Kind
 from scope_jax.evaluation.measuring import ExamSet
 from scope_jax.games import game_of, overridden
@@ -132,17 +134,20 @@ def _evaluate(cfg: Config, eval_set: EvalSet) -> EvalSection:
     return parse_section(EvalSection, table | changes, f"the exam {eval_set.name}")
 
 
-def plain_card(checkpoint: str, overrides: Sequence[str] = ()) -> Config:
+def plain_card(checkpoint: str, overrides: Sequence[str] = (), positions: int | None = None) -> Config:
     """A card for a model that comes without one: it answers the prompts of suites, without a game and without searches.
+    positions: of the model, if it is here; its episodes are no longer.
 
     It is SPICE's, whose exam needs nothing but the model; the training data it names are never opened.
     """
-    table = {
+    table: dict[str, Any] = {
         "system": "spice",
         "model": {"checkpoint": checkpoint},
         "data": {"documents": "none"},
         "train": {"steps": 1},
     }
+    if positions is not None:
+        table["rollout"] = {"max_length": min(RolloutSection().max_length, positions)}
     return overridden(table, overrides, "the options of this command")
 
 

@@ -10,7 +10,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.plan import page
 from scope_jax.plan.hardware import Hardware, hardware
-from scope_jax.plan.planning import Needs, Planner, figures
+from scope_jax.plan.planning import Needs, Planner, figures, gib
 
 SLOTS, ROWS, LENGTH = "rollout.slots", "learner.micro_batch_rows", "rollout.max_length"
 FEW, SHORTEST = 8, 1024  # slots below which rows are made shorter first; tokens that games have room in
@@ -32,7 +32,13 @@ def sizes_that_fit(cfg: Config, model: ModelConfig, on: Hardware, chosen: Collec
     tried, needs = cfg, planner.needs(cfg)
     while needs.peak.total > planner.limit:
         if (smaller := _smaller(planner, tried, needs, chosen)) is None:
-            return cfg, f"{DEFAULTS}: {page.verdict(figures(planner, needs) | {'card': 'the smallest that was tried'})}"
+            least = f"{gib(needs.peak.total)} GiB in the phase {needs.peak.phase!r}"
+            adapter = "" if needs.held.adapters else "; an adapter (--set model.adapter.rank=16) needs less"
+            there = f"{gib(planner.limit)} of {on.name}'s memory"
+            return (
+                cfg,
+                f"{DEFAULTS}, for a larger machine: the smallest need at least {least}, and have {there}{adapter}",
+            )
         tried, needs = smaller, planner.needs(smaller)
     return tried, page.taken(figures(planner, needs))
 

@@ -54,9 +54,10 @@ def check_fits(engine: Engine) -> None:
     weights, cache = needed_bytes(engine)
     if weights + cache <= (there := _there(engine)):
         return
+    fewer = "one of the two, such as --set rollout.slots=1," if engine.config.slots > 1 else "rollout.max_length"
     raise UserError(
         f"on a device the weights take {weights / GIB:.2f} GiB and the cache {cache / GIB:.2f} GiB "
-        f"({_sizes(engine)}), but {there / GIB:.2f} GiB are free; lower one of the two, such as --set rollout.slots=1, "
+        f"({_sizes(engine)}), but {there / GIB:.2f} GiB are free; lower {fewer} "
         "or take a smaller model."
     )
 

@@ -86,7 +86,17 @@ def test_slots_follow_the_memory_and_what_cannot_fit_is_refused_before_weights_a
     assert "(rollout.slots = 16, of" in refused(model, "--set", "rollout.slots=16")
     monkeypatch.setattr(host_memory, "available", lambda: 2**20)
     text = refused(model)
-    assert "(rollout.slots = 1, of rollout.max_length = 512 tokens), but 0.00 GiB are free; lower one" in text
+    assert (
+        "(rollout.slots = 1, of rollout.max_length = 512 tokens), but 0.00 GiB are free; lower rollout.max_length or"
+        in text
+    )
+
+
+def test_without_a_card_rows_are_as_long_as_the_model_can_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "What is 2 + 3?", "answers": ["5"]}) + "\n")
+    done = run("eval", model, "--exam", "gsm8k", "--data", tmp_path, "--max-tokens", 16)
+    assert "in float32" in done.stderr and "of rollout.max_length = 1024 tokens" in done.stderr
+    assert "model.safetensors" in done.stderr.splitlines()[-1]
 
 
 def test_a_set_of_the_hub_is_read_without_a_progress_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_sizes_that_are_given_stay() -> None:
 
 def test_a_card_for_a_larger_machine_has_the_defaults() -> None:
     slots, rows, length, sentence = sized(0.05)
-    assert (slots, rows, length) == (64, 8, 4096) and "does not fit: it needs at least 0.16 GiB" in sentence
+    assert (slots, rows, length) == (64, 8, 4096) and "the smallest need at least 0.16 GiB in the phase" in sentence
 
 
 def test_new_writes_sizes_that_fit_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
