@@ -39,7 +39,8 @@ def impossible(found: Figures) -> str | None:
         what, key = "weights, states and gradients", "train an adapter (--set model.adapter.rank=16)"
     return (
         f"{found['card']} cannot run on {found['on']}: {what} alone take {found['least_gib']} GiB of a device "
-        f"({_sizes(found)}), and it has {found['hbm_gib']} GiB; {key}: {_remedy(found)}."
+        f"({_sizes(found)}), and it has {found['hbm_gib']} GiB; "
+        f"{_remedy(found) if found.get('setting') else f'{key}, or take more devices'}."
     )
 
 

@@ -243,7 +243,7 @@ def test_a_run_says_what_it_takes_and_is_refused_where_that_cannot_fit(
     *_, refused = lines_with(0.05, 256)
     slots = f"rollout.slots = 256, {sizes}"
     assert f"weights, states and cache alone take 0.17 GiB of a device ({slots}), and it has 0.05 GiB" in refused
-    assert "lower rollout.slots or rollout.max_length: it fits with --set rollout.cache_gib=" in refused
+    assert "and it has 0.05 GiB; it fits with --set rollout.cache_gib=" in refused
     took, short, end = lines_with(0.03, 16)
     assert took.startswith("memory of a device: about 0.04 GiB at most, in the phase 'learn', of 0.03 GiB")
     assert short.startswith("warning: memory is short: configs/ssp/atlas.toml on 1xH100")
