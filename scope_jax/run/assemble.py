@@ -29,6 +29,7 @@ from scope_jax.run import kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, first_factors
 from scope_jax.run.checkpoint import Saved, checkpoints_in
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
+from scope_jax.run.folder import RunFolder
 from scope_jax.run.indexing import Part, lookup_of, search_of
 from scope_jax.run.meshes import card_mesh, divided_devices, own_mesh
 from scope_jax.run.opened import OpenedCard
@@ -172,8 +173,8 @@ def assemble(
 
 
 @contextmanager
-def or_closed(services: OpenedCard | World) -> Iterator[None]:
-    """Closes services if what is built over them fails."""
+def or_closed(services: OpenedCard | World | RunFolder) -> Iterator[None]:
+    """Closes services, or a run's folder, if what is built over them fails."""
     try:
         yield
     except BaseException:

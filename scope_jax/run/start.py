@@ -66,44 +66,45 @@ def start(
     keep_programs(cfg.train.compilation_cache)
     cfg = with_origin(cfg, run)
     log = RunFolder(run, cfg)
-    card, cfg = cfg, fetched(cfg, say)
-    inputs = Inputs(run, card, cfg)
-    by_one(lambda: inputs.check(accept_inputs, say))
-    for key, folder in paths(cfg):
-        if key.endswith(".prompts"):
-            templates.hold(folder)  # a step of this run has the prompts that were compared
-    base = by_one(lambda: base_digest(cfg))
-    if mirror is None and profile is None and (over := by_one(lambda: _over(cfg, run))) is not None:
-        say(_beginning(cfg, run, over, resumed=True, over=True))
-        return over, log, RunEnd(_watch(cfg, run), complete=True)
-    checkpoints = Checkpoints(
-        run / "checkpoints", card, mirror, base, extents=lambda: log.extents() | world.recording.extents()
-    )
-    before(cfg)
-    say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
-    trainer = assemble(cfg, run, part, say)
-    world = trainer.world
-    with or_closed(world):
-        follow(world.status)
-        schemas = {name: tool.schema for name, tool in world.toolbox.items()}
-        by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
-        if cfg.log.tokens:
-            log.token_bytes = world.tokenizer.token_bytes
+    with or_closed(log):
+        card, cfg = cfg, fetched(cfg, say)
+        inputs = Inputs(run, card, cfg)
+        by_one(lambda: inputs.check(accept_inputs, say))
+        for key, folder in paths(cfg):
+            if key.endswith(".prompts"):
+                templates.hold(folder)  # a step of this run has the prompts that were compared
+        base = by_one(lambda: base_digest(cfg))
+        if mirror is None and profile is None and (over := by_one(lambda: _over(cfg, run))) is not None:
+            say(_beginning(cfg, run, over, resumed=True, over=True))
+            return over, log, RunEnd(_watch(cfg, run), complete=True)
+        checkpoints = Checkpoints(
+            run / "checkpoints", card, mirror, base, extents=lambda: log.extents() | world.recording.extents()
+        )
+        before(cfg)
+        say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
+        trainer = assemble(cfg, run, part, say)
+        world = trainer.world
+        with or_closed(world):
+            follow(world.status)
+            schemas = {name: tool.schema for name, tool in world.toolbox.items()}
+            by_one(lambda: inputs.check(accept_inputs, say, schemas))  # now with the index and the modules of the game
+            if cfg.log.tokens:
+                log.token_bytes = world.tokenizer.token_bytes
 
-        position, resumed = _position(trainer, checkpoints, say)
-        if not resumed:
-            log.check_begun(position.done)
-        if mirror is not None:
-            by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
-        for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
-            say(sentence)
-        world.recording.open(run, position.done, checkpoints.at_resume)
-        end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
-        say(_beginning(cfg, run, position.done, resumed, bool(end)))
-        last = position.done if end else world.game.total_steps(cfg)
-        instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
-        signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
-        return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
+            position, resumed = _position(trainer, checkpoints, say)
+            if not resumed:
+                log.check_begun(position.done)
+            if mirror is not None:
+                by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
+            for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
+                say(sentence)
+            world.recording.open(run, position.done, checkpoints.at_resume)
+            end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
+            say(_beginning(cfg, run, position.done, resumed, bool(end)))
+            last = position.done if end else world.game.total_steps(cfg)
+            instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
+            signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
+            return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
 
 
 def _over(cfg: Config, run: Path) -> int | None:
