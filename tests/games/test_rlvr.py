@@ -239,10 +239,10 @@ def test_a_card_without_sets_holds_rows_out(tmp_path):
     assert load_card(written) == cfg
 
 
-def test_a_card_with_sets_trains_on_all_rows():
-    sets = [{"name": "exam", "path": "exam.jsonl"}]
+@pytest.mark.parametrize("sets", [[{"name": "exam", "path": "exam.jsonl"}], []])
+def test_a_card_with_sets_or_none_on_purpose_trains_on_all_rows(sets):
     cfg = card(tables={"evaluate": {"sets": sets}})
-    assert [one.name for one in cfg.evaluate.sets] == ["exam"]
+    assert [one.name for one in cfg.evaluate.sets] == [one["name"] for one in sets]
     rows_of = GAME.rows(cfg)
     assert rows_of is not None and rows_of.part == "all"
 

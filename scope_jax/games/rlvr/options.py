@@ -70,9 +70,9 @@ def options(cfg: Config) -> RLVRSection:
 
 
 def completed(cfg: Config) -> Config:
-    """The card with an evaluation set, if it has none: the part of its rows that is held out."""
+    """The card with an evaluation set, if it says nothing of sets: the part of its rows that is held out."""
     data = cfg.data
-    if cfg.evaluate.sets or data.problems is None:
+    if "sets" in cfg.evaluate.model_fields_set or data.problems is None:
         return cfg
     held_out = EvalSet(
         name=HELD_OUT,
