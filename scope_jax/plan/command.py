@@ -16,6 +16,11 @@ from scope_jax.plan.planning import Planner, figures, index_vectors
 from scope_jax.run.opened import OpenedCard
 from scope_jax.run.rules import enforce, plannable
 
+SLOW_DTYPE = (
+    'warning: XLA\'s programs for CPUs convert bfloat16 to float32 at every use; model.compute_dtype = "float32" is '
+    "several times as fast here"
+)
+
 
 def plan(
     card: Path,
@@ -46,6 +51,7 @@ def plan(
             "set": list(sets),
             "model": Path(cfg.model.checkpoint).name,
             "shape_from": source,
+            "compute_dtype": cfg.model.compute_dtype,
             **figures(planner, needs),
             **_least(needs),
             "engine_meshes": engines.meshes(planner, needs),
@@ -83,9 +89,13 @@ def at_start(card: Path, sets: Sequence[str], here: Hardware | None) -> dict[str
 
 
 def statements(found: Mapping[str, Any]) -> list[str]:
-    """What a run takes of the machine's memory, and a warning if that is more than there is."""
-    short = page.shortage(found)
-    return [page.taken(found), *([] if short is None else [f"warning: memory is short: {short}"])]
+    """What a run takes of the machine's memory, and warnings: if that is more than there is, and of a slow dtype."""
+    said = [page.taken(found)]
+    if short := page.shortage(found):
+        said.append(f"warning: memory is short: {short}")
+    if found["chip"] == "cpu" and found["compute_dtype"] == "bfloat16":
+        said.append(SLOW_DTYPE)
+    return said
 
 
 def _least(needs: planning.Needs) -> dict[str, Any]:

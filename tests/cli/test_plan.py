@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.plan.command import at_start, outline, statements
+from scope_jax.plan.command import SLOW_DTYPE, at_start, outline, statements
 from scope_jax.plan.hardware import cuda_compiler, hardware, started
 from scope_jax.report.progress import Progress
 from scope_jax.run import host_memory
@@ -265,6 +265,9 @@ def test_memory_beside_the_devices_is_looked_at_as_well() -> None:
     assert said["generated_tokens_per_second"] == enough["decode"]["tokens_per_second"] > 0
     assert said["trained_tokens_per_second"] == enough["tokens_per_device"] / enough["seconds"] > 0
     cpu = at_start(Path(CARD), SMALL, started())
+    assert cpu is not None and statements(cpu)[1:] == [SLOW_DTYPE]
+    exact = at_start(Path(CARD), [*SMALL, "model.compute_dtype=float32"], started())
+    assert exact is not None and len(statements(exact)) == 1
     assert cpu is not None and outline(cpu)["trained_tokens_per_second"] is None and outline(cpu)["peak_gib"] > 0
 
 
