@@ -137,7 +137,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("data", "ssp", ['data.answers="{files}/none.jsonl"'], "{files}/none.jsonl"),
     ("data", "ssp", ['data.answers="{files}/broken.jsonl"'], "{files}/broken.jsonl"),
     ("exam {.name}", "ssp", ['evaluate.sets=[{name="e", path="{files}/none.jsonl"}]'], "{files}/none.jsonl"),
-    ("answers", "rlvr", ['rlvr.grader="choice"'], "190 of 190 rows have no answer that the grader choice reads"),
+    ("answers", "rlvr", ['rlvr.grader="choice"'], "240 of 240 rows have no answer that the grader choice reads"),
     ("encoder", "ssp", ['retrieval.encoder.checkpoint="{files}/none"'], "{files}/none"),
     ("search", "ssp", ['retrieval.corpus="{files}/none.jsonl"'], "{files}/none.jsonl"),
     ("search", "ssp", ['retrieval.index="{files}/index"'], "The index in {files}/index was built from another corpus"),
