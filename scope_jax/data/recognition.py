@@ -62,7 +62,7 @@ def _converting(path: str, kind: Kind) -> list[str]:
         if not row or recipe.baseline or recipe.kind not in READ_AS.get(kind, (kind,)) or recipe.kind not in SCHEMAS:
             continue
         with suppress(DataError, AttributeError, IndexError, KeyError, TypeError):  # as `conversion` takes them
-            if made := recipe.make(row, "a row"):
-                SCHEMAS[recipe.kind](made, "a row", {})
+            if ours := recipe.make(row, "a row"):
+                SCHEMAS[recipe.kind](ours, "a row", {})
                 names.append(name)
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax
@@ -18,7 +18,6 @@ from scope_jax.run import host_memory
 from scope_jax.run.engines import engine_for
 
 Card = TypeVar("Card", bound=Config | ServedModel)
-Tell = Callable[[str], None]
 
 GIB = 2**30
 SHARE = 0.9  # of the memory that is free: the rest is for what the programs need meanwhile

@@ -25,7 +25,7 @@ def test_the_build_reproduces_the_committed_files(tmp_path) -> None:
     build.main(["--out", str(tmp_path), "--texts-only"])  # without base checkpoints
     texts = ("corpus.jsonl", *(name for roles in GAMES.values() for name in roles.texts(load_world())))
     names = {*texts, *TOKENIZERS}
-    assert len(names) > 25
+    assert len(names) == 27
     assert {name for name in names if (tmp_path / name).read_bytes() != (ASSETS / name).read_bytes()} == set()
 
 
