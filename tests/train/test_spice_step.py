@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from scope_jax.games import load_card
 from scope_jax.play.game import play_step
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.assemble import assemble
-from scope_jax.run.sampler import Sampler
 from scope_jax.train import learn
 from tests.train import spice_card
 
@@ -34,11 +32,13 @@ def script(answers: Iterator[str], tasks: Iterator[str]) -> Any:
 
 
 @pytest.mark.slow
-def test_a_step_trains_both_roles_in_one_update(tmp_path: Any) -> None:
+def test_a_step_trains_both_roles_in_one_update(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = assemble(load_card(spice_card.written(tmp_path)), tmp_path / "run")
     answers, tasks = itertools.cycle([r"so \boxed{7}", "none"]), itertools.cycle([TASK, "I pass."])
     said = ScriptedRollouts(script(answers, tasks), trainer.world.tokenizer, max_length=512)
-    world = replace(trainer.world, sampler=Sampler(said))
+    world = trainer.world
+    for name in ("interaction", "interact"):
+        monkeypatch.setattr(world.local, name, getattr(said, name))
     states, memory, _ = trainer.start(None)
     world.sampler.publish(states)
     before = jax.device_get(states["actor"].params)
@@ -51,7 +51,8 @@ def test_a_step_trains_both_roles_in_one_update(tmp_path: Any) -> None:
     states, rated, _, learned = learn(trainer, states, episodes, {})
     assert [e.advantage for e in rated if e.role == "challenger"] == pytest.approx([0.55, -0.55] * 3)
     assert [e.advantage for e in rated if e.role == "reasoner"] == pytest.approx([0.5, -0.5, 0.5, -0.5] * 3)
-    assert {name.split("/")[0] for name in learned} == {"challenger+reasoner"}
+    by_role = {f"{role}/mismatch_{name}@1k" for role in ("challenger", "reasoner") for name in ("kl", "bias")}
+    assert {name for name in learned if not name.startswith("challenger+reasoner/")} == by_role
     assert learned["challenger+reasoner/skipped"] == 0 and learned["challenger+reasoner/grad_norm"] > 0
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), states["actor"].params, before)
     assert max(jax.tree.leaves(moved)) > 0
