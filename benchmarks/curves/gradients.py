@@ -99,7 +99,7 @@ def trl(folder: Path, case: str) -> tuple[float, dict[str, np.ndarray]]:
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=config(str(folder / "outputs"), 0, epsilon=CLIP, epsilon_high=CLIP, **changes),
         train_dataset=Dataset.from_list([{"prompt": "1"}]),
-        processing_class=tokenizer(),
+        processing_class=tokenizer("update"),
     )
     inputs: dict[str, Any] = {name: torch.from_numpy(np.array(value)) for name, value in batch().items()}
     inputs |= {name: inputs[name].long() for name in ("prompt_ids", "completion_ids", "completion_mask")}

@@ -78,7 +78,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[list[Measured], dict[s
     """(results of the cases, versions by participant); folder: for weights and logs."""
     weights = folder / "weights"
     written = subprocess.run(
-        [sys.executable, "-m", MODULES["ours"], str(weights)], cwd=ROOT, env=environment(), check=False
+        [sys.executable, "-m", MODULES["ours"], str(weights), *given.cases], cwd=ROOT, env=environment(), check=False
     )
     if written.returncode:
         raise UserError("the weights could not be written; see above.")

@@ -8,13 +8,14 @@
     shared_512  `update` of 8 answers of 64 tokens to one prompt of 512
     shared_2048 `update` of 8 answers of 128 tokens to one prompt of 2,048
     step        4 prompts, 4 samples of 128 tokens each, a reward, then the update
+    real_update `update` of 8 rows of 192 + 64 tokens by a model of a real one's shape, SmolLM2-135M
 
 Imports numpy only: peers read this file in environments that have neither our packages' dependencies nor each other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,23 @@ CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "max_position_embeddings": 4096,
 }
+REAL: dict[str, Any] = {  # of SmolLM2-135M
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000.0,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "max_position_embeddings": 8192,
+}
+REAL_LENGTHS, REAL_ROWS = (192, 64), 8  # tokens of a prompt and of an answer; rows
 VOCABULARY: int = CONFIG["vocab_size"]
 PROMPT, ANSWER = 64, 128  # tokens
 ROWS = 16  # rows of a batch: of `generate` and its like, of an update, and our slots (64 in `group`)
@@ -44,7 +62,7 @@ SAMPLES = 4  # completions of a prompt in `step`
 GENERATION = ("fixed", "ragged", "group")
 SHARED = {"shared_512": (512, 64), "shared_2048": (2048, 128)}  # tokens of the prompt, and of each answer
 SHARING = 8  # answers to the prompt
-TRAINING = ("update", "update_old", *SHARED, "step")
+TRAINING = ("update", "update_old", *SHARED, "step", "real_update")
 CASES = GENERATION + TRAINING
 MATMUL = 1536  # rows and columns of the matrices whose product is the measure of the machine
 MATMUL_FLOPS = 2.0 * MATMUL**3
@@ -88,14 +106,22 @@ def generation(case: str) -> Generation:
     return Generation(prompts_PT, samples, tuple(lengths.tolist()), rows)
 
 
+def shape(case: str) -> tuple[str, dict[str, Any]]:
+    """(folder, config.json) of the case's model."""
+    return ("real", REAL) if case == "real_update" else ("small", CONFIG)
+
+
 def lengths(case: str) -> tuple[int, int]:
     """Tokens of a prompt, and of an answer."""
-    return SHARED.get(case, (PROMPT, ANSWER))
+    return REAL_LENGTHS if case == "real_update" else SHARED.get(case, (PROMPT, ANSWER))
 
 
 def rows(case: str = "update", count: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     """(token ids [B, prompt + answer], advantages [B]) of an update; of the cases in SHARED 8 rows of one prompt."""
     rng = np.random.default_rng(0)
+    if case == "real_update":
+        ids_BT = rng.integers(0, REAL["vocab_size"], (REAL_ROWS, sum(REAL_LENGTHS)))
+        return ids_BT.astype(np.int32), rng.normal(size=REAL_ROWS)
     if case in SHARED:
         prompt, answer = SHARED[case]
         prompt_BT = np.repeat(rng.integers(0, VOCABULARY, (1, prompt)), SHARING, axis=0)
@@ -117,19 +143,23 @@ def tokens(case: str) -> int:
     """Sampled or trained tokens of a case."""
     if case in SHARED:
         return SHARING * SHARED[case][1]
+    if case == "real_update":
+        return REAL_ROWS * REAL_LENGTHS[1]
     return ROWS * ANSWER if case in TRAINING else generation(case).tokens
 
 
-def forward_flops(tokens: int, projected: int, length: int, attention: float) -> tuple[float, float]:
+def forward_flops(
+    tokens: int, projected: int, length: int, attention: float, config: Mapping[str, Any] = CONFIG
+) -> tuple[float, float]:
     """(layers, head) of one forward pass, 2 · m · n · k per matmul.
 
     projected: positions whose logits are computed. attention: share of the [length, length] products that counts.
     """
-    heads = CONFIG["num_attention_heads"] * CONFIG["head_dim"]
-    kv = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
-    weights = CONFIG["hidden_size"] * (2 * heads + 2 * kv + 3 * CONFIG["intermediate_size"])
-    layers = CONFIG["num_hidden_layers"] * tokens * (2 * weights + 4 * length * heads * attention)
-    return layers, 2.0 * projected * CONFIG["hidden_size"] * VOCABULARY
+    heads = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    weights = config["hidden_size"] * (2 * heads + 2 * kv + 3 * config["intermediate_size"])
+    layers = config["num_hidden_layers"] * tokens * (2 * weights + 4 * length * heads * attention)
+    return layers, 2.0 * projected * config["hidden_size"] * config["vocab_size"]
 
 
 def useful_flops(case: str) -> float:
@@ -147,6 +177,9 @@ def useful_flops(case: str) -> float:
         alone = forward_flops(prompt, 0, prompt, 0.5)[0]
         both = forward_flops(prompt + answer, answer, prompt + answer, 0.5)
         return 4 * (alone + SHARING * (sum(both) - alone))
+    if case == "real_update":
+        length = sum(REAL_LENGTHS)
+        return 4 * sum(forward_flops(REAL_ROWS * length, tokens(case), length, 0.5, REAL))
     passes = {"update": 4, "update_old": 5, "step": 4}[case]
     update = passes * sum(forward_flops(ROWS * (PROMPT + ANSWER), ROWS * ANSWER, PROMPT + ANSWER, 0.5))
     return update + (sampling if case == "step" else 0.0)

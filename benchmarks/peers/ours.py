@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.columns import Columns
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.files import weights
 from scope_jax.models.files.families import from_hf
 from scope_jax.rollouts.engine import Engine
@@ -48,26 +50,25 @@ OPTIMIZER = OptimizerSection(
 
 
 def section(case: str) -> LearnerSection:
-    """All rows at once, each of the one length that occurs or, of a prompt with its answers, of all of them; logits of
-    512 positions at a time."""
+    """What a card without a word on it has, for rows of the one length that occurs or, of a prompt with its answers, of
+    all of them."""
     prompt, answer = cases.lengths(case)
     wide = (prompt + cases.SHARING * answer,) if case in cases.SHARED else ()
-    return LearnerSection(
-        buckets=(prompt + answer, *wide),
-        packing=case in cases.SHARED,
-        micro_batch_rows=0,
-        remat="full",
-        logprob_chunk=512,
-    )
+    return LearnerSection(buckets=(prompt + answer, *wide))
 
 
 def one_device() -> Mesh:
     return make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
 
 
-def random_params() -> Any:
+def model_of(case: str) -> ModelConfig:
+    """The case's model."""
+    return from_hf(cases.shape(case)[1])
+
+
+def random_params(model: ModelConfig = MODEL) -> Any:
     """The weights that every participant starts from."""
-    return init_params(transformer.declare(MODEL), jax.random.key(0))
+    return init_params(transformer.declare(model), jax.random.key(0))
 
 
 def rollouts_for(case: str, params: Any) -> LocalRollouts:
@@ -108,8 +109,8 @@ def generate(case: str, params: Any) -> Work:
     return lambda: sum(len(completion.ids_T) for completion in rollouts.run(asked))
 
 
-def learner_for(section: LearnerSection) -> Learner:
-    return Learner(MODEL, one_device(), OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+def learner_for(section: LearnerSection, model: ModelConfig = MODEL) -> Learner:
+    return Learner(model, one_device(), OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
 
 
 def episodes(case: str = "update", count: int = cases.ROWS) -> list[Episode]:
@@ -125,7 +126,7 @@ def episodes(case: str = "update", count: int = cases.ROWS) -> list[Episode]:
 
 def update(params: Any, case: str) -> Work:
     """Packing, reference (and old) log-probs, and the optimiser step, metrics on the host."""
-    learner, rows, old = learner_for(section(case)), episodes(case), case == "update_old"
+    learner, rows, old = learner_for(section(case), model_of(case)), episodes(case), case == "update_old"
     state = learner.init_state(params)
 
     def run() -> int:
@@ -190,7 +191,11 @@ class Participant:
     """See benchmarks.peers.worker."""
 
     def __init__(self, folder: str) -> None:
-        self._params = weights.load_hf(folder)[1]
+        self._folder = Path(folder)
+        self._params = self._weights("update")
+
+    def _weights(self, case: str) -> Any:
+        return weights.load_hf(str(self._folder / cases.shape(case)[0]))[1]
 
     def versions(self) -> dict[str, str]:
         return {name: version(name) for name in ("scope-jax", "jax", "jaxlib", "numpy")}
@@ -210,9 +215,16 @@ class Participant:
         if case == "step":
             return step(self._params)
         if case in cases.TRAINING:
-            return update(self._params, case)
+            return update(self._weights(case), case)
         raise Cannot(f"there is no case {case}")
 
 
+def main(folder: str, *measured: str) -> None:
+    """Writes the weights of the cases that are measured, and those by which participants are compared."""
+    for name, config in dict(map(cases.shape, ("update", *measured))).items():
+        model = from_hf(config)
+        weights.save_hf(str(Path(folder, name)), model, random_params(model), jnp.float32, None)
+
+
 if __name__ == "__main__":
-    weights.save_hf(sys.argv[1], MODEL, random_params(), jnp.float32, None)
+    main(*sys.argv[1:])

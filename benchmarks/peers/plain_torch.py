@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -112,9 +113,10 @@ class Participant:
         torch.manual_seed(0)
         self._folder = folder
 
-    def _model(self) -> Any:
+    def _model(self, case: str = "update") -> Any:
         # with scaled_dot_product_attention
-        return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, trust_remote_code=False)
+        folder = os.path.join(self._folder, cases.shape(case)[0])
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
     def versions(self) -> dict[str, str]:
         return {name: version(name) for name in ("torch", "transformers")}
@@ -126,7 +128,7 @@ class Participant:
     def prepare(self, case: str, variant: str) -> Work:
         if case in cases.GENERATION:
             return generate(case, self._model(), variant)
-        trainer = Trainer(self._model(), self._model())
+        trainer = Trainer(self._model(case), self._model(case))
         if case == "step":
             plan = cases.generation("step")
             ((prompts_PT, length),) = plan.batches()

@@ -5,6 +5,7 @@ Runs in an environment of its own. A trainer's loop runs in a thread, and waits 
 
 from __future__ import annotations
 
+import os
 import queue
 import tempfile
 import threading
@@ -22,10 +23,10 @@ from benchmarks.peers import cases
 from benchmarks.peers.worker import Cannot, Work, cores
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(case: str) -> PreTrainedTokenizerFast:
     """Ids separated by spaces; the end and padding tokens lie outside of the model's vocabulary: never sampled."""
-    vocabulary = {str(id): id for id in range(cases.VOCABULARY)}
-    vocabulary |= {"<end>": cases.VOCABULARY, "<pad>": cases.VOCABULARY + 1}
+    count = cases.shape(case)[1]["vocab_size"]
+    vocabulary = {str(id): id for id in range(count)} | {"<end>": count, "<pad>": count + 1}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -170,11 +171,11 @@ class Participant:
         )
         codec = cases.Numbers()
         return GRPOTrainer(
-            model=self._folder,
+            model=os.path.join(self._folder, cases.shape(case)[0]),
             reward_funcs=rewards,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": codec.decode(ids)} for ids in plan.prompts_PT]),
-            processing_class=tokenizer(),
+            processing_class=tokenizer(case),
             callbacks=list(callbacks),
             rollout_func=rollout,
         )

@@ -6,6 +6,7 @@ it is given.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner, TrainExample  # 
 from tunix.rl.rollout.base_rollout import RolloutConfig  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers import cases
-from benchmarks.peers.worker import Work
+from benchmarks.peers.worker import Cannot, Work
 
 NO_ID = -1  # Tunix takes ids equal to the end or padding id for them; none is
 
@@ -117,12 +118,14 @@ class Participant:
     def prepare(self, case: str, variant: str) -> Work:
         if case in cases.GENERATION:
             return self._generate(case)
+        if case == "real_update":
+            raise Cannot("it is measured with its Qwen3, and the real model's shape is Llama's.")
         if case == "step":
             return self._step()
         return self._update(case)
 
     def _model(self) -> Any:
-        return model_of(self._folder, cases.CONFIG, self._mesh)
+        return model_of(os.path.join(self._folder, "small"), cases.CONFIG, self._mesh)
 
     def _generate(self, case: str) -> Work:
         """Batches of `rows` in the given order, each until its longest completion ends."""

@@ -188,7 +188,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(card["model"]["checkpoint"], padding_side="left", trust_remote_code=False)
     watch = Watch(card, Curve(arguments.out / "curve.json"), tokenizer, 60 * arguments.stop)
 
-    def rewards(completions: Any, answers: Sequence[Sequence[str]], **_: Any) -> list[float]:
+    def rewards(completions: Any, answers: Sequence[Sequence[str]], **_: Any) -> Any:
         texts = [messages[-1]["content"] for messages in completions]
         scores = [float(exact_match(text, golds)) for text, golds in zip(texts, answers, strict=True)]
         watch.rewards += scores

@@ -18,6 +18,7 @@ from scope_jax.play import searching
 from scope_jax.play.tool_turns import read_calls
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
+from scope_jax.rollouts.types import Continuation
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from tests.games.harness import EOS, Characters, sampled_turn
@@ -117,7 +118,7 @@ def test_demonstrations_have_the_tokens_of_rollouts(conversations: dict[str, lis
         turn = sampled_turn(call["content"])
         observation = shown["content"]
         reply = joiner.responder(lambda turns, text=observation: text, Messages(asked["content"]))((turn,))
-        assert reply is not None
+        assert isinstance(reply, Continuation)
         rollout = [*joiner.prompt(Messages(asked["content"])), *turn.ids, *reply.ids, *map(ord, said["content"]), EOS]
         assert tokenizer.encode_chat([asked, call, shown, said], add_generation_prompt=False) == rollout
         assert read_calls(
