@@ -32,6 +32,7 @@ from scope_jax.run.files import METRICS, read_records
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.indexing import Part
 from scope_jax.run.inputs import Inputs
+from scope_jax.run.lines import DamagedFile
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.origin import OriginError, check_game, with_origin
 from scope_jax.run.performance import Instruments
@@ -109,12 +110,16 @@ def start(
 
 def _over(cfg: Config, run: Path) -> int | None:
     """The number of steps of a run on this machine that is over and has been evaluated, as its newest checkpoint says;
-    None of any other run, and if the checkpoint is damaged or not that of the last line, about which a start speaks."""
+    None of any other run, and if the checkpoint or a line is damaged, or the checkpoint is not that of the last line,
+    about which a start speaks."""
     places = checkpoints_in(run / "checkpoints")
     if not places or unfit(places[-1]):
         return None
     memory, done = saved_memory(places[-1]), step_of(places[-1])
-    lines = list(read_records(run / METRICS))
+    try:
+        lines = list(read_records(run / METRICS))
+    except DamagedFile:  # perhaps behind the checkpoint, where a resume drops it
+        return None
     if not lines or lines[-1]["step"] != done:
         return None
     ends = game_of(cfg).over(cfg, memory["game"], done) or watch_of(cfg, lines).reason is not None

@@ -59,7 +59,7 @@ def test_a_run_that_is_over_says_so_and_loads_nothing(run: Path) -> None:
     assert (found["before"], found["after"]) == ({"eval/asked/accuracy": 0.25}, {"eval/asked/accuracy": 0.5})
 
 
-@pytest.mark.parametrize("what", ["another step", "not evaluated", "damaged", "a trace"])
+@pytest.mark.parametrize("what", ["another step", "not evaluated", "damaged", "a damaged line", "a trace"])
 def test_all_others_are_loaded(run: Path, what: str) -> None:
     cfg = card("train.steps=4") if what == "another step" else card()
     if what == "not evaluated":
@@ -69,5 +69,8 @@ def test_all_others_are_loaded(run: Path, what: str) -> None:
         log.close()
     if what == "damaged":
         (run / "checkpoints" / str(DONE) / "memory" / "metadata").write_text("{}")
+    if what == "a damaged line":  # behind the checkpoint: a resume removes it
+        with (run / "metrics.jsonl").open("ab") as file:
+            file.write(bytes(16) + b"\n")
     with Progress(Console(file=io.StringIO())) as progress, pytest.raises(LoadedError):
         train(cfg, run, progress, profile=1 if what == "a trace" else None)

@@ -16,6 +16,7 @@ from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble
+from scope_jax.run.teacher_client import PROBED
 from scope_jax.text.messages import Messages
 from tests.flags import fake_devices
 from tests.train import runs
@@ -84,7 +85,7 @@ def test_two_processes_rate_and_learn_as_one(tmp_path: Path, teacher: str) -> No
             spec = {"processes": processes, "devices": 4 // processes, "log": str(tmp_path / f"{name}.log")}
             specs.append(spec | {"arguments": arguments(tmp_path / name, *sets)})
             several.do(tmp_path, specs[-1])
-            asked.append(sorted(body["prompt"] for body in endpoint.asked if len(body["prompt"]) != 256))
+            asked.append(sorted(body["prompt"] for body in endpoint.asked if len(body["prompt"]) < PROBED))
             endpoint.asked.clear()
     several.same_step(tmp_path / "one", tmp_path / "two")
     assert asked[0] == asked[1] and len(asked[0]) == 8
