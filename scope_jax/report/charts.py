@@ -19,6 +19,7 @@ from scope_jax.report.panels import Panel, series, with_errors, words
 COLOURS = 7  # classes c0 to c6 of page.css
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 5", "12 3 3 3 3 3")
 MOST = 400  # points of a curve
+LEAST = 1e-300  # the axes divide by numbers and differences of this size
 TICKS = 5
 
 
@@ -143,13 +144,15 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def value_axis(panel: Panel, values: Sequence[float]) -> tuple[Axis, list[float]]:
-    """(the axis of a panel with these values, its ticks)."""
+    """(the axis of a panel with these values, its ticks). Differences below LEAST are not drawn."""
     if panel.share:
         return Axis(0.0, 1.0), [0.0, 0.25, 0.5, 0.75, 1.0]
-    if panel.log and (positive := [value for value in values if value > 0]):
+    if panel.log and (positive := [max(value, LEAST) for value in values if value > 0]):
         found = log_ticks(min(positive), max(positive))
         return Axis(min(found[0], *positive), max(found[-1], *positive), True), found
     low, high = min(0.0, *values), max(0.0, *values)
+    if high - low < LEAST:
+        low = high = 0.0
     space = 0.05 * (high - low) or 1.0
     axis = Axis(low - space if low < 0 else 0.0, high + space if high > 0 or low == 0 else 0.0)
     return axis, ticks(axis.low, axis.high)

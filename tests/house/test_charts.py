@@ -23,6 +23,7 @@ from scope_jax.report.charts import (
     short,
     smooth,
     ticks,
+    value_axis,
 )
 from scope_jax.report.page import drawn
 from scope_jax.report.panels import LEARNING, once, series, words
@@ -139,3 +140,11 @@ def test_labels_of_a_panel_have_colours_of_their_own() -> None:
     lines = [{"step": 1, **{f"{name}/reward": 0.5 for name in "abcdefg"}, "h/grad_norm": 1.0, "a/grad_norm": 1.0}]
     found = colours(lines, [REWARD, GRADIENT])
     assert sorted(found[name] for name in "abcdefg") == [*range(7)] and found["h"] != found["a"]
+
+
+@pytest.mark.parametrize("values", [[5e-324], [0.0, 5e-324], [-5e-324, 5e-324], [5e-324, 1.0], [1e-310, 2e-310]])
+@pytest.mark.parametrize("log", [False, True])
+def test_axes_of_the_smallest_numbers(values: list[float], log: bool) -> None:
+    axis, found = value_axis(Panel("Loss", ("a/loss",), False, log=log), values)
+    assert axis.low < axis.high and all(0 <= axis.at(value) <= 1 for value in values)
+    assert all(math.isfinite(number) for number in found)
