@@ -4,7 +4,7 @@ box.
     python legal_moves.py CARD OUT [COUNT]
 
 They show the form of a turn and nothing of how to win. OUT gets conversations for `scope-jax sft`; the prompts are the
-card's. See docs/real_model.md.
+card's. See docs/spiral.md#a-small-model-of-your-own.
 """
 
 import json

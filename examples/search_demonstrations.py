@@ -6,7 +6,7 @@ CARD is a card of SSP with a corpus and `model.turns = "chat"`; prompts, dialect
 conversations for `scope-jax sft`. Where a search for the question finds an answer, a solver searches for the question
 and answers it. Where a search for that answer finds one of the same passages, a proposer searches for the answer and
 asks the question, and a reader answers it from what the proposer read, mixed with passages of others.
-See docs/real_model.md.
+See docs/ssp.md#a-small-model-of-your-own.
 """
 
 import json
