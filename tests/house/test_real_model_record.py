@@ -1,0 +1,36 @@
+"""What is kept of a run of the real model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.real_model.record import kept
+from scope_jax.games import load_card
+from scope_jax.run.folder import RunFolder
+
+
+def test_rewards_seconds_and_scores_of_rows_are_kept_by_task_and_seed(tmp_path: Path) -> None:
+    exam = 'evaluate.sets=[{ name = "held", path = "assets/atlas/questions_held_out.jsonl" }]'
+    for seed, rewards in ((3, [0.25, 0.5]), (4, [0.125])):
+        run = tmp_path / f"run-{seed}"
+        log = RunFolder(run, load_card("configs/ssp/atlas.toml", [f"seed={seed}", exam, "log.trackers=[]"]))
+        for step in (0, len(rewards)):
+            answers = [
+                {"question": f"{place}?", "sample": 0, "measures": {"accuracy": float(place == step)}}
+                for place in (0, 1)
+            ]
+            log.exams(step, {"held": answers})
+        log.metrics(0, {"eval/held/accuracy": 0.5})
+        for step, reward in enumerate(rewards, start=1):
+            log.metrics(step, {"solver/reward": reward, "time/play": 2.0, "time/learn": 1.5, "time/evaluate": 9.0})
+        log.close()
+        kept(tmp_path / "results.json", "search", run, "abcd1234")
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert results["search"]["3"] == {
+        "code": "abcd1234",
+        "steps": {"solver/reward": [0.25, 0.5]},
+        "seconds": [3.5, 3.5],
+        "exams": {"held": {"0": [1.0, 0.0], "2": [0.0, 0.0]}},
+    }
+    assert results["search"]["4"]["exams"] == {"held": {"0": [1.0, 0.0], "1": [0.0, 1.0]}}
