@@ -117,9 +117,8 @@ class Watch(TrainerCallback):
         self, model: Any, prompts: Sequence[str], samples: int, temperature: float, limit: int
     ) -> list[list[str]]:
         """`samples` answers to each prompt; prompts of similar lengths are answered together."""
-        settings = {"do_sample": temperature > 0, "num_return_sequences": samples, "max_new_tokens": limit}
-        if temperature > 0:
-            settings |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        how = drawn if temperature > 0 else {"do_sample": False}
         order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
         answers: list[list[str]] = [[] for _ in prompts]
         for start in range(0, len(order), EXAM_ROWS):
@@ -129,7 +128,7 @@ class Watch(TrainerCallback):
                 chats, add_generation_prompt=True, return_tensors="pt", return_dict=True, padding=True
             )
             with torch.no_grad():
-                ids_BT = model.generate(**encoded, **settings)
+                ids_BT = model.generate(**encoded, **how, num_return_sequences=samples, max_new_tokens=limit)
             texts = self.tokenizer.batch_decode(ids_BT[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
             for number, place in enumerate(places):
                 answers[place] = texts[number * samples : (number + 1) * samples]

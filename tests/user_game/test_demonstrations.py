@@ -132,7 +132,7 @@ def test_rows_whose_search_finds_no_answer_are_left_out(card: Config, search: Se
     assert demonstrations(card, search, [known, unknown]) == []
 
 
-def test_moves_are_legal_and_asked_for_as_the_game_does(tmp_path: Path) -> None:
+def test_moves_are_legal_and_asked_for_as_the_game_does() -> None:
     module = script("legal_moves")
     own = ["spiral.prompts=assets/short_prompts/spiral", "spiral.games={ tictactoe = 1, kuhn_poker = 2 }"]
     conversations = module.demonstrations(load_card("spiral/atlas", own), 120)
