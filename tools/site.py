@@ -11,6 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from benchmarks import device, plan_tables
+from benchmarks.real_model import record as real_model_record
+from benchmarks.real_model import table as real_model
 from benchmarks.seeds import table
 from scope_jax.config import Config
 from scope_jax.config.reference import page
@@ -37,6 +39,7 @@ def _rows(first: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
 def tables() -> str:
     """The page of measured tables: every file of benchmarks/results, then what docs/reliability.md is about."""
     parts = {path.stem: table.page(_read(path)) for path in sorted(RESULTS.glob("*.json"))}
+    parts["A real model"] = real_model.page(_read(ROOT / real_model_record.FILE))
     parts["Faults and attacks"] = _rows("attack", _read(OUTCOMES))
     parts["Text addressed to a judge"] = _rows("judge", _read(BASELINES / "swayed.json"))
     parts["One H100"] = device.table(_read(BASELINES / "device-h100.json"))
