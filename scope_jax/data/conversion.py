@@ -26,13 +26,15 @@ BLOCK = 1 << 20  # bytes hashed at a time
 
 @dataclass
 class Counts:
-    """rows: written. other: rows of another part of the data set. refused: rows that could not be converted."""
+    """rows: written. other: rows of another part of the data set, or the same as earlier ones. refused: rows that could
+    not be converted."""
 
     rows: int = 0
     other: int = 0
     refused: int = 0
     first: str = ""  # the reason for the first of them
     digest: Any = field(default_factory=hashlib.sha256)
+    written: set[bytes] = field(default_factory=set)  # hashes of lines, of a recipe whose rows are written once
 
 
 def convert(
@@ -97,12 +99,22 @@ def _stream(
             counts.first = counts.first or str(error)
             bad.write(json.dumps({"reason": str(error), "row": raw}, default=str) + "\n")
             continue
-        if not line:
+        if not line or _repeated(recipe, line, counts.written):
             counts.other += 1
             continue
         file.write(line)
         counts.digest.update(line.encode())
         counts.rows += 1
+
+
+def _repeated(recipe: Recipe, line: str, written: set[bytes]) -> bool:
+    """Whether the recipe writes equal rows once, and this one has been written; notes it otherwise."""
+    if not recipe.once:
+        return False
+    key = hashlib.sha256(line.encode()).digest()[:16]
+    known = key in written
+    written.add(key)
+    return known
 
 
 def _finish(

@@ -178,6 +178,8 @@ class Recipe(BaseModel):
     """Its split there."""
     baseline: bool = False
     """The rows need a second file, with the answers of a baseline, see `joined`."""
+    once: bool = False
+    """Rows of ours that are equal to an earlier one are left out."""
 
     def make(self, row: Row, where: str) -> Row:
         """The row of ours, {} for one of another part of the data set. Raises DataError."""
@@ -319,6 +321,13 @@ def squad(row: Row, where: str) -> Row:
     }
 
 
+def squad_passage(row: Row, where: str) -> Row:
+    """SQuAD 1.1: the passage alone, which several questions share; its id is a hash of its text."""
+    title, context = (_of(row, where, name, name) for name in ("title", "context"))
+    title = title.replace("_", " ")
+    return {"id": hashlib.sha256(f"{title}\n{context}".encode()).hexdigest()[:16], "title": title, "text": context}
+
+
 def reading_prompt(text: str, question: str) -> str:
     """A request to answer a question from a text."""
     return f"{text}\n\nQuestion: {question}\nAnswer with a few words from the text, nothing else."
@@ -336,6 +345,7 @@ READERS: Mapping[str, Make] = {
     "document": document,
     "spell clusters": spell_clusters,
     "squad": squad,
+    "squad passage": squad_passage,
     "query": query,
     "prompts": prompts,
 }

@@ -140,6 +140,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "answers": ["soft", "is soft"],
         },
     ),
+    "squad-questions": (
+        {"id": "5f", "title": "T", "context": "c", "question": "q", "answers": {"text": ["a", "b"], "answer_start": [1]}},
+        {"id": "5f", "question": "q", "answers": ["a", "b"]},
+    ),
+    "squad-passages": (
+        {"id": "5f", "title": "New_Tin", "context": "Tin is soft.", "question": "q", "answers": {"text": ["soft"]}},
+        {"id": "706ccb770f6d4241", "title": "New Tin", "text": "Tin is soft."},
+    ),
     "wiki-18": ({"id": "5", "contents": '"Title"\ntext'}, {"id": "5", "title": "Title", "text": "text"}),
     "spell-clusters": (
         {"question_id": 7, "data_source": "docmath_complong", "paragraphs": ["Sales rose.", " ", "Costs fell."]},
@@ -258,6 +266,20 @@ def test_spells_training_sets_become_clusters(tmp_path: Path) -> None:
     assert len({row["id"] for row in rows}) == 403 and families[:3] == ["math"] * 3
     assert set(families[3:]) == {"qa", "choice"} and 160 < families.count("qa") < 240
     assert [document["text"] for document in rows[0]["documents"]] == ["Sales.", "Costs."]
+
+
+def test_the_passages_of_squad_are_written_once(tmp_path: Path) -> None:
+    row = PUBLISHED["squad-passages"][0]
+    rows = [row, row | {"id": "60", "question": "other"}, row | {"context": "Tin melts."}, row, row | {"title": "Tin"}]
+    (tmp_path / "raw.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    done = run("data", "squad-passages", tmp_path / "p.jsonl", "--source", tmp_path / "raw.jsonl", "--json")
+    assert done.exit_code == 0, done.output
+    written = [(each["title"], each["text"]) for each in lines(tmp_path / "p.jsonl")]
+    assert written == [("New Tin", "Tin is soft."), ("New Tin", "Tin melts."), ("Tin", "Tin is soft.")]
+    assert len({each["id"] for each in lines(tmp_path / "p.jsonl")}) == 3
+    assert json.loads(done.stdout.splitlines()[-1])["other"] == 2
+    assert run("data", "squad-questions", tmp_path / "q.jsonl", "--source", tmp_path / "raw.jsonl").exit_code == 0
+    assert [each["question"] for each in lines(tmp_path / "q.jsonl")] == ["q", "other", "q", "q", "q"]
 
 
 def test_parquet_and_several_sources(tmp_path: Path) -> None:
