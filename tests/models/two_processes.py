@@ -5,9 +5,8 @@ python two_processes.py PORT PROCESS FOLDER
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +74,8 @@ def main() -> None:
     read: list[tensorfile.Checkpoint] = []
 
     class Counted(tensorfile.Checkpoint):
-        def __init__(self, folder: Path, stack: ExitStack, prefixes: Sequence[tuple[str, str]] = ()) -> None:
-            super().__init__(folder, stack, prefixes)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             read.append(self)
 
     wrappers.Checkpoint = Counted  # to read its counter afterwards
