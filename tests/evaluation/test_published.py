@@ -141,7 +141,13 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "squad-questions": (
-        {"id": "5f", "title": "T", "context": "c", "question": "q", "answers": {"text": ["a", "b"], "answer_start": [1]}},
+        {
+            "id": "5f",
+            "title": "T",
+            "context": "c",
+            "question": "q",
+            "answers": {"text": ["a", "b"], "answer_start": [1]},
+        },
         {"id": "5f", "question": "q", "answers": ["a", "b"]},
     ),
     "squad-passages": (

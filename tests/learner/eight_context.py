@@ -6,7 +6,7 @@ from tests.learner.eight_devices import SEQUENCE_CARD, TINY, alone, max_differen
 
 import jax.numpy as jnp
 
-from scope_jax.models.decoder.config import Delta
+from scope_jax.models.decoder.config import Delta, ModelConfig
 from tests.learner.conftest import weights_of
 from tests.shapes import like
 from tests.sharding.eight_devices import EXPERTS, POST_NORM
@@ -60,11 +60,15 @@ def main(which: str) -> dict[str, dict[str, float]]:
             ("windows_ring", POST_NORM, (1, 1, 2, 4)),
             ("experts", MOE, (1, 2, 2, 2)),
             ("experts_context4", MOE, (1, 2, 1, 4)),
-            ("states", STATES, (1, 2, 2, 2)),
         ):
-            own = weights_of(model)
-            one = run((1, 1, 1), own, jnp.float32, model=model)
-            facts[name] = compared(one, sizes, own, model=model)
-            if sizes[2] > 1:
-                facts[f"{name}_sequence"] = compared(one, sizes, own, model=model, sequence_parallel=True)
+            facts |= of_model(name, model, sizes)
+    return facts
+
+
+def of_model(name: str, model: ModelConfig, sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    own = weights_of(model)
+    one = run((1, 1, 1), own, jnp.float32, model=model)
+    facts = {name: compared(one, sizes, own, model=model)}
+    if sizes[2] > 1:
+        facts[f"{name}_sequence"] = compared(one, sizes, own, model=model, sequence_parallel=True)
     return facts

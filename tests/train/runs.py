@@ -21,6 +21,8 @@ from scope_jax.run.files import JUDGEMENTS, read_records
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds for anything to happen
+# How the lines begin that a run without exams prints.
+SAID = ("memory of a device", "loading", "passages", "starting", "step", "nothing to learn")
 # SCOPE on Atlas with so few documents and samples that a step takes a second or two, and few programs to compile. All
 # tasks that could be graded are kept; `generation_batch` is below the target, so that every batch is a separate step.
 SCOPE = (

@@ -25,10 +25,7 @@ from tests.serving.test_commands import process
 CARD = Path("configs/scope/atlas.toml")
 ADAPTER = ("model.adapter.rank=4", "model.adapter.alpha=8", 'model.adapter.base_dtype="float32"')
 SMALL = [word for one in SETS for word in ("--set", one)]
-SERVED = (
-    *("--set", "model.compute_dtype=float32", "--set", "rollout.slots=4", "--set", "rollout.max_length=320"),
-    *("--set"),
-)
+SERVED = ("--set", "model.compute_dtype=float32", "--set", "rollout.slots=4", "--set", "rollout.max_length=320")
 
 pytestmark = pytest.mark.slow  # several engines are compiled
 
@@ -65,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two")):
         write_run(place / name, seed)
     done("export", place / "one", place / "adapters")
-    done("export", place / "one", place / "merged", "--merge")
+    done("export", place / "one", place / "merged", "--merge", "--dtype", "float32")
     return place
 
 

@@ -18,14 +18,14 @@ import os, time, zlib
 from pathlib import Path
 from scope_jax.games import spice
 from scope_jax.games.spice import roles, rules
-from scope_jax.games.spice.state import Task
+from scope_jax.games.spice.state import ReasonerTask
 
 def share(text):
     return zlib.crc32(text.encode()) % 100
 
 rules.format_of = lambda card, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
 rules.task_of = lambda reply, kind, words: (
-    (Task("integer", reply[:20] or "?", "7"), "") if share(reply) < 60 else (None, "no_object")
+    (ReasonerTask("integer", reply[:20] or "?", "7"), "") if share(reply) < 60 else (None, "no_object")
 )
 roles.prediction_of = lambda completion: "".join(turn.text for turn in completion.turns)
 rules.right = lambda task, prediction, equal: share(prediction) < 50
