@@ -21,10 +21,12 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 RUN = {
     "absolute_zero/adapters/atlas",
     "dr_zero/adapters/atlas",
+    "rlvr/smollm2-135m",
     "scope/ablations/no-planning",
     "scope/ablations/six-iterations",
     "scope/adapters/atlas",
     "score/ablations/atlas-evaluator-token-mean",
+    "sft/smollm2-135m",
     "ssp/adapters/atlas",
     "ssp/adapters/qwen3-0.6b-cpu",
     "ssp/smoke-wikipedia",
