@@ -19,7 +19,7 @@ from scope_jax.grading import judge_client
 from scope_jax.models.files.seal import fault, seal
 from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
-from scope_jax.run import checkpoint_writer, start, stopping
+from scope_jax.run import checkpoint_writer, stopping
 from tests.train import runs
 
 SMALL = (
@@ -159,11 +159,12 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
             signal.raise_signal(signal.SIGTERM)
         return Played([], [])
 
-    class Signalled(checkpoint_writer.Checkpoints):
-        def save(self, *args: Any) -> None:
-            if "saves" in end and args[0] == 1:
-                signal.raise_signal(signal.SIGINT)
-            super().save(*args)
+    save = checkpoint_writer.Checkpoints.save
+
+    def signalled(checkpoints: checkpoint_writer.Checkpoints, step: int, *args: Any) -> None:
+        if "saves" in end and step == 1:
+            signal.raise_signal(signal.SIGINT)
+        save(checkpoints, step, *args)
 
     def slowly(folder: Path) -> None:
         time.sleep(1)
@@ -171,7 +172,7 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
 
     monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
     monkeypatch.setattr(checkpoint_writer, "seal", slowly)
-    monkeypatch.setattr(start, "Checkpoints", Signalled)
+    monkeypatch.setattr(checkpoint_writer.Checkpoints, "save", signalled)
     error = "error" in end
     with (
         Progress(Console()) as progress,
