@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from scope_jax.rollouts.types import (
 )
 
 Outcome = Literal["over", "goes on", "starts anew"]
+SampledTokens = list[tuple[int, float, float | None, int | None]]  # id, log-prob, entropy, version of the weights
 _LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 
 
@@ -47,6 +49,11 @@ class ActiveEpisode:
         self.stretch = 0
         self.turns: list[Turn] = []
         self.interaction: Any = None  # the `ActiveInteraction` that it is a row of
+        self.order = 0  # among those that wait for a slot, lower numbers come first
+        self.name: tuple[Any, ...] = ()  # of it in a schedule (`rollouts.schedule`); (): it is in none
+        self.given: deque[SampledTokens] = deque()  # of the turns that it had in an earlier process
+        self.history: list[SampledTokens] = []  # of its turns, as they were before they were cut; kept with a name
+        self.computed = 0  # tokens of the row when its cache was last computed from them
         self.finish_reason: str | None = "overflow" if self._too_long(max_length) else None
         self._tokenizer = tokenizer
         self._room, self._full = _room(request, len(self.prompt), max_length)
@@ -55,7 +62,8 @@ class ActiveEpisode:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._entropies: list[float] = []  # empty if they are not measured
-        self._picks: dict[int, Callable[[], np.ndarray] | np.ndarray] = {}  # by row, see `keep_picks`
+        self._versions: list[int] = []  # empty if they are not counted
+        self._picks: dict[int, list[_Picks]] = {}  # by row, see `keep_picks`
         self._begin_turn(self.prompt)
 
     def _too_long(self, max_length: int) -> bool:
@@ -70,6 +78,11 @@ class ActiveEpisode:
         size = min(len(self.prompt) - 1, len(self._first_prompt))
         differ = np.flatnonzero(self.prompt[:size] != self._first_prompt[:size])
         return int(differ[0]) if len(differ) else size
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was sampled: its prompt is not, or no longer, that of its group."""
+        return bool(self.turns or self._ids)
 
     @property
     def key(self) -> np.ndarray:
@@ -94,14 +107,20 @@ class ActiveEpisode:
         return self._ids, self._logprobs
 
     @property
+    def tokens(self) -> SampledTokens:
+        """Those of the turn that is being sampled, so far."""
+        missing = [None] * len(self._ids)
+        return [*zip(self._ids, self._logprobs, self._entropies or missing, self._versions or missing, strict=True)]
+
+    @property
     def limit(self) -> int:
         """The row length at which a turn that starts now must end."""
         return min(self._before + self.request.params.max_tokens, self._room)
 
-    def take(self, token: int, logprob: float, entropy: float | None = None) -> str | None:
+    def take(self, token: int, logprob: float, entropy: float | None = None, version: int | None = None) -> str | None:
         """Adds a sampled token; returns the finish reason if it ends the turn, else None. entropy: of its distribution,
-        if measured. Raises NonFiniteError, without adding it, if its log-prob is not finite: then NaN or +inf was among
-        the logits, or nothing but -inf."""
+        if measured. version: of the weights, if counted. Raises NonFiniteError, without adding it, if its log-prob is
+        not finite: then NaN or +inf was among the logits, or nothing but -inf."""
         params = self.request.params
         if not math.isfinite(logprob):
             raise NonFiniteError(
@@ -113,6 +132,8 @@ class ActiveEpisode:
         self._logprobs.append(logprob)
         if entropy is not None:
             self._entropies.append(entropy)
+        if version is not None:
+            self._versions.append(version)
         finish = None
         if token in params.stop_ids:
             finish = "eos" if token in self._tokenizer.eos_ids else "stop"
@@ -146,15 +167,27 @@ class ActiveEpisode:
         else:
             text = self._tokenizer.decode(ids[:-1] if finish == "eos" or ids[-1] in params.stop_ids else ids)
         arrays = np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32)
+        if self.name:
+            self.history.append(self.tokens)
         entropies = np.asarray(self._entropies, np.float32) if self._entropies else None
+        versions = np.asarray(self._versions, np.int32) if self._versions else None
         self._add(
-            Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._left_out, entropies=entropies)
+            Turn(
+                "sampled",
+                *arrays,
+                text,
+                finish,
+                opened=self._opened,
+                thought=self._left_out,
+                entropies=entropies,
+                versions=versions,
+            )
         )
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)
         self._before += len(turn.ids)
-        self._ids, self._logprobs, self._entropies = [], [], []
+        self._ids, self._logprobs, self._entropies, self._versions = [], [], [], []
 
     @property
     def asks(self) -> bool:
@@ -221,6 +254,8 @@ class ActiveEpisode:
             self.turns[-1] = turn.first(count, self._tokenizer.decode)
             self._before -= len(turn.ids) - count
             self.stretch += 1
+            for kept in self._picks.get(self.restarts, []):
+                kept.length = None if kept.length is None else min(kept.length, self._before)
 
     @property
     def appended(self) -> tuple[int, list[int]]:
@@ -241,18 +276,24 @@ class ActiveEpisode:
         return sum(turn.restarts for turn in self.turns)
 
     def keep_picks(self, row: int, picks: Callable[[], np.ndarray] | np.ndarray) -> None:
-        """Takes what `Engine.picks` has of a row, which may go on; `fetch_picks` waits for it."""
-        self._picks[row] = picks
+        """Takes what `Engine.picks` has of a row, which may go on; `fetch_picks` waits for it. What is computed anew
+        afterwards counts for the tokens behind those that it has now: a sampled token keeps what was picked when it was
+        sampled."""
+        length = self.length if row == self.restarts else None
+        self._picks.setdefault(row, []).append(_Picks(length, picks))
 
     def fetch_picks(self) -> None:
-        self._picks = {row: picks() if callable(picks) else picks for row, picks in self._picks.items()}
+        for kept in self._picks.values():
+            for one in kept:
+                one.fetch()
 
     def resume(self) -> None:
-        """Makes all of the current row the prompt that is computed next, as the row has left its slot. Its tokens stay
-        what they are, and so do the keys of those to come."""
+        """Makes all of the current row the prompt that is computed next, as the row has left its slot, also in the
+        middle of a turn. Its tokens stay what they are, and so do the keys of those to come."""
         start = max((place for place, turn in enumerate(self.turns) if turn.restarts), default=-1)
         head = self._first_prompt if start < 0 else self.turns[start].ids
-        self.prompt = np.concatenate([head, *(turn.ids for turn in self.turns[start + 1 :])]).astype(np.int32)
+        ids = [turn.ids for turn in self.turns[start + 1 :]]
+        self.prompt = np.concatenate([head, *ids, np.asarray(self._ids, np.int32)]).astype(np.int32)
 
     def _restart(self, reply: Restart) -> Outcome:
         prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)
@@ -273,11 +314,11 @@ class ActiveEpisode:
         rows, prompt, parts = [], self._first_prompt, []
         for turn in self.turns:
             if turn.restarts:
-                rows.append(_row(prompt, parts, self._picks.get(len(rows))))
+                rows.append(_row(prompt, parts, self._picks.get(len(rows), [])))
                 prompt, parts = turn.ids, []
             else:
                 parts.append(turn)
-        rows.append(_row(prompt, parts, self._picks.get(len(rows))))
+        rows.append(_row(prompt, parts, self._picks.get(len(rows), [])))
         return Completion(
             rows=tuple(rows),
             turns=tuple(self.turns),
@@ -294,21 +335,51 @@ def _room(request: Request, prompt: int, max_length: int) -> tuple[int, str]:
     return prompt + response, "length"
 
 
-def _row(prompt: np.ndarray, turns: list[Turn], picks: Any) -> Row:
+def _row(prompt: np.ndarray, turns: list[Turn], picks: list[_Picks]) -> Row:
     ids, flags, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
-    measured = any(turn.entropies is not None for turn in turns)
-    each = [np.zeros(len(turn.ids), np.float32) if turn.entropies is None else turn.entropies for turn in turns]
+    length = len(prompt) + sum(len(turn.ids) for turn in turns)
     return Row(
         prompt_ids=prompt,
         ids_T=np.concatenate([ids, *(turn.ids for turn in turns)]),
         sampled_T=np.concatenate([flags, *(np.full(len(turn.ids), turn.kind == "sampled") for turn in turns)]),
         logprobs_T=np.concatenate([logprobs, *(turn.logprobs for turn in turns)]),
-        entropies_T=np.concatenate(each) if measured else None,
-        picked_TLk=None if picks is None else _padded(picks, len(prompt) + sum(len(turn.ids) for turn in turns)),
+        entropies_T=_measured(turns, [turn.entropies for turn in turns], np.float32),
+        picked_TLk=_padded(picks, length) if picks else None,
+        versions_T=_measured(turns, [turn.versions for turn in turns], np.int32),
     )
 
 
-def _padded(picks: np.ndarray, tokens: int) -> np.ndarray:
-    """The picks of a row of so many tokens; of the last one there are none, as it is computed or not by chance."""
-    known = picks[: tokens - 1]
-    return np.concatenate([known, np.zeros((tokens - len(known), *known.shape[1:]), known.dtype)])
+def _measured(turns: list[Turn], values: list[np.ndarray | None], dtype: Any) -> np.ndarray | None:
+    """The values of all tokens, 0 of turns that have none; None if no turn has any."""
+    if all(each is None for each in values):
+        return None
+    pairs = zip(turns, values, strict=True)
+    return np.concatenate([np.zeros(len(turn.ids), dtype) if each is None else each for turn, each in pairs])
+
+
+class _Picks:
+    """What `Engine.picks` had of a row when that left its slot. length: tokens of the row then, the last of which was
+    not computed yet; None: they were all of the row."""
+
+    def __init__(self, length: int | None, picks: Callable[[], np.ndarray] | np.ndarray) -> None:
+        self.length = length
+        self._picks = picks
+
+    def fetch(self) -> np.ndarray:
+        """[tokens, L, k], once they are there."""
+        if callable(self._picks):
+            self._picks = self._picks()
+        return self._picks
+
+
+def _padded(kept: list[_Picks], tokens: int) -> np.ndarray:
+    """The picks of a row of so many tokens, each as they were when the token was first computed; of the last one there
+    are none, as it is computed or not by chance."""
+    parts: list[np.ndarray] = []
+    known = 0
+    for one in kept:
+        last = tokens - 1 if one is kept[-1] or one.length is None else min(one.length, tokens) - 1
+        picks = one.fetch()[known : max(known, last)]
+        parts.append(picks)
+        known += len(picks)
+    return np.concatenate([*parts, np.zeros((tokens - known, *parts[0].shape[1:]), parts[0].dtype)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
@@ -45,12 +45,22 @@ class Driver(Protocol):
 
 
 class ActiveInteraction:
-    """The host side of one rollout: a row for each agent, and which of them are asked. row: makes a row of a request;
-    its second argument is a number that no other row of a loop has."""
+    """The host side of one rollout: a row for each agent, and which of them are asked.
 
-    def __init__(self, driver: Driver, row: Callable[[Request, int], ActiveEpisode]) -> None:
+    row: makes a row of a request, of a number that no other row of a loop has, and of its name, that of the interaction
+    and the agent's. order: rows of lower numbers get slots first.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        row: Callable[[Request, int, tuple[Any, ...]], ActiveEpisode],
+        name: tuple[Any, ...] = (),
+        order: int = 0,
+    ) -> None:
         self._driver = driver
         self._row = row
+        self._name, self.order = name, order
         self.rows: dict[str, ActiveEpisode] = {}
         self.started = self.over = False
         self.waiting: list[ActiveEpisode] = []  # rows that wait for other weights
@@ -97,8 +107,8 @@ class ActiveInteraction:
                 raise RolloutError(f"The agent {name!r} of a rollout has {'no' if row is None else 'a'} row already.")
             if row is None:
                 assert isinstance(move, Request)
-                row = self.rows[name] = self._row(move, number())
-                row.interaction = self
+                row = self.rows[name] = self._row(move, number(), (*self._name, name))
+                row.interaction, row.order = self, self.order
                 outcomes.append((row, "over" if row.finish_reason is not None else "starts anew"))
             else:
                 outcomes.append((row, "over" if row.finish_reason is not None else row.observe(move)))
@@ -129,8 +139,8 @@ class InteractionEngine(Protocol):
         """How many rows are sampled at a time."""
         ...
 
-    def interaction(self, driver: Driver) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for."""
+    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for. name: its own, in the step."""
         ...
 
     def interact(
@@ -146,11 +156,11 @@ class InteractionEngine(Protocol):
 
 class Interactions:
     """The interactions of one decode loop. weights: the name of those in use; rows that want others wait. most: how
-    many may be under way; those that wait for other weights, or start immediately, do not count."""
+    many may be under way (None: all); those that wait for other weights, or start immediately, do not count."""
 
-    def __init__(self, weights: str, most: int) -> None:
-        self._weights = weights
-        self._most = most
+    def __init__(self, weights: str, most: int | None) -> None:
+        self.weights = weights
+        self.most = most
         self._unstarted: deque[ActiveInteraction] = deque()
         self._immediate: list[ActiveInteraction] = []  # of those to be started
         self._under_way: dict[ActiveInteraction, None] = {}
@@ -163,7 +173,7 @@ class Interactions:
     @property
     def room(self) -> bool:
         """Whether one that is added now would start at once."""
-        return len(self._unstarted) + len(self._under_way) < self._most
+        return self.most is None or len(self._unstarted) + len(self._under_way) < self.most
 
     def add(self, interactions: Sequence[ActiveInteraction]) -> list[ActiveEpisode]:
         """Takes over interactions, which are started in their order; returns the rows that have waited for the weights
@@ -173,7 +183,7 @@ class Interactions:
                 (self._immediate if each.immediate else self._unstarted).append(each)
         rows: list[ActiveEpisode] = []
         for each in interactions:
-            here = [row for row in each.waiting if row.request.weights == self._weights]
+            here = [row for row in each.waiting if row.request.weights == self.weights]
             each.waiting = [row for row in each.waiting if row not in here]
             if here:
                 self._under_way[each] = None
@@ -184,7 +194,7 @@ class Interactions:
 
     def start(self) -> Iterator[ActiveInteraction]:
         """Those that start now, as fewer than `most` are under way, for which the driver is to be asked in a thread."""
-        while self._unstarted and len(self._under_way) < self._most:
+        while self._unstarted and (self.most is None or len(self._under_way) < self.most):
             interaction = self._unstarted.popleft()
             self._under_way[interaction] = None
             yield interaction
@@ -213,7 +223,7 @@ class Interactions:
             else:
                 if outcome == "goes on":
                     row.resume()
-                (placed if row.request.weights == self._weights else interaction.waiting).append(row)
+                (placed if row.request.weights == self.weights else interaction.waiting).append(row)
         for row in silent:
             interaction.answered(row)
         if not outcomes:

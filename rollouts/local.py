@@ -39,9 +39,9 @@ class LocalRollouts:
         self.engine = engine
         self._tokenizer = tokenizer
         self._seed = seed
-        self._threads = threads
-        self._ahead = ahead
-        self._tool = tool
+        self.threads = threads
+        self.ahead = ahead
+        self.tool = tool
         self._calls = 0
         self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
         self._dispatches = 0  # that the latest call has read, once it is over
@@ -114,19 +114,19 @@ class LocalRollouts:
         episodes: list[ActiveEpisode] = []
 
         def submit(loop: DecodeLoop) -> None:
-            episodes.extend(self._episode(request, place) for place, request in enumerate(keyed))
+            episodes.extend(self.episode(request, place) for place, request in enumerate(keyed))
             self._over += [lambda e=e: e.finish_reason is not None for e in episodes]
             loop.submit(episodes)
 
         self._decode(submit)
         return [episode.completion() for episode in episodes]
 
-    def interaction(self, driver: Driver) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for."""
-        return ActiveInteraction(driver, self._episode)
+    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for. name: its own, in the step."""
+        return ActiveInteraction(driver, self.episode, name)
 
-    def _episode(self, request: Request, number: int) -> ActiveEpisode:
-        """Raises ValueError for a request that the engine does not take."""
+    def episode(self, request: Request, number: int, name: tuple[Any, ...] = ()) -> ActiveEpisode:
+        """The host side of a request. Raises ValueError for a request that the engine does not take."""
         stop_row(request.params)
         self.engine.number(request.policy)
         return ActiveEpisode(request, number, self._tokenizer, self.engine.config.max_length)
@@ -162,7 +162,7 @@ class LocalRollouts:
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
         loop = self._loop = DecodeLoop(
-            self.engine, self._params, state, self._threads, self._tool, self._ahead, weights=weights
+            self.engine, self._params, state, self.threads, self.tool, self.ahead, weights=weights
         )
         try:
             begin(loop)

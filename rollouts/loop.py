@@ -23,6 +23,7 @@ from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.interactions import ActiveInteraction, Interactions, Move
 from scope_jax.rollouts.pages import OutOfPages
+from scope_jax.rollouts.schedule import RowName, Schedule
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
 from scope_jax.rollouts.tools import BatchedTool, Responders
@@ -30,6 +31,11 @@ from scope_jax.rollouts.types import NonFiniteError
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 WAIT = 0.02  # seconds, at most, that a round rests: what wakes it may come while it looks at replies
+
+
+def row_of(episode: ActiveEpisode) -> RowName:
+    """The name of the row that an episode is in."""
+    return (*episode.name, episode.restarts)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class DecodeLoop:
     state: the engine's, consumed; `self.state` is the current one. threads, tool, ahead: see `LocalRollouts`. prefills:
     most dispatches per round that compute prompts and observations while slots decode (None: all there are, which is
     the most tokens per second, while the slots that decode wait). weights: the name of `params`; rows of interactions
-    that want others wait, and are not the loop's to decode.
+    that want others wait, and are not the loop's to decode. schedule: of rows under names, where the weights may change
+    (`swap`) while rows are under way; their tokens have the `version` of the weights then.
     """
 
     def __init__(
@@ -86,20 +93,24 @@ class DecodeLoop:
         ahead: bool,
         prefills: int | None = None,
         weights: str = "",
+        schedule: Schedule | None = None,
     ) -> None:
         self._engine = engine
         self.params = params
         self.state = state
         self.responders = Responders(threads, tool)
         config = engine.config
+        self._schedule = schedule
+        self._held: list[ActiveEpisode] = []  # rows that wait for newer weights, as the schedule has it
+        self.version = 0
         self._queue = Queue()
-        self._more: Iterator[None] | None = None  # see `follow`
+        self._more: list[tuple[int, Iterator[None]]] = []  # see `follow`
         self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
         self._filling: dict[int, ActiveEpisode] = {}  # by slot: its tokens are not all in the cache yet
         self._live: dict[int, ActiveEpisode] = {}
         self._asked: dict[Future[object], _Asked] = {}
-        self._interactions = Interactions(weights, config.slots)
+        self._interactions = Interactions(weights, self._most_under_way)
         self._aside: dict[int, Any] = {}  # of episodes that wait for their responder in host memory, by index
         self._suspended: deque[_Suspended] = deque()
         self._failed: list[tuple[ActiveEpisode, NonFiniteError]] = []  # in this round
@@ -115,16 +126,17 @@ class DecodeLoop:
     def submit(self, episodes: Sequence[ActiveEpisode]) -> None:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
         group's prompts or policies differ."""
-        self._queue.append([episode for episode in episodes if episode.finish_reason is None])
+        self._enqueue([episode for episode in episodes if episode.finish_reason is None])
 
     def interact(self, interactions: Sequence[ActiveInteraction]) -> None:
         """Puts interactions at the end of the queue: those to be started, and rows that wait for the loop's weights."""
-        self._queue.append(self._interactions.add(interactions))
+        self._enqueue(self._interactions.add(interactions))
 
-    def follow(self, more: Iterator[None]) -> None:
+    def follow(self, more: Iterator[None], order: int = 0) -> None:
         """Gets further work whenever slots have nothing to do: each step of `more` submits a part of it, or adds
-        interactions. The loop is busy until it ends."""
-        self._more = more
+        interactions. The loop is busy until it ends. order: of several, those of lower numbers go first."""
+        self._more.append((order, more))
+        self._more.sort(key=lambda pair: pair[0])
 
     def round(self) -> list[tuple[ActiveEpisode, NonFiniteError]]:
         """Places, answers, computes, launches and reads once; an episode that is over has its finish_reason then.
@@ -134,9 +146,9 @@ class DecodeLoop:
         """
         self._failed = []
         self._start()
-        while self._more is not None and self._hungry:
-            if next(self._more, "over") == "over":
-                self._more = None
+        while self._more and self._hungry:
+            if next(self._more[0][1], "over") == "over":
+                self._more.pop(0)
             self._start()
         self._resume()
         self._place()
@@ -156,12 +168,29 @@ class DecodeLoop:
     def busy(self) -> bool:
         """Whether an episode is under way or waits."""
         under_way = self._queue or self._filling or self._live or self._asked or self._suspended
-        return bool(under_way or self._interactions or self._more is not None)
+        return bool(under_way or self._interactions or self._more)
 
     @property
     def _hungry(self) -> bool:
-        """Whether slots have nothing to do."""
-        return self._queue.count < len(self._free) and self._interactions.room and not self._suspended
+        """Whether slots have nothing to do, or the schedule says who has which."""
+        return self._most_under_way is None or (
+            self._queue.count < len(self._free) and self._interactions.room and not self._suspended
+        )
+
+    @property
+    def weights(self) -> str:
+        """The name of the weights; rows of interactions that want others wait, and are not the loop's to decode."""
+        return self._interactions.weights
+
+    @weights.setter
+    def weights(self, name: str) -> None:
+        self._interactions.weights = name
+
+    @property
+    def _most_under_way(self) -> int | None:
+        """Interactions that may be under way; None: the schedule says which."""
+        free = self._schedule is None or self._schedule.free(self.version)
+        return self._engine.config.slots if free else None
 
     @property
     def used(self) -> int:
@@ -175,6 +204,7 @@ class DecodeLoop:
     def drop(self, episode: ActiveEpisode) -> None:
         """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""
         self._queue.remove(episode)
+        self._held = [one for one in self._held if one is not episode]
         self._suspended = deque(one for one in self._suspended if one.episode is not episode)
         for slot in [slot for slot, other in self._filling.items() if other is episode]:
             del self._filling[slot]
@@ -203,8 +233,56 @@ class DecodeLoop:
         for episode in self._queue.take(count):
             slot = self._seat(episode)
             self._filling[slot] = episode
+            self._note(episode)
             placements.append(self._placement(slot, episode))
+        if self._schedule is not None:
+            self._schedule.flush()
         self.state = self._engine.insert(self.state, placements)
+
+    def _enqueue(self, episodes: Sequence[ActiveEpisode], *, first: bool = False) -> None:
+        """Lets episodes wait for a slot, behind the others or before them; those that are to be computed with newer
+        weights wait for these."""
+        due, held = [], []
+        for episode in episodes:
+            if not self._given(episode):
+                (due if self._due(episode) else held).append(episode)
+        self._held += held
+        (self._queue.add if first else self._queue.append)(due)
+
+    def _given(self, episode: ActiveEpisode) -> bool:
+        """Lets an episode take the tokens of its next turn that are known already; whether they end the turn, so that
+        nothing is to be computed."""
+        if not episode.given:
+            return False
+        finish = None
+        for token, logprob, entropy, version in episode.given.popleft():
+            finish = episode.take(token, logprob, entropy, version)
+        if finish is None:
+            episode.resume()
+            return False
+        if episode.asks:
+            self._ask(None, episode)
+        elif episode.interaction is not None:
+            extensions = self._turn_over(None, episode)
+            assert not extensions, "no slot is held"
+        else:
+            episode.end()
+        return True
+
+    def _due(self, episode: ActiveEpisode) -> bool:
+        schedule = self._schedule
+        return schedule is None or schedule.due(row_of(episode), len(episode.prompt), self.version)
+
+    def _note(self, episode: ActiveEpisode) -> None:
+        """The row's cache is computed."""
+        episode.computed = len(episode.prompt)
+        if self._schedule is not None:
+            self._schedule.computed(row_of(episode), len(episode.prompt), self.version)
+
+    def _limit(self, episode: ActiveEpisode) -> int:
+        """The row length at which the slot stops: where the turn must end, or where newer weights took over."""
+        border = None if self._schedule is None else self._schedule.border(row_of(episode), episode.length)
+        return episode.limit if border is None else min(episode.limit, border)
 
     def _advance(self, most: int | None) -> None:
         """Computes prompts and observations with at most `most` dispatches, but goes on until a slot decodes."""
@@ -231,10 +309,13 @@ class DecodeLoop:
         asks = episode.request.respond is not None
         number = self._engine.number(episode.request.policy)
         params = episode.request.params
-        return Placement(slot, episode.prompt, episode.limit, params, episode.key, asks, number, episode.grouped)
+        limit = self._limit(episode)
+        return Placement(slot, episode.prompt, limit, params, episode.key, asks, number, episode.grouped)
 
     def _keep_picks(self, slot: int | None, aside: Any, episode: ActiveEpisode, row: int) -> None:
         """Before a row leaves its slot or host memory, its picks are read; they are fetched after the next dispatch."""
+        if slot is None and aside is None:  # it has left its slot already
+            return
         if self._engine.config.picks and episode.request.picks:
             episode.keep_picks(row, aside.picks if slot is None else self._engine.picks(self.state, slot))
             self._picked.append(episode)
@@ -270,17 +351,19 @@ class DecodeLoop:
         """Lets an episode with a slot, or in host memory, continue as `outcome` says; returns it if its observation is
         to be appended in its slot."""
         aside = self._aside.pop(episode.index, None)
-        if outcome == "goes on":
-            if aside is None:
-                assert slot is not None
+        anew = outcome == "goes on" and self._anew(episode, slot is None and aside is None)
+        if outcome == "goes on" and not anew:
+            if slot is not None:
                 return [(slot, episode)]
             self._suspended.append(_Suspended(episode, aside, answered=True))
             return []
         self._keep_picks(slot, aside, episode, episode.restarts - (outcome == "starts anew"))
         if slot is not None:
             self._end(slot)
-        if outcome == "starts anew":
-            self._queue.add([episode])
+        if anew:
+            episode.resume()
+        if anew or outcome == "starts anew":
+            self._enqueue([episode], first=True)
         elif episode.interaction is not None:
             return self._turn_over(None, episode)
         return []
@@ -296,7 +379,7 @@ class DecodeLoop:
             rows += placed
             if again:
                 self._advance_interaction(interaction, None, None)
-        self._queue.append(rows)
+        self._enqueue(rows)
 
     def _advance_interaction(
         self, interaction: ActiveInteraction, slot: int | None, episode: ActiveEpisode | None
@@ -315,8 +398,7 @@ class DecodeLoop:
         keeps = interaction.alone and (slot is not None or episode.index in self._aside)
         if not keeps:
             aside = self._aside.pop(episode.index, None)
-            if slot is not None or aside is not None:
-                self._keep_picks(slot, aside, episode, episode.restarts)
+            self._keep_picks(slot, aside, episode, episode.restarts)
             if slot is not None:
                 self._end(slot)
         if not interaction.complete:
@@ -341,7 +423,7 @@ class DecodeLoop:
             self._keep_picks(slot, aside, episode, episode.restarts)
             if slot is not None:
                 self._end(slot)
-        self._queue.add(placed)
+        self._enqueue(placed, first=True)
         if again:
             extensions += self._advance_interaction(interaction, None, None)
         return extensions
@@ -355,8 +437,16 @@ class DecodeLoop:
             for slot, episode in asked:
                 self._append_or_set_aside(slot, episode)
 
+    def _anew(self, episode: ActiveEpisode, lost: bool) -> bool:
+        """Whether a row that goes on is computed from its tokens: its cache is gone (`lost`), a turn was cut before
+        what was computed as one piece, or newer weights took over here."""
+        if lost or episode.appended[0] < episode.computed - 1:
+            return True
+        border = None if self._schedule is None else self._schedule.border(row_of(episode), episode.computed)
+        return border == episode.length
+
     def _append(self, part: Sequence[tuple[int, ActiveEpisode]]) -> None:
-        extensions = [Extension(s, *episode.appended, episode.limit, episode.key) for s, episode in part]
+        extensions = [Extension(s, *episode.appended, self._limit(episode), episode.key) for s, episode in part]
         self.state = self._engine.extend(self.state, extensions)
         self._filling |= dict(part)
 
@@ -371,7 +461,7 @@ class DecodeLoop:
                     self._free.append(slot)
                     return
 
-    def _ask(self, slot: int, episode: ActiveEpisode) -> None:
+    def _ask(self, slot: int | None, episode: ActiveEpisode) -> None:
         self._asked[self.responders.ask(episode.ask)] = _Asked(slot, episode)
 
     # ------------------------------------------------------------------------------------------------- out of memory
@@ -428,6 +518,53 @@ class DecodeLoop:
             else:
                 self._begin(slot, one.episode)
 
+    # ------------------------------------------------------------------------------------------------- new weights
+    def land(self) -> None:
+        """Makes tokens of everything under way: no slot is in use, and what has tokens waits to be computed from them;
+        a row that waits for its responder is computed together with the reply. Picks are read before."""
+        while self._flight:
+            self._read()
+        rows = {**self._live, **self._filling}
+        if self._live:
+            self.state = self._engine.pause(self.state, [*self._live])
+        self._live, self._filling = {}, {}
+        for future, asked in self._asked.items():
+            if asked.episode is not None:
+                aside = self._aside.pop(asked.episode.index, None)
+                self._keep_picks(asked.slot, aside, asked.episode, asked.episode.restarts)
+                if asked.slot is not None:
+                    self._end(asked.slot)
+                    self._asked[future] = replace(asked, slot=None)
+        suspended, self._suspended = self._suspended, deque()
+        for one in suspended:
+            self._keep_picks(None, one.aside, one.episode, one.episode.restarts)
+        for slot in sorted(rows, key=lambda slot: self._since[slot], reverse=True):
+            self._leave(slot, rows[slot])
+        for one in suspended:
+            one.episode.resume()
+        self._enqueue([one.episode for one in suspended])
+        while self._picked:
+            self._picked.pop().fetch_picks()
+
+    def swap(self, params: Any, version: int) -> None:
+        """Goes on with newer weights after `land`, from an empty cache: what waited for them may be computed. version:
+        how many updates they have had."""
+        assert not self.used, "land() comes first"
+        if self._schedule is not None:
+            self._schedule.swapped(version)
+        self.params, self.version = params, version
+        self._interactions.most = self._most_under_way
+        self.state = self._engine.init_decode_state()
+        held, self._held = self._held, []
+        self._enqueue(held, first=True)
+
+    def _leave(self, slot: int, episode: ActiveEpisode) -> None:
+        """A row leaves its slot, to be computed from its tokens."""
+        self._keep_picks(slot, None, episode, episode.restarts)
+        self._end(slot)
+        episode.resume()
+        self._enqueue([episode], first=True)
+
     # ---------------------------------------------------------------------------------------------------- decoding
     def _launch(self) -> None:
         """Launches a dispatch for the slots that decode as far as the host knows.
@@ -435,7 +572,7 @@ class DecodeLoop:
         Pages are reserved for everything in flight. If there are too few, what is in flight is read first.
         """
         config = self._engine.config
-        waits = self._queue or self._suspended or self._more is not None
+        waits = self._queue or self._suspended or self._more
         patience = max(1, config.slots // REFILL) if waits else None
         while self._live:
             try:
@@ -460,17 +597,20 @@ class DecodeLoop:
             episode, finish = self._live[slot], None
             try:
                 for token, logprob, entropy in result.sampled(slot):
-                    finish = episode.take(token, logprob, entropy)
+                    finish = episode.take(token, logprob, entropy, None if self._schedule is None else self.version)
                     if finish is not None:
                         break  # tokens sampled after a stop string are discarded
             except NonFiniteError as error:
                 self.drop(episode)
                 self._failed.append((episode, error))
                 continue
-            if finish is None:
-                assert result.live_S[slot], "the device ended a turn that the host is continuing"
+            if finish is None and result.live_S[slot]:
                 continue
             del self._live[slot]
+            if finish is None:
+                assert episode.length == self._limit(episode), "the device ended a turn that the host is continuing"
+                self._leave(slot, episode)
+                continue
             if result.live_S[slot]:
                 paused.append(slot)
             if episode.asks:

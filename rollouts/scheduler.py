@@ -1,4 +1,4 @@
-"""Which episode gets a slot next: a FIFO queue of requests."""
+"""Which episode gets a slot next: a queue of requests, first in, first out within an order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class PromptGroup:
 
     prompt: np.ndarray
     policy: str | None = None
+    order: int = 0
     members: deque[ActiveEpisode] = field(default_factory=deque)
 
 
@@ -25,9 +26,9 @@ def grouped(episodes: Sequence[ActiveEpisode]) -> list[PromptGroup]:
     differ."""
     groups: dict[str | int, PromptGroup] = {}
     for episode in episodes:
-        name = episode.index if episode.request.group is None or episode.turns else episode.request.group
+        name = episode.index if episode.request.group is None or episode.begun else episode.request.group
         policy = episode.request.policy
-        group = groups.setdefault(name, PromptGroup(episode.prompt, policy))
+        group = groups.setdefault(name, PromptGroup(episode.prompt, policy, episode.order))
         if group.policy != policy:
             raise ValueError(f"Request {episode.index} has another policy than the rest of its group {name!r}.")
         if not np.array_equal(group.prompt, episode.prompt):
@@ -46,9 +47,13 @@ class Queue:
         self._groups: deque[PromptGroup] = deque()
 
     def append(self, episodes: Sequence[ActiveEpisode]) -> None:
-        """Puts episodes at the end of the queue, each group together. Raises ValueError if its prompts or policies
-        differ."""
-        self._groups.extend(grouped(episodes))
+        """Puts episodes behind all others of their order or a lower one, each group together. Raises ValueError if its
+        prompts or policies differ."""
+        for group in grouped(episodes):
+            place = len(self._groups)
+            while place and self._groups[place - 1].order > group.order:
+                place -= 1
+            self._groups.insert(place, group)
 
     def remove(self, episode: ActiveEpisode) -> None:
         """Takes an episode out of the queue, if it is there."""
@@ -66,8 +71,12 @@ class Queue:
         return sum(len(group.members) for group in self._groups)
 
     def add(self, episodes: Sequence[ActiveEpisode]) -> None:
-        """Puts episodes with new prompts at the head of the queue; otherwise as `append`."""
-        self._groups.extendleft(grouped(episodes))
+        """Puts episodes with new prompts before all others of their order; otherwise as `append`."""
+        for group in grouped(episodes):
+            place = 0
+            while place < len(self._groups) and self._groups[place].order < group.order:
+                place += 1
+            self._groups.insert(place, group)
 
     def next_prompts(self, count: int) -> list[np.ndarray]:
         """The prompts of the next `count` episodes, in order."""

@@ -62,11 +62,13 @@ class ScriptedRollouts:
                         episode.end()
         return [episode.completion() for episode in episodes]
 
-    def interaction(self, driver: Driver) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for."""
-        return ActiveInteraction(
-            driver, lambda request, number: ActiveEpisode(request, number, self._tokenizer, self._max_length)
-        )
+    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for. name: its own."""
+
+        def row(request: Request, number: int, name: tuple[Any, ...]) -> ActiveEpisode:
+            return ActiveEpisode(request, number, self._tokenizer, self._max_length)
+
+        return ActiveInteraction(driver, row, name)
 
     def interact(
         self,

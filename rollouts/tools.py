@@ -85,15 +85,15 @@ class BatchedTool(Generic[Answer]):
     @contextmanager
     def served(self, notify: Callable[[], None]) -> Iterator[None]:
         """While the caller calls `serve`, which it should do soon after each notify(). Calls that still wait at the end
-        fail with a RolloutError."""
+        fail with a RolloutError, unless this was inside another such block, in which they are served."""
         with self._lock:
-            self._notify = notify
+            outer, self._notify = self._notify, notify
         try:
             yield
         finally:
             with self._lock:
-                self._notify = None
-                left = self._take() if self._thread is None else []
+                self._notify = outer
+                left = self._take() if self._thread is None and outer is None else []
                 self._under_way -= len(left)
             for call in left:
                 call.answers.set_exception(RolloutError("The run ended before the tool answered."))
@@ -188,6 +188,11 @@ class Responders:
                 until = time.monotonic() + SETTLE
             else:
                 return done
+
+    def serve(self) -> None:
+        """Answers the calls of the tool that wait."""
+        if self._tool is not None:
+            self._tool.serve()
 
     def rest(self, seconds: float | None = None) -> None:
         """Waits for a reply, a call of the tool or `wake`, at most so long; not at all if there was one since the last

@@ -89,6 +89,8 @@ class Turn:
     """Marks of thinking to leave out of `content`; None: nothing is left out."""
     entropies: np.ndarray | None = None
     """float32, nats, of the distribution that each log-prob is of; None: not measured."""
+    versions: np.ndarray | None = None
+    """int32: of each token, how many updates the weights had that sampled it; None: not counted."""
 
     @property
     def content(self) -> str:
@@ -103,7 +105,10 @@ class Turn:
     def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
         """A sampled turn cut after its first `count` tokens, with the text of those tokens."""
         ids = self.ids[:count]
-        kept = {"entropies": None if self.entropies is None else self.entropies[:count]}
+        kept = {
+            name: None if values is None else values[:count]
+            for name, values in (("entropies", self.entropies), ("versions", self.versions))
+        }
         return replace(self, ids=ids, logprobs=self.logprobs[:count], text=decode(ids.tolist()), finish="cut", **kept)
 
 
@@ -201,6 +206,8 @@ class Row:
     picked_TLk: np.ndarray | None = None
     """The experts that the routers picked of all tokens, those of the prompt first, in the layers with experts, uint8
     or of more than 256 experts uint16; 0 of tokens that were not computed, as the last one. None: not kept."""
+    versions_T: np.ndarray | None = None
+    """int32: how many updates the weights had that sampled the token, 0 where not sampled. None: not counted."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from scope_jax.models.kernels.rope import Rope
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig
-from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.rollouts.types import Completion, Request, Row, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import init_params
@@ -148,7 +148,7 @@ def bits(completion: Completion) -> tuple[bytes, bytes, str]:
 
 def trainer_logprobs(
     params: Any,
-    completion: Completion,
+    completion: Completion | Row,
     temperature: float = 1.0,
     cfg: ModelConfig = CFG,
     length: int = ENGINE.max_length,
@@ -164,7 +164,9 @@ def trainer_entropies(params: Any, completion: Completion, temperature: float) -
     return -(np.exp(logp_TV) * logp_TV).sum(-1)
 
 
-def _trainer(params: Any, completion: Completion, temperature: float, cfg: ModelConfig, length: int) -> np.ndarray:
+def _trainer(
+    params: Any, completion: Completion | Row, temperature: float, cfg: ModelConfig, length: int
+) -> np.ndarray:
     prompt = np.asarray(completion.prompt_ids)
     full = np.concatenate([prompt, completion.ids_T])
     ids = np.zeros((1, length), np.int32)
