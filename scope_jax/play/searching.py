@@ -27,17 +27,18 @@ ALL = Agent("", SamplingSection(), malformed="end")
 FIRST = replace(ALL, calls="first")
 
 
-def search_tool(search: Search, dialect: Dialect) -> Tool:
-    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code)."""
-    return _tool(search, dialect.exact)
+def search_tool(search: Search, dialect: Dialect, pure: bool = True) -> Tool:
+    """The search as a tool. A JSON list in a search counts as several queries (SSP's released code). pure: equal
+    queries have equal results."""
+    return _tool(search, dialect.exact, pure)
 
 
-def _tool(search: Search, strict: bool) -> Tool:
+def _tool(search: Search, strict: bool, pure: bool = True) -> Tool:
     def batch(calls: Sequence[Mapping[str, Any]]) -> list[str]:
         return search([arguments[SEARCH_ARGUMENT] for arguments in calls])
 
     return Tool(
-        SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=True, strict=strict, parts=_queries, batch=batch
+        SEARCH_NAME, lambda query: search([query])[0], SEARCH, pure=pure, strict=strict, parts=_queries, batch=batch
     )
 
 

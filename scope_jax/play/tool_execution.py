@@ -72,29 +72,36 @@ class Record(Protocol):
 
 
 @dataclass
+class LateCalls:
+    """Calls of a run that have not come back in their time."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    count: int = 0
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Errors of others' code that the user has seen, by type and place."""
+
+
+@dataclass
 class Execution:
-    """The calls of all rollouts of a run: threads, shared results, failures.
+    """The calls of all rollouts of a step: threads, shared results, failures.
 
     tokens: ids of a text; decode: their text. tell: shows the user a sentence. threads: how many calls may be left
-    behind, twice.
+    behind, twice. late: of all steps.
     """
 
     tokens: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     tell: Callable[[str], None]
     threads: int
+    late: LateCalls = field(default_factory=LateCalls)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _told: set[tuple[str, str]] = field(default_factory=set)
     _shared: dict[tuple[Tool, str], tuple[str, str]] = field(default_factory=dict)
-    _late: int = 0
     _calls: int = 0
     _unavailable: int = 0
 
-    def begin(self) -> None:
-        """A new step: nothing is shared with the one before, and failures are counted anew."""
-        with self._lock:
-            self._shared.clear()
-            self._calls = self._unavailable = 0
+    def another(self) -> Execution:
+        """That of another step: nothing is shared with this one, and failures are counted anew."""
+        return Execution(self.tokens, self.decode, self.tell, self.threads, self.late)
 
     def run(self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None) -> tuple[str, str, float]:
         """(status, text, seconds) of a call. state: returns the state of the episode, for a tool that has one.
@@ -150,9 +157,9 @@ class Execution:
 
         threading.Thread(target=copy_context().run, args=(worker,), name=f"tool {name}", daemon=True).start()
         if not done.wait(seconds):
-            with self._lock:
-                self._late += 1
-                left = self._late
+            with self.late.lock:
+                self.late.count += 1
+                left = self.late.count
             threading.Thread(target=self._returned, args=(done,), daemon=True).start()
             if 2 * left > self.threads:
                 raise UserError(
@@ -166,8 +173,8 @@ class Execution:
 
     def _returned(self, done: threading.Event) -> None:
         done.wait()
-        with self._lock:
-            self._late -= 1
+        with self.late.lock:
+            self.late.count -= 1
 
     def _outcome(
         self, tool: Tool, arguments: Mapping[str, Any], state: Callable[[], Any] | None
@@ -187,10 +194,10 @@ class Execution:
         """Shows the user an error of others' code, the first of its type from one place. what: the sentence before."""
         frames = traceback.extract_tb(error.__traceback__)
         kind = type(error).__name__, f"{frames[-1].filename}:{frames[-1].lineno}" if frames else what
-        with self._lock:
-            if kind in self._told:
+        with self.late.lock:
+            if kind in self.late.told:
                 return
-            self._told.add(kind)
+            self.late.told.add(kind)
         self.tell(without_passwords(f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"))
 
 
@@ -232,7 +239,7 @@ class RolloutCalls:
         self._numbers[agent] = first + len(calls)
         places = list(zip(numbers, calls, strict=True))
         together = {number: call for number, call in places if isinstance(call, ToolCall) and call.tool.batch}
-        results = dict(zip(together, run_batches(agent, turn, [*together.values()]), strict=True))
+        results = self._batched(agent, turn, together)
         chains: dict[Any, list[tuple[int, ToolCall | MalformedCall]]] = {}
         for number, call in places:
             if number not in results:
@@ -251,6 +258,21 @@ class RolloutCalls:
         ordered = [results[number] for number in numbers]
         self.results.setdefault(agent, []).extend(ordered)
         return ordered
+
+    def _batched(self, agent: str, turn: int, calls: Mapping[int, ToolCall]) -> dict[int, ToolResult]:
+        """The results of calls of tools that run them together, by number: those of the record, and the others."""
+        results = {
+            number: ToolResult(turn, agent, call.tool.name, dict(call.arguments), stored["text"], stored["status"])
+            for number, call in calls.items()
+            if not call.tool.pure
+            and (stored := self._recorded(agent, number, call.tool.name, dict(call.arguments))) is not None
+        }
+        new = {number: call for number, call in calls.items() if number not in results}
+        for (number, call), result in zip(new.items(), run_batches(agent, turn, [*new.values()]), strict=True):
+            results[number] = result
+            if not call.tool.pure:
+                self._record.write(agent, number, result)
+        return results
 
     def recorded(self, name: str, arguments: Mapping[str, Any], work: Callable[[], Any], seconds: float) -> Any:
         """The result of `work`, plain data as JSON has it, recorded like a call that the rollout makes; what it raises

@@ -24,7 +24,6 @@ from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.searching import search_tool
 from scope_jax.play.tool_execution import Execution
-from scope_jax.play.tools import BASE
 from scope_jax.run import kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, first_factors
 from scope_jax.run.checkpoint import Saved, checkpoints_in
@@ -202,7 +201,8 @@ def assemble_world(
     search = search_of(cfg, tokenizer, lookup)
     local = rollouts_of(cfg, engine, tokenizer, lookup)
     sampler = Sampler(local, cfg.model.adapter is not None)
-    tools = [*([] if search is None else [search_tool(search, joiner.dialect)]), *opened.tools]
+    pure = cfg.retrieval is None or cfg.retrieval.url is None  # what a server answers is recorded
+    tools = [*([] if search is None else [search_tool(search, joiner.dialect, pure)]), *opened.tools]
     return World(
         cfg=cfg,
         game=game,
@@ -224,11 +224,6 @@ def assemble_world(
         scoring=Scoring(cfg, model, mesh, tokenizer, sampler, local, teller(tell)),
         toolbox={tool.name: tool for tool in tools},
     )
-
-
-def sampled(cfg: Config, game: Game) -> tuple[str, ...]:
-    """The models that a step samples with, by name."""
-    return (*game.policies(cfg), *((BASE,) if game.uses_base(cfg) else ()))
 
 
 def keeps_reference(cfg: Config, game: Game) -> bool:

@@ -201,7 +201,6 @@ def probe(
             world.recording.begin(done + 1)
             world.activity.place = "probe"
             with world.activity("playing"):
-                world.execution.begin()
                 episodes, _, _ = play_step(world.game, cfg, world.tools(done), memory["game"], done)
     roles = probed_roles(episodes, world.game.updates(cfg), memory["baselines"])
     if not roles:

@@ -10,8 +10,9 @@ of the seed comes from the record. Lines are written as answers come, by each pr
      "tool": "python", "arguments": {"code": "print(1)"}, "text": "1", "status": "ok", "seconds": 0.02}
     {"step": 3, "name": "math", "item": ["0.5", ["1/2"]], "time": 0, "value": "equal"}
 
-The first kind is a call of a tool; calls of pure tools are not recorded. The second is an answer that one process has
-computed for all: a verdict, a judge's reply, a result of `Tools.each` and `Tools.once`.
+The first kind is a call of a tool; calls of pure tools are not recorded, and searches only where a server answers them.
+The second is an answer that one process has computed for all: a verdict, a judge's reply, a result of `Tools.each` and
+`Tools.once`.
 """
 
 from __future__ import annotations
@@ -53,14 +54,19 @@ class Recording:
         self._differed = False
 
     # ----------------------------------------------------------------------------------------------- files of the run
-    def open(self, run: Path, done: int, extents: Extents | None = None) -> None:
+    def open(self, run: Path, done: int, extents: Extents | None = None, other: Path | None = None) -> None:
         """From now on everything is recorded in `run`, a run with `done` steps; what was recorded after them stands.
 
-        extents: of the run's files at its checkpoint, if they are known. Raises DamagedFile.
+        extents: of the run's files at its checkpoint, if they are known. other: a run whose answers stand, too, where
+        this one has none. Raises DamagedFile.
         """
         own = LineWriter(run / CALLS / f"{distributed.index()}.jsonl")
         first = done + 1 if done else 0
-        lines = _unique(line for part in together(lambda: _lines(run, first)) for line in part)
+
+        def known() -> list[Line]:
+            return [*([] if other is None else _lines(other, first)), *_lines(run, first)]
+
+        lines = _unique(line for part in together(known) for line in part)
         self._take(lines)
         mine = lines if writes() else []
         together(lambda: own.restart(mine) if writes() else None)  # process 0 keeps all, before others forget theirs
@@ -113,11 +119,12 @@ class Recording:
         with self._lock:
             self._new = [line for line in self._new if line["step"] > step]
             self._file.restart(self._new)
-        for known in [number for number in self._answers if number < step]:
-            del self._answers[known]
-        self._times = {place: count for place, count in self._times.items() if place[0] >= step}
-        for key in [key for key in self._calls if key[0] <= step]:
-            del self._calls[key]
+            for known in [number for number in self._answers if number < step]:
+                del self._answers[known]
+            for place in [place for place in self._times if place[0] < step]:
+                del self._times[place]
+            for key in [key for key in self._calls if key[0] <= step]:
+                del self._calls[key]
 
     def _take(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -162,8 +169,9 @@ class Recording:
         equal items of a step have one answer.
         """
         step = self.step if step is None else step
-        known = self._answers.setdefault(step, {})
-        keys = [(name, _key(item), self._time(step, name, item) if again else 0) for item in items]
+        with self._lock:
+            known = self._answers.setdefault(step, {})
+            keys = [(name, _key(item), self._time(step, name, item) if again else 0) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
         if new and self.closed:
             raise UserError(
@@ -180,7 +188,8 @@ class Recording:
             )
         given = known | dict(zip(new, values, strict=True))
         if self._file is not None or not again:
-            self._answers[step] = given
+            with self._lock:
+                self._answers[step] = given
         return [given[key] for key in keys]
 
     def _time(self, step: int, name: str, item: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from scope_jax.errors import UserError
+from scope_jax.play.searching import search_tool
 from scope_jax.play.tool_calls import Tool, ToolError, ToolUnavailable, tool
 from scope_jax.play.tool_execution import LEAST, MalformedCall, ToolCall
+from scope_jax.text import dialects
 from tests.play.contexts import Record, calls, execution
 
 
@@ -140,8 +142,7 @@ def test_most_calls_of_a_step_that_find_no_service_end_the_run() -> None:
     one = calls(run=run)
     with pytest.raises(UserError, match="calls of tools in this step failed, last of gone: the server does not answer"):
         one.run("a", 0, [ToolCall(gone, {"number": n}) for n in range(3 * LEAST)])
-    run.begin()
-    one = calls(run=run)
+    one = calls(run=run.another())
     for number in range(3 * LEAST):  # a policy that calls wrongly is no broken service
         (result,) = one.run("a", 0, [ToolCall(broken, {"kind": str(number)})])
         assert result.status == "error"
@@ -217,6 +218,31 @@ def test_a_call_that_differs_from_the_record_ends_it() -> None:
     assert other.differed == [1] and [line["number"] for line in other.written] == [1, 2]
 
 
+@pytest.mark.parametrize("pure", [False, True])
+def test_searches_of_a_server_are_recorded_and_those_of_an_index_are_not(pure: bool) -> None:
+    asked: list[list[str]] = []
+
+    def search(queries: Sequence[str]) -> list[str]:
+        asked.append([*queries])
+        return [f"{query} {len(asked)}" for query in queries]
+
+    def texts(record: Record) -> list[str]:
+        found, one = search_tool(search, dialects.load("xml"), pure), calls(record)
+        return [
+            each.text
+            for turn, queries in enumerate((["a", "b"], ["c"]))
+            for each in one.run("solver", turn, [ToolCall(found, {"query": query}) for query in queries])
+        ]
+
+    record = Record()
+    assert texts(record) == ["a 1", "b 1", "c 2"] and asked == [["a", "b"], ["c"]]
+    assert [line["text"] for line in record.written] == ([] if pure else ["a 1", "b 1", "c 2"])
+    again = Record(record.written[:1])
+    assert texts(again) == (["a 3", "b 3", "c 4"] if pure else ["a 1", "b 3", "c 4"])
+    assert asked[2:] == ([["a", "b"], ["c"]] if pure else [["b"], ["c"]]) and not again.differed
+    assert [line["number"] for line in again.written] == ([] if pure else [1, 2])
+
+
 def test_pure_results_are_shared_and_not_recorded() -> None:
     run, record, counted = execution(), Record(), []
 
@@ -228,8 +254,7 @@ def test_pure_results_are_shared_and_not_recorded() -> None:
 
     for _ in range(3):
         assert calls(record, run).run("a", 0, [ToolCall(once, {"number": 1})])[0].text == "1"
-    run.begin()
-    calls(record, run).run("a", 0, [ToolCall(once, {"number": 1})])
+    calls(record, run.another()).run("a", 0, [ToolCall(once, {"number": 1})])
     assert counted == [1, 1] and record.written == []
 
 
