@@ -9,7 +9,7 @@ from typing import Any
 
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
-from scope_jax.plan import engines, knobs, memory, page, planning
+from scope_jax.plan import asynchronous, engines, knobs, memory, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware, without_compiler
 from scope_jax.plan.planning import Planner, figures, index_vectors
@@ -32,10 +32,12 @@ def plan(
     whole: bool = False,
     search: bool = True,
     remat: bool = False,
+    overlapping: str | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """The figures of a card on this hardware. search: if it does not fit, find what each setting frees, and one that
-    fits. remat: compare all values of `learner.remat`.
+    fits. remat: compare all values of `learner.remat`. overlapping: lengths of episodes (`asynchronous.lengths_of`),
+    with which ways in which steps may follow each other are compared.
 
     Raises UserError, ValueError or FileNotFoundError with one sentence if the card cannot be planned.
     """
@@ -59,6 +61,8 @@ def plan(
         }
         if remat:
             found["remat"] = knobs.remat_policies(planner, card, sets)
+        if overlapping is not None:
+            found["overlaps"] = asynchronous.overlaps(planner, card, sets, overlapping)
         if not found["fits"] and search:
             found["knobs"] = knobs.freed(planner, card, sets, needs)
             found["setting"] = knobs.setting_that_fits(planner, card, sets, needs)

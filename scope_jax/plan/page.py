@@ -95,6 +95,7 @@ def lines(found: Figures) -> Iterator[str]:
         yield from _programs(found)
     yield from _estimates(found)
     yield from _remat(found.get("remat", []))
+    yield from _overlaps(found.get("overlaps", []))
     for row in found.get("knobs", ()):
         yield f"would free           {row['frees_gib']:8.2f} GiB  --set {row['set']}  ({row['how']})"
     for note in found["notes"]:
@@ -129,6 +130,16 @@ def _remat(rows: Sequence[Figures]) -> Iterator[str]:
         fits = "fits" if row["fits"] else "does not fit"
         mark = "  <- the fastest that fits" if row["remat"] == chosen else ""
         yield f"learner.remat={row['remat']:<6} {row['peak_gib']:8.2f} GiB in an update, {fits}{estimate}{mark}"
+
+
+def _overlaps(rows: Sequence[Figures]) -> Iterator[str]:
+    for row in rows:
+        where = "shared devices" if row["engine_devices"] is None else f"{row['engine_devices']} devices generate"
+        yield (
+            f"{row['mode']:<20} {row['seconds']:8.1f} s a step (at least {row['bound']:.1f}), {row['tokens']:,.0f} "
+            f"tokens/s, engine idle {row['idle']:.0%}, recomputing {row['recomputed']:.0%}, staleness "
+            f"{row['staleness']:.2f}  ({where})"
+        )
 
 
 def _mesh(shape: Mapping[str, int]) -> str:

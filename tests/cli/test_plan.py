@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.config import Config
 from scope_jax.errors import UserError
+from scope_jax.plan.asynchronous import lengths_of
 from scope_jax.plan.command import SLOW_DTYPE, at_start, outline, statements
 from scope_jax.plan.hardware import cuda_compiler, hardware, started
+from scope_jax.plan.overlap import RowTokens
 from scope_jax.report.progress import Progress
 from scope_jax.run import host_memory
+from scope_jax.run.files import EPISODES, LineWriter
 from tests.plan.world import CARD, MODEL, SMALL, absent
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +216,31 @@ def test_a_small_card_on_devices_that_are_not_here(on: str, shape: str) -> None:
     assert ("NVLink" in found["assumed"]) == (found["chip"] == "H100")
 
 
+def test_ways_in_which_steps_may_follow_each_other_are_compared(tmp_path: Path) -> None:
+    """On shared devices and with devices of the engine's own, those that fit; with lengths of a run or stated ones."""
+    more = ("--on", "8xH100", "--quick", "--json")
+    result = CliRunner().invoke(app, ["plan", "configs/ssp/qwen2.5-7b.toml", *more, "--async", "512:1500:800"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["overlaps"]
+    by_way = {(row["mode"], row["engine_devices"]): row for row in rows}
+    assert ("one step ahead", None) not in by_way and {None, 4} <= {devices for _, devices in by_way}
+    shared = [by_way[mode, None] for mode in ("synchronous", "max_staleness = 1", "max_staleness = 2")]
+    assert shared[0]["seconds"] > shared[1]["seconds"] >= 0.98 * shared[2]["seconds"] >= 0.95 * shared[2]["bound"]
+    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    assert "max_staleness = 2" in result.stderr and "(4 devices generate)" in result.stderr
+    (tmp_path / "run").mkdir()
+    episodes = [
+        {"step": step, "role": "solver", "group": "", "reward": 0.0, "parts": {}, "advantage": 0.0, "trained": True,
+         "tokens": 40, "sampled": 10, "text": {}}
+        for step in (1, 2) for _ in range(6)
+    ]  # fmt: skip
+    LineWriter(tmp_path / "run" / EPISODES).add(episodes)
+    lengths = lengths_of(str(tmp_path / "run"), 512)
+    assert lengths.count == 6 and lengths.trained == 240 and {*lengths.rows} == {RowTokens(30, 10)}
+    for stated in ("nowhere", "512:300", "0:1:1", "4:600:5", "a:b:c"):
+        assert "--async is" in refused("configs/ssp/atlas.toml", "--quick", "--on", "1xH100", "--async", stated)
+
+
 def test_train_refuses_a_card_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence is that of the plan, and no run folder is made."""
     monkeypatch.setattr("scope_jax.plan.hardware.hardware", lambda on: absent(1, 0.001))
@@ -229,7 +257,8 @@ def test_a_run_says_what_it_takes_and_is_refused_where_that_cannot_fit(
     """By arithmetic, for the card as it is given, before anything is loaded. What may fit goes on, with a warning."""
 
     def loop(cfg: Config, folder: Path, progress: Progress, *options: Any) -> None:
-        options[-1](cfg)
+        before, _ = options[-2:]
+        before(cfg)
         raise UserError("the run went on.")
 
     monkeypatch.setattr("scope_jax.train.train", loop)
