@@ -40,6 +40,7 @@ def train(
     mirror: Mirror | None = None,
     accept_inputs: bool = False,
     before: Callable[[Config], None] = lambda cfg: None,
+    schedule: Path | None = None,
 ) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
@@ -65,6 +66,7 @@ def train(
         accept_inputs=accept_inputs,
         before=before,
         follow=progress.follow,
+        schedule=schedule,
     )
     if isinstance(steps, int):
         used = {"seconds": time.monotonic() - began, "programs_compiled": 0}

@@ -280,8 +280,9 @@ def _replay_step(run: Path, step: int, as_json: bool) -> None:
     if not (card := run / "config.toml").is_file():
         raise UserError(f"{run} is not the folder of a run: {card} is missing.")
     from scope_jax.run.replaying import replay as play
+    from scope_jax.train import learn
 
-    played = play(load(card, None), run, step, tell)
+    played = play(load(card, None), run, step, tell, learn)
     places = ", ".join(map(str, played.different[:10]))
     outcome = f"{len(played.different)} came out otherwise (from 0: {places})" if played.different else "all the same"
     typer.echo(f"step {step}: {played.episodes} episodes, {outcome}", err=as_json)

@@ -27,6 +27,9 @@ def report(
             help="Folder of the report [default: RUN/report], or page of a comparison [default: in the first report].",
         ),
     ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print when the steps were played and learned, of a run whose steps overlap.")
+    ] = False,
     trusted_host: TrustedHosts = None,
     as_json: Json = False,
 ) -> None:
@@ -42,6 +45,14 @@ def report(
         raise UserError(f"{to} cannot hold the page of a comparison; give a file that ends in .html.")
     if trusted_host and not watch:
         raise UserError("--trusted-host is for a report that is served; add --watch, or remove it.")
+    if text:
+        from scope_jax.report.timeline import timeline_of
+
+        for run in runs:
+            if (timeline := timeline_of(run)) is None:
+                raise UserError(f"the steps of {run} do not overlap (train.max_staleness), so it has no timeline.")
+            typer.echo(timeline.text())
+        return
     if watch:
         if len(runs) > 1:
             raise UserError("--watch shows one run; give one run folder.")

@@ -42,6 +42,10 @@ def train(
     accept_inputs: Annotated[
         bool, typer.Option("--accept-inputs", help="Go on although data, prompts or other files of the run changed.")
     ] = False,
+    schedule: Annotated[
+        Path | None,
+        typer.Option("--schedule", metavar="RUN", help="Repeat when the weights of another run's steps changed."),
+    ] = None,
     plan_first: Annotated[
         bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
     ] = False,
@@ -75,7 +79,7 @@ def train(
                 model = f"model.checkpoint={json.dumps(here.model.checkpoint, ensure_ascii=False)}"
                 _plan_here(card, [*sets, model], folder, progress.say)
 
-            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, before)
+            results = loop(cfg, folder, progress, profile, mirror, accept_inputs, before, schedule)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
                 progress.say(used(folder))
@@ -146,6 +150,14 @@ def plan(
     remat: Annotated[
         bool, typer.Option("--remat", help="Compare every value of learner.remat, and name the fastest that fits.")
     ] = False,
+    overlapping: Annotated[
+        str | None,
+        typer.Option(
+            "--async",
+            metavar="RUN|EPISODES:READ:SAMPLED",
+            help="Simulate steps that overlap, with episodes of a run, or of so many tokens.",
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="By arithmetic alone, in seconds: nothing is compiled, no device started.")
     ] = False,
@@ -166,6 +178,7 @@ def plan(
 
     sets = set_ or []
     options: dict[str, Any] = {"model_config": model_config, "index": index, "whole": whole, "remat": remat}
+    options["overlapping"] = overlapping
     found = make(card, sets, here or hardware(on), **options, tell=tell)
     for line in lines(found):
         typer.echo(line, err=as_json)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import Count, LocalPath, Seconds, Section
+from scope_jax.config.base import Count, LocalPath, Seconds, Section, Whole
 
 
 class WatchRule(Section):
@@ -52,6 +52,13 @@ class TrainSection(Section):
     """Play a step with the weights before the last update, while that one is computed
     (docs/rollouts.md#one-step-off-policy); needs `rollout.devices`, and `rollout_cap` or `old_logprobs = "rollout"` in
     the losses."""
+    max_staleness: Whole = 0
+    """Updates that the weights with which a step begins to be played may lack; newer weights are taken over while its
+    rollouts are under way, and steps overlap (docs/asynchronous.md). Needs `rollout_cap`, `rollout_mask` or
+    `old_logprobs = "rollout"` in the losses. 0: steps follow each other."""
+    plays: Count | None = None
+    """Steps that are played at a time; default, and most: `max_staleness` + 1. What a game remembers of its steps is
+    read so many steps late, less one."""
     offload: bool = False
     """Keep policies (weights, moments, reference) in host memory while they are not trained; the engine keeps the
     weights of the policy being sampled."""
@@ -68,6 +75,30 @@ class TrainSection(Section):
     less than the `grace` of the launcher in use."""
     spool: LocalPath = ".cache/objects"
     """Local folder for copies of runs and data on object storage (docs/operations.md#object-storage)."""
+
+    @property
+    def overlapping(self) -> int:
+        """Steps that are played at a time."""
+        return self.max_staleness + 1 if self.plays is None else self.plays
+
+    @model_validator(mode="after")
+    def _steps_overlap_in_one_way(self) -> TrainSection:
+        if self.one_step_off_policy and self.max_staleness:
+            raise ValueError(
+                "one_step_off_policy and max_staleness are two ways to play steps before the updates before them; "
+                "remove one"
+            )
+        if self.overlapping > self.max_staleness + 1:
+            raise ValueError(
+                f"plays is {self.plays}, but with max_staleness = {self.max_staleness} a step begins when no more than "
+                f"{self.max_staleness} of the updates before it are missing; lower it to {self.max_staleness + 1}"
+            )
+        if self.steps is not None and self.max_staleness >= self.steps:
+            raise ValueError(
+                f"max_staleness is {self.max_staleness}, but there are {self.steps} steps, before the last of which "
+                f"{self.steps - 1} updates can be missing; lower it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_stall_is_noticed(self) -> TrainSection:

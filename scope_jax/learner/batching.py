@@ -34,6 +34,7 @@ from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.decoder.context import token_order
 
 DEPTH = 1024  # tokens of context, by which the distance of sampler and trainer is reported
+STALEST = 4  # steps, by which it is reported too, where steps overlap; staler tokens are counted with these
 ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the others have one of slots,
 PICKED = "picked"  # but for this one, which has further axes
 FEW_MICRO_BATCHES = 16  # their places cost memory only
@@ -95,6 +96,8 @@ class Batch(struct.PyTreeNode):
     """Of the update's episodes, in order."""
     depths: int = struct.field(pytree_node=False)
     """Pieces of DEPTH tokens that the longest datum may have."""
+    stale_MN: Leaf = None
+    """Steps that the weights lacked which sampled the token, at most STALEST; None if steps do not overlap."""
     teacher_MN: Leaf = None
     """The teacher's log-probs; None if the card has no teacher."""
     picked_MBTLk: Leaf = None
@@ -173,9 +176,15 @@ def pieces_of(
             credit = _of_sampled(datum.credit_T if policy else None, datum, "credit_T", episode)
             teacher = _of_sampled(datum.teacher_T if taught else None, datum, "teacher_T", episode)
             loss = (advantage + credit, teacher, number, length, opens, source, temperature, episode.weight)
-            pieces.append(Piece(datum, *loss, roles.index(episode.role) * depths))
+            pieces.append(Piece(datum, *loss, roles.index(episode.role) * depths, _stale(datum, episode)))
             source, opens = source + count, False
     return pieces
+
+
+def _stale(datum: Datum, episode: Episode) -> np.ndarray | None:
+    if datum.versions_T is None:
+        return None
+    return np.clip(episode.learned - datum.versions_T[datum.sampled_T], 0, STALEST)
 
 
 def _deal(rows: Sequence[Node], bins: int, capacity: int) -> list[list[Node]]:
@@ -222,6 +231,8 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[Node]) 
             arrays["temperature"][place, window] = piece.temperature
             arrays["weight"][place, window] = piece.weight
             arrays["cell"][place, window] = piece.cell + sampled // DEPTH
+            if piece.stale is not None:
+                arrays["stale"][place, window] = piece.stale
             slot = window.stop
 
 
@@ -240,11 +251,18 @@ def _laid_out(row: Node, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[Pie
 
 
 def _empty(
-    bins: int, rows: int, width: int, slots: int, taught: bool = False, picked: np.ndarray | None = None
+    bins: int,
+    rows: int,
+    width: int,
+    slots: int,
+    taught: bool = False,
+    picked: np.ndarray | None = None,
+    stale: bool = False,
 ) -> dict[str, np.ndarray]:
     """picked: anything of the shape [..., L, k] and dtype of the picked experts; None: there are none."""
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ROWS}
-    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence", "cell")}
+    integers = ("index", "targets", "sequence", "cell", *(("stale",) if stale else ()))
+    arrays |= {name: np.zeros((bins, slots), np.int32) for name in integers}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
     floats = ("length", "advantage", "behaviour", "weight", *(("teacher",) if taught else ()))
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in floats}
@@ -321,7 +339,8 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
     device_N, local_N = np.divmod(place_T[t_N], own)
     device_N = np.where(arrays["mask"], device_N, -1)
     most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
-    made = _empty(bins, rows, width, context * slots_for(most, chunk), "teacher" in arrays, arrays.get(PICKED))
+    slots = context * slots_for(most, chunk)
+    made = _empty(bins, rows, width, slots, "teacher" in arrays, arrays.get(PICKED), "stale" in arrays)
     of_tokens = made.keys() & {*ROWS, PICKED}
     for name in of_tokens:
         made[name] = arrays[name][:, :, order]
@@ -414,7 +433,8 @@ def pack(
     slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
     taught = card is not None and card.teacher != "none"
-    arrays = _empty(padded * row_shards, share, width, slots, taught, _picked(pieces))
+    stale = any(piece.stale is not None for piece in pieces)
+    arrays = _empty(padded * row_shards, share, width, slots, taught, _picked(pieces), stale)
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
     if context > 1:

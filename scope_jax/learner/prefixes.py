@@ -35,6 +35,7 @@ class Piece:
     temperature: float
     weight: float
     cell: int = 0  # of its first 1,024 tokens, see `Batch.cell_MN`
+    stale: np.ndarray | None = None  # of the sampled tokens, see `Batch.stale_MN`
 
     @cached_property
     def sampled(self) -> int:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner import losses
-from scope_jax.learner.batching import Batch
+from scope_jax.learner.batching import STALEST, Batch
 from scope_jax.learner.fitting import fitted
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
@@ -208,7 +208,7 @@ class LearnerPrograms:
                 local = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
                 sequences = jax.tree.map(self.shards.sum_rows, local)
             parts = losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
-            return parts.numerator, (parts.sums, parts.per_token, _by_depth(logp_N, tokens, micro, card), parts.maxima)
+            return parts.numerator, (parts.sums, parts.per_token, _by_place(logp_N, tokens, micro, card), parts.maxima)
 
         def one(number: Any) -> tuple[Any, Any]:
             grads, metrics = jax.grad(numerator, has_aux=True)(params, _micro(batch, number), _micro(scores, number))
@@ -240,14 +240,14 @@ class LearnerPrograms:
             denominator = losses.denominator(
                 card, computed + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
             )
-            grads, (sums, per_token, by_depth, maxima) = self._gradient(state.params, base, batch, scores, card)
+            grads, (sums, per_token, by_place, maxima) = self._gradient(state.params, base, batch, scores, card)
             grads = self.shards.sum_gradients(grads, self.layout.specs)
             grads = jax.tree.map(lambda grad: grad / denominator, grads)
             norm = global_norm(grads, self.layout.specs)
             state, rate, taken = advance(state, grads, norm, self.layout.optimizer)
             metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
             metrics |= {name: self.shards.sum_rows(value) / computed for name, value in per_token.items()}
-            metrics |= {name: self.shards.sum_rows(value) for name, value in by_depth.items()}
+            metrics |= {name: self.shards.sum_rows(value) for name, value in by_place.items()}
             metrics |= {name: self._largest(value) for name, value in maxima.items()}
             metrics |= self._trained(batch, **counts) | self._moved(state, norm, rate, taken)
             return state, metrics | self._padding(batch, computed)
@@ -307,16 +307,23 @@ class LearnerPrograms:
         return lax.pmax(value, self.shards.rows) if self.shards.rows else value
 
 
-def _by_depth(
+def _by_place(
     logp_N: Float[Array, " N"], tokens: losses.LossInputs, micro: Batch, card: LossCard
 ) -> dict[str, Float[Array, ""]]:
-    """Tokens, and sums of `losses.mismatch`, of each role at each depth; only of policies."""
+    """Tokens, and sums of `losses.mismatch`, of each role at each depth and, where steps overlap, at each staleness;
+    only of policies."""
     if card.objective != "policy":
         return {}
     signed_N, kl_N = losses.mismatch(logp_N, tokens, card)
-    found = {}
+    places = {}
     for number, (role, depth) in enumerate(itertools.product(micro.roles, range(micro.depths))):
-        here_N = tokens.mask_N & (micro.cell_MN == number)
+        places[role, f"{depth + 1}k"] = micro.cell_MN == number
+    if micro.stale_MN is not None:
+        for (number, role), stale in itertools.product(enumerate(micro.roles), range(STALEST + 1)):
+            of_role_N = micro.cell_MN // micro.depths == number
+            places[role, f"stale{stale}"] = of_role_N & (micro.stale_MN == stale)
+    sums = {}
+    for (role, place), here_N in places.items():
         for name, value_N in (("tokens", jnp.ones_like(signed_N)), ("bias", signed_N), ("kl", kl_N)):
-            found[f"{role}/mismatch_{name}@{depth + 1}k"] = jnp.sum(jnp.where(here_N, value_N, 0.0))
-    return found
+            sums[f"{role}/mismatch_{name}@{place}"] = jnp.sum(jnp.where(tokens.mask_N & here_N, value_N, 0.0))
+    return sums

@@ -36,6 +36,9 @@ class Datum:
     picked_TLk: np.ndarray | None = None
     """The experts that the engine's routers picked of each token (`Row.picked_TLk`), which the policy's pick again in
     an update; a token whose first two are equal has none. None: the policy's routers pick for themselves."""
+    versions_T: np.ndarray | None = None
+    """How many steps had been learned by the weights that sampled the token, int32, 0 where not sampled; None: steps do
+    not overlap. Only metrics follow from them."""
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -51,6 +54,9 @@ class Datum:
                     np.concatenate([zeros, np.asarray(row.logprobs_T, np.float32)]),
                     None if row.entropies_T is None else np.concatenate([zeros, row.entropies_T]),
                     picked_TLk=row.picked_TLk,
+                    versions_T=None
+                    if row.versions_T is None
+                    else np.concatenate([np.zeros(len(prompt), np.int32), row.versions_T]),
                 )
             )
         return tuple(datums)
@@ -77,6 +83,15 @@ class Datum:
             np.concatenate([zeros.astype(bool), self.sampled_T[start:]]),
             np.concatenate([zeros, self.logprobs_T[start:]]),
         )
+
+
+def staleness(episode: Episode) -> np.ndarray:
+    """How many steps had been learned less than before its update when its tokens were sampled, of all its sampled
+    tokens, int32; empty where datums have no versions."""
+    values = [
+        episode.learned - datum.versions_T[datum.sampled_T] for datum in episode.datums if datum.versions_T is not None
+    ]
+    return np.concatenate(values) if values else np.zeros(0, np.int32)
 
 
 def transcript(completion: Completion) -> list[dict[str, Any]]:
@@ -134,6 +149,8 @@ class Episode:
     """Sampling temperature."""
     weight: float = 1.0
     """Factor of its terms in the loss of its update."""
+    learned: int = 0
+    """How many steps are learned before it is, where datums have `versions_T`."""
     padding: bool = False
     """Fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
     counts in the divisor of its update's loss."""

@@ -24,7 +24,7 @@ from scope_jax.plan.memory import PHASES, Peak, Residents, Teacher
 from scope_jax.plan.programs import Compiled
 from scope_jax.plan.programs import compiled as compiled_program
 from scope_jax.rollouts.engine import Engine
-from scope_jax.run.assemble import assemble_learner, keeps_reference, sampled
+from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, process_mesh, rollout_mesh
 from scope_jax.run.scoring import teacher_program
@@ -112,7 +112,7 @@ class Planner:
         """What lives on a device with this engine."""
         game = game_of(cfg)
         policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
-        models = len(sampled(cfg, game)) if cfg.train.one_step_off_policy and learner.adapter is None else 1
+        models = len(game.sampled(cfg)) if cfg.train.one_step_off_policy and learner.adapter is None else 1
         copies = models if models > 1 else 0  # as `Sampler.hold` has them
         index = cfg.retrieval is not None and cfg.retrieval.url is None
         how = (self.vectors, searching, teachers, copies, game.updates(cfg), index)

@@ -20,7 +20,7 @@ from scope_jax.play.exams import Exam, plain_exam
 from scope_jax.play.roles import Role
 from scope_jax.play.step import Memory, Played, Step
 from scope_jax.play.tool_calls import Service, Tool
-from scope_jax.play.tools import Tools
+from scope_jax.play.tools import BASE, Tools
 
 ACTOR = "actor"
 FILES = tuple(kind for kind in get_args(Kind) if kind in DataSection.model_fields)  # keys of [data] named as their kind
@@ -74,6 +74,11 @@ class Examined:
     """Something may be wrong with it."""
 
 
+def nothing_remembered(cfg: Config, memory: Memory, outcome: Any, number: int) -> tuple[Memory, Metrics]:
+    """What a game without a memory remembers of a step."""
+    return memory, {}
+
+
 def no_tools(cfg: Config) -> tuple[Tool, ...]:
     """Those of a game that brings none."""
     return ()
@@ -98,11 +103,13 @@ class Game:
     For the report: values of settings that change during a run, and, in the text of an episode, why it was "rejected"
     ("": it was not). Signs of collapse are measured from the episodes (`play.collapse`).
     """
-    remember: Callable[[Config, Memory, Any, int], tuple[Memory, Metrics]] = lambda cfg, memory, outcome, number: (
-        memory,
-        {},
-    )
+    remember: Callable[[Config, Memory, Any, int], tuple[Memory, Metrics]] = nothing_remembered
     """(card, memory, outcome of a step, its number from 0) → the memory after it, and metrics that describe that."""
+    ahead: Callable[[Config, Memory, int], Memory | None] | None = None
+    """(card, memory after a step, number) → what the step reads that follows so many steps later, if those between are
+    not over yet (`train.max_staleness`): the memory, with what is known of it by then, such as a position in the rows,
+    as of that step; None: it waits for the steps between. No function: steps of the game do not overlap, unless it
+    remembers nothing."""
     start: Callable[[Config], Memory] = lambda cfg: {}
     """Memory before the first step."""
     arrange: Callable[[Config, Updates], Updates] = lambda cfg, updates: updates
@@ -156,6 +163,15 @@ class Game:
                 f"the game {self.name} needs a `source`, or one of {', '.join(FILES)} at the head of `data`."
             )
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether its steps may overlap."""
+        return self.ahead is not None or self.remember is nothing_remembered
+
+    def memory_ahead(self, cfg: Config, memory: Memory, steps: int) -> Memory | None:
+        """As `ahead`."""
+        return memory if self.ahead is None or not steps else self.ahead(cfg, memory, steps)
+
     def policies(self, cfg: Config) -> tuple[str, ...]:
         """The trained policies; each has its own optimiser and starts from the base model unless the card sets another
         checkpoint."""
@@ -164,6 +180,10 @@ class Game:
     def uses_base(self, cfg: Config) -> bool:
         """True if it samples from the base model (a frozen judge), apart from its use as the KL reference."""
         return roles.sample_base(self.roles(cfg))
+
+    def sampled(self, cfg: Config) -> tuple[str, ...]:
+        """The models that a step samples with, by name."""
+        return (*self.policies(cfg), *((BASE,) if self.uses_base(cfg) else ()))
 
     def judges(self, cfg: Config) -> dict[str, JudgeSection]:
         """The external models it uses, by the names of their roles."""
@@ -239,15 +259,28 @@ def play_step(
 ) -> tuple[list[Episode], Memory, Metrics]:
     """(episodes, memory, metrics) of the step after `number` steps; `memory` is not modified. Raises as `check_played`
     does."""
+    episodes, outcome, metrics = rollouts_of_step(game, cfg, tools, memory, number)
+    after, of_memory = game.remember(cfg, memory, outcome, number)
+    return episodes, after, with_values({**metrics, **of_memory})
+
+
+def with_values(metrics: Mapping[str, Any]) -> Metrics:
+    """Metrics without those that a step has no value for."""
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def rollouts_of_step(
+    game: Game, cfg: Config, tools: Tools, memory: Memory, number: int
+) -> tuple[list[Episode], Any, dict[str, Any]]:
+    """(episodes, outcome, metrics) of the step after `number` steps, before it is remembered. A metric that is None has
+    no value. Raises as `check_played` does."""
     step = step_of(game, cfg, tools, memory, number)
     played = game.play(step)
     check_played(game.name, played)
-    after, of_memory = game.remember(cfg, memory, played.outcome, number)
     metrics: dict[str, Any] = {
         **samples.metrics(cfg, step.ledger.samples, played.episodes, step.roles.values()),
         **step.ledger.counts,
         **played.metrics,
-        **of_memory,
     }
     episodes = [*played.episodes, *(setting.episode for setting in played.settings)]
-    return episodes, after, {name: value for name, value in metrics.items() if value is not None}
+    return episodes, played.outcome, metrics

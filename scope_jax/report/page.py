@@ -26,10 +26,12 @@ from scope_jax.report.panels import (
     once,
     panels_of,
     speed_panels,
+    stale_panels,
     with_errors,
     words,
 )
 from scope_jax.report.settings import Settings
+from scope_jax.report.timeline import timeline_of
 from scope_jax.report.usage import usage
 from scope_jax.run import signs as limits
 from scope_jax.run.files import EPISODES, METRICS, read_records
@@ -99,7 +101,7 @@ def drawn(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str,
     """The charts of the page by section: those of `panels`, and those that all games have; no metric is in two."""
     sections: dict[str, Sequence[Panel]] = {
         "curves": panels,
-        "learning": (*LEARNING, *depth_panels(lines)),
+        "learning": (*LEARNING, *depth_panels(lines), *stale_panels(lines)),
         "speed": speed_panels(lines),
         "collapse": collapse_panels(lines),
     }
@@ -180,6 +182,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             episodes=episodes,
             evaluated=evaluated,
             sections=sections,
+            timeline=timeline_of(run),
             usage=usage(run, [line for line in lines if "time/play" in line]),
             signs=sorted((sign for sign in signs if sign not in zero), key=lambda sign: not sign.level),
             zero=[words(f"{sign.who}/{sign.name}".replace(REJECTED, "rejected, ")) for sign in zero],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,8 @@ WORDS = {  # in legends; of other names the underscores are left out
     "implicit_accuracy": "pairs ranked as given",
     "mismatch_kl": "KL",
     "mismatch_bias": "sign",
+    "staleness_mean": "mean",
+    "staleness_max": "most",
 }
 
 LEARNING = (
@@ -65,9 +68,22 @@ def panels_of(run: Path, system: str) -> Sequence[Panel]:
     return [Panel(**{**panel, "names": tuple(panel["names"])}) for panel in panels]
 
 
+def stale_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
+    """Of steps that overlap: how many steps the weights lacked that sampled a token, and the distance of sampler and
+    trainer by that."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    lacked = tuple(name for name in names if name.endswith(("/staleness_mean", "/staleness_max")))
+    distances = tuple(name for name in names if "/mismatch_kl@stale" in name)
+    panels = (
+        Panel("Steps that the weights lacked when they sampled", lacked, False),
+        Panel("KL of sampler and trainer by the steps lacked", distances, False, log=True),
+    )
+    return tuple(panel for panel in panels if panel.names)
+
+
 def depth_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:
     """The distance of sampler and trainer by role and tokens of context, 1,024, 2,048 and so on by powers of two."""
-    names = dict.fromkeys(name for line in lines for name in line if "/mismatch_" in name and "@" in name)
+    names = dict.fromkeys(name for line in lines for name in line if re.search("/mismatch_.*@[0-9]+k$", name))
     depths = {name: int(name.rpartition("@")[2].removesuffix("k")) for name in names}
     if max(depths.values(), default=1) == 1:
         return ()  # the metrics of all tokens say the same

@@ -8,6 +8,7 @@ from scope_jax.errors import UserError
 from scope_jax.learner.programs import context_attention
 from scope_jax.models.decoder.adapter import adapted
 from scope_jax.models.decoder.transformer import check_tensor
+from scope_jax.multihost import distributed
 from scope_jax.play import exams
 from scope_jax.play.tool_responder import check_answered
 from scope_jax.play.tools import BASE
@@ -43,6 +44,41 @@ def ahead(opened: OpenedCard) -> None:
             raise UserError(
                 f"with train.one_step_off_policy the episodes of {update.name} come from older weights, but its loss "
                 "does not correct for that; set rollout_cap there, for example to 2.0."
+            )
+
+
+def overlapping(opened: OpenedCard) -> None:
+    """Steps that overlap sample with one set of weights, are of a game that allows it, and are learned with a loss that
+    corrects for older weights."""
+    cfg, game = opened.cfg, opened.game
+    if not cfg.train.max_staleness:
+        return
+    key = "train.max_staleness"
+    if distributed.count() > 1:
+        raise UserError(f"{key} works with one process so far, and this run has {distributed.count()}; remove it.")
+    updates = [update for update in game.updates(cfg) if update.card.objective == "policy"]
+    if not updates:
+        raise UserError(f"{key} is about rollouts, but {cfg.system} trains on given texts; remove it.")
+    if not game.overlaps:
+        raise UserError(
+            f"{key} lets steps overlap, but a step of {game.title} follows from all of the one before; remove it."
+        )
+    if len(models := game.sampled(cfg)) > 1:
+        raise UserError(
+            f"{key} lets steps overlap on one engine with one set of weights, but {game.title} samples with those of "
+            f"{', '.join(models)}; remove it."
+        )
+    if teachers := [name for name, teacher in cfg.teachers.items() if teacher.checkpoint is not None]:
+        raise UserError(
+            f"{key} lets a step be played while others use the devices, which teachers with weights of their own "
+            f"([teachers.{teachers[0]}]) need too; serve it and give its endpoint, or remove {key}."
+        )
+    for update in updates:
+        card = update.card
+        if not card.corrects_rollout and card.old_logprobs == "learner":
+            raise UserError(
+                f"with {key} the episodes of {update.name} come from older weights, but its loss does not correct for "
+                'that; set rollout_cap there, for example to 2.0, or rollout_mask, or old_logprobs = "rollout".'
             )
 
 

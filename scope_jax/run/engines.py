@@ -20,6 +20,7 @@ from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.multihost import distributed
 from scope_jax.rollouts.budget import least_bytes, pages_within, state_bytes
 from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.flight import FlightRollouts
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.rollouts.tools import BatchedTool
@@ -34,6 +35,8 @@ THREADS = 256  # most responders at a time, unless the card says otherwise
 def rollouts_of(cfg: Config, engine: Engine, tokenizer: Tokenizer, search: BatchedTool[Any] | None) -> LocalRollouts:
     """The engine with its driver. search: the tool that responders call, if the card's game searches."""
     threads, ahead = threads_of(cfg), ahead_of(cfg, engine)
+    if cfg.train.max_staleness:
+        return FlightRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
     return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
 
 

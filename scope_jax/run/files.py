@@ -7,6 +7,8 @@
     exams.jsonl.gz         measures of every exam question during training
     evaluations.jsonl.gz   what `scope-jax eval` got from checkpoints of the run, see `evaluation.evaluations`
     tool_calls.jsonl.gz    what tools, graders and other services answered in complete steps, see `recording`
+    schedule.jsonl         when caches were computed, of a run whose steps overlap, see `rollouts.schedule`
+    timeline.jsonl         of such a run: when steps were played and learned, in seconds since the epoch
     calls/<process>.jsonl  the same of steps that are not complete, or without a checkpoint
 
 The lines of a step are on disk before its checkpoint, which knows how far each file goes, and lines after it are
@@ -42,6 +44,7 @@ from scope_jax.run.lines import (
 METRICS, EPISODES = "metrics.jsonl", "episodes.jsonl"
 JUDGEMENTS, TOKENS, EXAMS = "judgements.jsonl.gz", "tokens.jsonl.gz", "exams.jsonl.gz"
 EVALUATIONS, TOOL_CALLS, CALLS = "evaluations.jsonl.gz", "tool_calls.jsonl.gz", "calls"
+SCHEDULE, TIMELINE = "schedule.jsonl", "timeline.jsonl"
 Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by name: what the value must be, in words and as a test
 
 
@@ -124,6 +127,21 @@ CALL: Fields = {
     "text": TEXT,
     "status": TEXT,
 }
+BAR: Fields = {
+    "kind": ("play, update, exam or swap", lambda value: value in ("play", "update", "exam", "swap")),
+    "began": NUMBER,
+    "ended": NUMBER,
+}
+SWAP: Fields = {"swap": ("true", lambda value: value is True)}
+PAIR: Fields = {
+    "play": COUNT,
+    "role": TEXT,
+    "rollout": TEXT,
+    "sample": COUNT,
+    "agent": TEXT,
+    "row": COUNT,
+    "tokens": COUNT,
+}
 GIVEN: Fields = {"name": TEXT, "item": THERE, "time": COUNT, "value": THERE}
 
 
@@ -147,6 +165,7 @@ class FileKind:
 KEPT = "put the file back, or remove this line and those after it: the run goes on without them"
 SHOWN = "put the file back, or move it away: only reports read it"
 ASKED = "put the file back, or remove this line and those after it: what they answered is asked again"
+SCHEDULED = "put the file back, or remove this line and those after it: what they say is decided anew"
 REPLAYED = "put the file back, or move it away: the run goes on, but these steps cannot be replayed"
 FILES = {
     METRICS: FileKind(lambda record: dict.fromkeys(record, NUMBER), True, KEPT),
@@ -159,6 +178,9 @@ FILES = {
     ),
     TOOL_CALLS: FileKind(_of_call, False, REPLAYED),  # cut by the recording, which takes these lines over
     CALLS: FileKind(_of_call, False, ASKED),
+    TIMELINE: FileKind(lambda record: BAR, True, SHOWN),
+    # Not cut: a resume repeats what was after its checkpoint.
+    SCHEDULE: FileKind(lambda record: SWAP if "swap" in record else PAIR, False, SCHEDULED),
 }
 
 

@@ -32,6 +32,7 @@ from scope_jax.run.files import (
     FILES,
     JUDGEMENTS,
     METRICS,
+    TIMELINE,
     TOKENS,
     LineWriter,
     RunError,
@@ -219,6 +220,11 @@ class RunFolder:
         if self.token_bytes is not None:
             self._writers[TOKENS].add(token_records(step, episodes, self.token_bytes))
         self._writers[EPISODES].add(_plain(episode_record(step, episode)) for episode in episodes)
+
+    def timeline(self, step: int, kind: str, began: float, ended: float) -> None:
+        """Appends when something of a step began and ended (`files.BAR`), in seconds since the epoch."""
+        if writes():
+            self._writers[TIMELINE].add([{"step": step, "kind": kind, "began": began, "ended": ended}])
 
     def exams(self, step: int, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Appends the measures of an evaluation's questions, by name of the set; returns when they are on disk."""

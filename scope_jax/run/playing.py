@@ -11,7 +11,6 @@ from scope_jax.play.rollouts import Interaction, Rollout
 from scope_jax.rollouts.interactions import ActiveInteraction, InteractionEngine
 from scope_jax.rollouts.keys import key_data
 from scope_jax.run.processes import HandedOut, together
-from scope_jax.run.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class PlayCall:
     """That of a sample of a rollout, by its number and the name of the group whose prompt it has."""
     local: InteractionEngine
     """This process's."""
-    sampler: Sampler
-    """Loads weights into it."""
+    load: Callable[[str], None]
+    """Loads the weights of a policy into it."""
 
     @property
     def what(self) -> str:
@@ -95,7 +94,7 @@ class PlayCall:
         for place in part:
             for sample in range(self.samples):
                 driver = self.driver(self.rollouts[place], sample, group)
-                yield _Sample(driver, self.local.interaction(driver))
+                yield _Sample(driver, self.local.interaction(driver, (self.rollouts[place].name, sample)))
 
     def _decode(
         self, what: str, first: Sequence[ActiveInteraction], later: Iterator[Sequence[ActiveInteraction]]
@@ -120,5 +119,5 @@ class PlayCall:
         wanted = {next(iter(self.weights))}
         while wanted:
             name = next(name for name in self.weights if name in wanted)
-            self.sampler.use(self.weights[name])
+            self.load(self.weights[name])
             wanted = set().union(*together(partial(turn, name), what))

@@ -7,19 +7,21 @@
                          …], "entropies": [0.11, null, …]}, …]}
     exams.jsonl.gz       {"step": 20, "set": "held_out", "question": 3, "of": "5f1d08c2", "measures": {"accuracy": 0.5}}
 
-`episode` is the index, from 0, of an episode among the step's lines in episodes.jsonl. Judgements: one line per
-request; malformed replies are included, and a reply to several identical requests is repeated for each; a reply that
-was cut also has "cut", the reason. Tokens: one line per episode with sampled tokens; a row begins with its first
-sampled token, as the prompt before it is in episodes.jsonl; logprobs are natural logarithms of the probability with
-which the engine sampled the token, entropies (with `log.entropies`) in nats of the distribution that this probability
-is of, both with two decimals and null for a token that was read. Exams: one line per question; a measure is averaged
-over the question's answers; `question` is the index, from 0, in the set and `of` a checksum of its text, so that two
-runs can be compared question by question.
+Where steps overlap, an episode has "versions": of each of its rows pairs of how many steps the weights had learned and
+how many of the row's sampled tokens are theirs. `episode` is the index, from 0, of an episode among the step's lines in
+episodes.jsonl. Judgements: one line per request; malformed replies are included, and a reply to several identical
+requests is repeated for each; a reply that was cut also has "cut", the reason. Tokens: one line per episode with
+sampled tokens; a row begins with its first sampled token, as the prompt before it is in episodes.jsonl; logprobs are
+natural logarithms of the probability with which the engine sampled the token, entropies (with `log.entropies`) in nats
+of the distribution that this probability is of, both with two decimals and null for a token that was read. Exams: one
+line per question; a measure is averaged over the question's answers; `question` is the index, from 0, in the set and
+`of` a checksum of its text, so that two runs can be compared question by question.
 """
 
 from __future__ import annotations
 
 import codecs
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -49,8 +51,21 @@ def episode_record(step: int, episode: Episode) -> Record:
         "trained": episode.trained,
         "tokens": sum(len(datum.ids_T) for datum in episode.datums),
         "sampled": sum(int(datum.sampled_T.sum()) for datum in episode.datums),
+        **({"versions": versions} if (versions := version_runs(episode)) else {}),
         "text": episode.text,
     }
+
+
+def version_runs(episode: Episode) -> list[list[list[int]]]:
+    """Of each row with sampled tokens, where steps overlap: how many steps had been learned by the weights, and how
+    many sampled tokens in a row are theirs, as pairs; [] where steps do not overlap."""
+    runs = []
+    for datum in episode.datums:
+        if datum.versions_T is None or not datum.sampled_T.any():
+            continue
+        versions = datum.versions_T[datum.sampled_T].tolist()
+        runs.append([[version, len(list(tokens))] for version, tokens in itertools.groupby(versions)])
+    return runs
 
 
 # ----------------------------------------------------------------------------------------------------------- judgements

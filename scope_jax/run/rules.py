@@ -170,6 +170,7 @@ RULES = (
     Rule("policies", ("training",), card_rules.policies),
     Rule("names of teachers", ("training",), card_rules.teacher_names),
     Rule("steps played ahead", ("training",), card_rules.ahead),
+    Rule("steps that overlap", ("training",), card_rules.overlapping),
     Rule("replay of experts", ("training",), card_rules.replay),
     Rule("measures", ("training",), card_rules.measures),
     Rule("calls of roles", ("training",), card_rules.calls),

@@ -35,10 +35,12 @@ from scope_jax.run.inputs import Inputs
 from scope_jax.run.lines import DamagedFile
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.origin import OriginError, check_game, with_origin
+from scope_jax.run.overlapping import OverlappingSteps
 from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import by_one
 from scope_jax.run.programs import keep_programs
 from scope_jax.run.sampler import States
+from scope_jax.run.schedule_file import check_schedule, open_schedule
 from scope_jax.run.signs import Signs
 from scope_jax.run.steps import RunPosition, Steps, unpacked
 from scope_jax.run.watch import RunEnd, Watch, watch_of
@@ -56,16 +58,20 @@ def start(
     accept_inputs: bool = False,
     before: Callable[[Config], None] = lambda cfg: None,
     follow: Callable[[Callable[[], str]], None] = lambda status: None,
+    schedule: Path | None = None,
+    services: bool = True,
 ) -> tuple[Steps | int, RunFolder, RunEnd]:
     """(the steps of the card from where the run in the folder `run` is, its files, whether it is over already).
 
     Of a run that is over, with nothing left to evaluate, nothing is loaded: instead of its steps there is their number.
 
-    say, part: as `tell`, `part` of `assemble`; follow: is given what says what is going on, once there is one; the
-    others as in `train.train`, with what it raises.
+    say, part, services: as `tell`, `part`, `services` of `assemble`; without services only the record answers. follow:
+    is given what says what is going on, once there is one; the others as in `train.train`, with what it raises.
     """
     keep_programs(cfg.train.compilation_cache)
     cfg = with_origin(cfg, run)
+    if schedule is not None:
+        check_schedule(cfg, run, schedule)
     log = RunFolder(run, cfg)
     with or_closed(log):
         card, cfg = cfg, fetched(cfg, say)
@@ -83,7 +89,7 @@ def start(
         )
         before(cfg)
         say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
-        trainer = assemble(cfg, run, part, say)
+        trainer = assemble(cfg, run, part, say, services=services)
         world = trainer.world
         with or_closed(world):
             follow(world.status)
@@ -99,13 +105,18 @@ def start(
                 by_one(mirror.claim)  # not before: a start that is refused leaves a running process alone
             for sentence in log.rewind(position.done if resumed else None, checkpoints.at_resume):
                 say(sentence)
-            world.recording.open(run, position.done, checkpoints.at_resume)
+            world.recording.open(run, position.done, checkpoints.at_resume, schedule)
+            world.recording.closed = not services
             end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
             say(_beginning(cfg, run, position.done, resumed, bool(end)))
             last = position.done if end else world.game.total_steps(cfg)
             instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
             signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
-            return Steps(trainer, position, checkpoints, instruments, resumed, signs), log, end
+            parts = (trainer, position, checkpoints, instruments, resumed, signs)
+            if cfg.train.max_staleness:
+                rows = open_schedule(run, position.done, schedule)
+                return OverlappingSteps(*parts, schedule=rows, log=log), log, end
+            return Steps(*parts), log, end
 
 
 def _over(cfg: Config, run: Path) -> int | None:
@@ -132,9 +143,10 @@ def _position(trainer: Trainer, checkpoints: Checkpoints, say: Callable[[str], N
     `train.origin`, else where the card starts."""
     saved = checkpoints.resume(trainer.targets(), say)
     states, memory, done = beginning(trainer) if saved is None else trainer.start(saved)
-    ahead = memory.get("ahead") if saved is not None else None  # of an origin: played for its own card
-    played = None if ahead is None else unpacked(ahead)
-    return RunPosition(done, states, memory["game"], memory["baselines"], played), saved is not None
+    own = {} if saved is None else memory  # an origin has played for its own card
+    played = unpacked(own["ahead"]) if "ahead" in own else None
+    position = RunPosition(done, states, memory["game"], memory["baselines"], played, own.get("plays"))
+    return position, saved is not None
 
 
 def beginning(trainer: Trainer) -> tuple[States, Memory, int]:

@@ -28,7 +28,7 @@ from scope_jax.play.collapse import with_signs
 from scope_jax.play.game import play_step
 from scope_jax.play.step import Memory
 from scope_jax.run import host_memory
-from scope_jax.run.assemble import Trainer, sampled
+from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint_writer import Checkpoints
 from scope_jax.run.performance import Instruments
 from scope_jax.run.sampler import States
@@ -63,6 +63,8 @@ class RunPosition:
     """Moving baselines by "policy/role"."""
     ahead: PlayedStep | None
     """The next step, if it is played already."""
+    plays: Mapping[str, Any] | None = None
+    """Of steps that overlap: what a checkpoint holds of those that are not learned from yet (`run.overlapping`)."""
 
 
 class Steps:
@@ -82,27 +84,27 @@ class Steps:
         self.instruments = instruments
         self.resumed = resumed  # an earlier process of this run had done the steps before
         self.iteration = ""  # the name of the game's iteration that the step completed, if it is to be kept
-        self._at, self._checkpoints, self._signs = position, checkpoints, signs
+        self.position, self.checkpoints, self._signs = position, checkpoints, signs
         self._first = position.done + 1
         self.world.sampler.publish(position.states)
 
     @property
     def done(self) -> int:
         """How many steps are done; while one is running, its number."""
-        return self._at.done
+        return self.position.done
 
     @property
     def states(self) -> States:
-        return self._at.states
+        return self.position.states
 
     @property
     def baselines(self) -> Mapping[str, float]:
-        return self._at.baselines
+        return self.position.baselines
 
     @property
     def complete(self) -> bool:
         """True if the card or the game takes no further step."""
-        return self.world.finished(self._at.memory, self._at.done)
+        return self.world.finished(self.position.memory, self.position.done)
 
     def __enter__(self) -> Steps:
         return self
@@ -110,13 +112,13 @@ class Steps:
     def __exit__(self, *error: object) -> None:
         self.instruments.stop()
         with closing(self.world):
-            self._checkpoints.wait()
+            self.checkpoints.wait()
 
     # ------------------------------------------------------------------------------------------------------- one step
     @contextmanager
     def next(self) -> Iterator[PlayedStep]:
         """The next step as it is played; in the block it is learned from, and the weights are published."""
-        at, game = self._at, self.world.game
+        at, game = self.position, self.world.game
         at.done += 1
         before = game.iterations_done(self.cfg, at.memory)
         self.world.recording.begin(at.done)
@@ -124,12 +126,16 @@ class Steps:
         self.world.activity.place = f"step {at.done}" if total is None else f"step {at.done}/{total}"
         with self.instruments.step(at.done):
             with self.instruments.phase("play"), self.world.activity("playing"):
-                played = self._play(at.done - 1) if at.ahead is None else at.ahead
+                played = self.play_next()
             at.memory, at.ahead = played.memory, None
             yield played
         self.world.recording.complete(at.done)
         kept = self.cfg.train.keep_iterations and game.iterations_done(self.cfg, at.memory) > before
         self.iteration = f"iteration-{before + 1}" if kept else ""
+
+    def play_next(self) -> PlayedStep:
+        """The step that is running, as it is played."""
+        return self._play(self.position.done - 1) if self.position.ahead is None else self.position.ahead
 
     def update(self, learn: Callable[[], T]) -> T:
         """The result of `learn`, which updates the states; meanwhile the next step is played, if that is asked for.
@@ -139,30 +145,34 @@ class Steps:
         what they play through the engine's (`assemble`). An update, which takes the buffers of the states, waits until
         those of the last checkpoint are copied.
         """
-        at, game, sampler = self._at, self.world.game, self.world.sampler
+        at, game, sampler = self.position, self.world.game, self.world.sampler
         if not self.cfg.train.one_step_off_policy or self.complete or game.waits(self.cfg, at.memory):
-            with self.instruments.phase("checkpoint"):
-                self._checkpoints.copied()
-            with self.instruments.phase("learn"), self.world.activity("updating"):
-                sampler.rest()
-                self._give_back()  # the cache
-                learned = learn()
-                self._give_back()
-                return learned
+            return self.learned_alone(learn)
 
         def update() -> T:
             with self.instruments.beside("checkpoint"):
-                self._checkpoints.copied()
+                self.checkpoints.copied()
             with self.instruments.beside("learn"):
                 return learn()
 
         with ThreadPoolExecutor(1, "learner") as thread:
             with self.instruments.phase("play"), self.world.activity("playing the next step beside the update"):
-                sampler.hold(sampled(self.cfg, game))  # before the update frees what is copied
+                sampler.hold(game.sampled(self.cfg))  # before the update frees what is copied
                 learning = thread.submit(update)
                 at.ahead = self._play(at.done, lacking=1)
             with self.instruments.phase("wait"), self.world.activity("updating"):
                 return learning.result()
+
+    def learned_alone(self, learn: Callable[[], T]) -> T:
+        """The result of `learn`, while nothing is played."""
+        with self.instruments.phase("checkpoint"):
+            self.checkpoints.copied()
+        with self.instruments.phase("learn"), self.world.activity("updating"):
+            self.world.sampler.rest()
+            self._give_back()  # the cache
+            learned = learn()
+            self._give_back()
+            return learned
 
     def _give_back(self) -> None:
         """Of a CPU, whose memory is the host's, what is free."""
@@ -172,16 +182,17 @@ class Steps:
     def _play(self, step: int, lacking: int = 0) -> PlayedStep:
         """The step after `step` steps, with the weights that are published. lacking: updates before it that these
         lack."""
-        self.world.execution.begin()
-        episodes, memory, metrics = play_step(self.world.game, self.cfg, self.world.tools(step), self._at.memory, step)
+        episodes, memory, metrics = play_step(
+            self.world.game, self.cfg, self.world.tools(step), self.position.memory, step
+        )
         staleness = {"staleness": float(lacking)} if self.cfg.train.one_step_off_policy else {}
         return PlayedStep(episodes, memory, with_signs(metrics, episodes) | staleness)
 
     def publish(self, states: States, baselines: Mapping[str, float]) -> None:
         """Takes over what an update has made: the engine samples with these weights from now on."""
-        self._at.states = self.trainer.with_new_reference(states, self._at.memory)
-        self._at.baselines = baselines
-        self.world.sampler.publish(self._at.states)
+        self.position.states = self.trainer.with_new_reference(states, self.position.memory)
+        self.position.baselines = baselines
+        self.world.sampler.publish(self.position.states)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -191,19 +202,22 @@ class Steps:
 
     def save(self) -> None:
         """Starts writing a checkpoint; one that ends an iteration that is to be kept has its name."""
-        at = self._at
+        at = self.position
         with self.instruments.phase("checkpoint"), self.world.activity("writing a checkpoint"):
-            carried = {"game": at.memory, "baselines": at.baselines}
-            carried |= {} if at.ahead is None else {"ahead": packed(at.ahead)}
-            self._checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
+            carried = {"game": at.memory, "baselines": at.baselines, **self.carried()}
+            self.checkpoints.save(at.done, self.trainer.saved(at.states), carried, self.iteration)
+
+    def carried(self) -> Memory:
+        """What a checkpoint holds of steps that are played, but not learned from."""
+        return {} if self.position.ahead is None else {"ahead": packed(self.position.ahead)}
 
     def remarks(self, episodes: list[Episode], metrics: Metrics, end: RunEnd) -> list[str]:
         """What the user is told about the step: who learned nothing, which signs of collapse are new or worse, and
         after the first, rules without a metric."""
         updates = self.world.game.updates(self.cfg)
         sentences = [*roles_without_update(episodes, updates), *idle_roles(episodes, updates), *idle_updates(metrics)]
-        sentences += [f"step {self._at.done}: {sentence}" for sentence in self._signs.add(metrics)]
-        missing = end.watch.missing(updates) if self._at.done == self._first else None
+        sentences += [f"step {self.position.done}: {sentence}" for sentence in self._signs.add(metrics)]
+        missing = end.watch.missing(updates) if self.position.done == self._first else None
         return sentences + ([missing] if missing else [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import check_answered
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.search import SearchTool
+from scope_jax.rollouts.flight import FlightRollouts
+from scope_jax.rollouts.interactions import InteractionEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.rollouts.types import Completion, NonFiniteError, Request
@@ -107,6 +109,11 @@ class StepTools:
     step: int | str
     exam: bool = False
 
+    @cached_property
+    def _execution(self) -> Execution:
+        """That of the calls of tools in this step."""
+        return self.world.execution.another()
+
     def rows(self, first: int, count: int) -> list[sources.Row]:
         return sources.items(self.world.rows, first, count, self.world.cfg.seed)
 
@@ -130,6 +137,7 @@ class StepTools:
         weights: dict[str, str] = {}
         for name, agent in agents.items():
             weights.setdefault(speakers[name].weights, agent.policy)
+        engine, load = self._engine(role)
         call = PlayCall(
             step=f"{self._place}, role {role!r}",
             rollouts=rollouts,
@@ -138,8 +146,8 @@ class StepTools:
             tokens=sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values()),
             weights=weights,
             driver=partial(self._driver, role, agents, speakers, prompts),
-            local=self.world.local,
-            sampler=self.world.sampler,
+            local=engine,
+            load=load,
         )
         policies = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
         doing = "sampling" if len(prompts) == len(rollouts) else "playing"
@@ -148,6 +156,13 @@ class StepTools:
         check_failures(role, groups)
         self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
         return groups
+
+    def _engine(self, role: str) -> tuple[InteractionEngine, Callable[[str], None]]:
+        """What plays a role's rollouts, and what loads weights into it. Of steps that overlap it has its own."""
+        local = self.world.local
+        if self._number is None or not isinstance(local, FlightRollouts):
+            return local, self.world.sampler.use
+        return local.seat(self._number, (self._number, role)), lambda policy: None
 
     def _speaker(self, name: str, agent: Agent) -> AgentRequests:
         world = self.world
@@ -194,7 +209,7 @@ class StepTools:
         role, rollout, sample = place
         name = role if self._number is not None else f"{self.step}: {role}"  # several exams follow one step
         record = self.world.recording.calls(self._number, name, rollout, sample)
-        return RolloutCalls(self.world.execution, lambda tool: rng("tool", *where, tool), record)
+        return RolloutCalls(self._execution, lambda tool: rng("tool", *where, tool), record)
 
     @contextmanager
     def _naming(self, role: str, policy: str) -> Iterator[None]:
@@ -224,10 +239,13 @@ class StepTools:
         return self.world.recording.answers(self._number, f"once {name}", [None], lambda _: [work()], again=True)[0]
 
     def search(self, queries: Sequence[str]) -> list[str]:
-        if self.world.search is None:
+        search, card = self.world.search, self.world.cfg.retrieval
+        if search is None:
             raise UserError(NO_SEARCH)
         with self.world.activity(f"searching for {len(queries)} queries"):
-            return divided(self.world.search, queries, [1.0] * len(queries), f"{self._place}, searches")
+            if card is not None and card.url is not None:
+                return self.world.recording.answers(self._number, "search", queries, search)
+            return divided(search, queries, [1.0] * len(queries), f"{self._place}, searches")
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))

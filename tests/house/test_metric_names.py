@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks.seeds.figures import DERIVED
@@ -31,10 +32,12 @@ from scope_jax.games import (
 from scope_jax.games.r_zero.game import BINS
 from scope_jax.grading.measures import BY_TEXT
 from scope_jax.learner.learner import METRICS, Learner
+from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import collapse, given
 from scope_jax.play.game import play_step as game_step
 from scope_jax.report.panels import SPEED, Panel, series
 from scope_jax.report.progress import headline
+from scope_jax.run.overlapping import staleness_by_role
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.games import (
@@ -191,6 +194,13 @@ def produced() -> dict[str, frozenset[str]]:
     }
 
 
+def of_two_versions(role: str) -> Episode:
+    """An episode of steps that overlap."""
+    ids = np.arange(3, dtype=np.int32)
+    datum = Datum(ids, ids > 0, np.zeros(3, np.float32), versions_T=np.array([0, 4, 5], np.int32))
+    return Episode(role, "actor", "0", (datum,), 0.0, learned=6)
+
+
 @cache
 def known() -> frozenset[str]:
     measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
@@ -200,6 +210,7 @@ def known() -> frozenset[str]:
     roles = {role for update in updates for role in update.split("+")} - {"sft", "dpo"}
     measured |= {f"{role}/{sign}" for role in roles for sign in collapse.SIGNS}
     measured |= {f"{role}/{sign}_se" for role in roles for sign in collapse.ESTIMATED}
+    measured |= {name for role in roles for name in staleness_by_role([of_two_versions(role)])}
     return frozenset(measured).union(*produced().values())
 
 

@@ -36,10 +36,10 @@ class Asked(ScriptedRollouts):
         super().__init__(script, Characters(), max_length=max_length)
         self.asked: list[Request] = []
 
-    def interaction(self, driver: Driver) -> ActiveInteraction:
-        interaction = super().interaction(driver)
+    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
+        interaction = super().interaction(driver, name)
         row = interaction._row
-        interaction._row = lambda request, number: self.asked.append(request) or row(request, number)
+        interaction._row = lambda request, *which: self.asked.append(request) or row(request, *which)
         return interaction
 
 

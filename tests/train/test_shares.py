@@ -164,7 +164,7 @@ def texts(engine: Recorded, step: str = "step 1", samples: int = 1) -> str:
         weights={"actor": "actor"},
         driver=driver,
         local=engine,
-        sampler=sampler,
+        load=sampler.use,
     )
     return "".join(each.completions["agent"].turns[0].text for group in call.played() for each in group)
 

@@ -129,6 +129,7 @@ GAME = Game(
     roles=card_roles,
     play=play,
     remember=remember,
+    ahead=lambda cfg, memory, steps: memory or None,  # the first step fills the buffers
     arrange=arrange,
     exam=exam,
     check=check,

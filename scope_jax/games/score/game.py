@@ -231,6 +231,12 @@ def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
     return {**memory, "harness": meta_harness.adopt(cfg, memory["harness"], memory["scheduler"]["step"])}
 
 
+def ahead(cfg: Config, memory: Memory, steps: int) -> Memory:
+    """The memory, in which the scheduler has counted the steps between; their rubrics are not known yet."""
+    scheduler = memory["scheduler"]
+    return {**memory, "scheduler": {**scheduler, "step": scheduler["step"] + steps}}
+
+
 GAME = Game(
     name="score",
     options=ScoreSection,
@@ -238,6 +244,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=start,
+    ahead=ahead,
     exam=exam,
     check=check,
     adopt=adopt,

@@ -205,6 +205,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"drawn": 0},
+    ahead=lambda cfg, memory, steps: {"drawn": memory["drawn"] + steps * cfg.train.batch_size},
     arrange=one_update_per_policy,
     exam=exam,
     source=source,

@@ -109,6 +109,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"b": {}},
+    ahead=lambda cfg, memory, steps: memory,  # baselines of some matches before
     arrange=lambda cfg, updates: one_update_per_policy(cfg, updates) * options(cfg).passes,
     exam=exam,
     batch=("spiral.turns",),

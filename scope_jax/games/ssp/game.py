@@ -153,6 +153,7 @@ GAME = Game(
     play=play,
     remember=remember,
     start=lambda cfg: {"pool": []},
+    ahead=lambda cfg, memory, steps: memory,  # earlier questions may be reused some steps later
     exam=exam,
     check=check,
     data=("answers", "min_searches", "max_searches"),

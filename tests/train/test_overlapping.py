@@ -1,0 +1,243 @@
+"""Steps that overlap: a run's schedule, forced on another machine, gives its bits, and so does every way to resume."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scope_jax.config import Config
+from scope_jax.errors import UserError
+from scope_jax.games import load_card
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.run.files import SCHEDULE, RunError, read_records
+from scope_jax.run.folder import RunFolder
+from scope_jax.run.lines import DamagedFile
+from scope_jax.run.overlapping import staleness_by_role
+from scope_jax.run.records import episode_record
+from scope_jax.run.schedule_file import check_schedule, open_schedule, pairs_in
+from tests.flags import fake_devices
+from tests.train import runs
+
+STEPS = 6
+COMMON = (f"train.steps={STEPS}", "train.max_staleness=2", "train.keep=9", "train.save_every=2", "evaluate.sets=[]")
+SSP = (
+    *("train.batch_size=4", "rollout.slots=8", "ssp.solver.samples=2"),
+    *("ssp.solver.loss.rollout_cap=2.0", "ssp.proposer.loss.rollout_cap=2.0"),
+)
+CARDS = {
+    "ssp": SSP,
+    # Rollouts go on beside the updates, on a device of their own; few slots, so that they outlast an update.
+    "ssp, apart": (*SSP, "rollout.devices=1", "train.batch_size=8", "rollout.slots=4"),
+    "spice": (
+        *("train.batch_size=2", "rollout.slots=8", "spice.reasoner.samples=2"),
+        *("spice.challenger.loss.rollout_cap=2.0", "spice.reasoner.loss.rollout_cap=2.0"),
+    ),
+    "spiral": ("spiral.turns=32", "rollout.slots=8", "spiral.loss.rollout_cap=2.0"),
+}
+
+
+def command(game: str, run: Path, delays: int, *more: str, sets: Sequence[str] = ()) -> list[str]:
+    """A run of a game's card on a machine with these delays."""
+    card = game.partition(",")[0]
+    _, *arguments = runs.command(f"{card}/atlas.toml", run, [*COMMON, *CARDS[game], *sets])
+    place = arguments.index("train")
+    return [sys.executable, "-m", "tests.train.delayed", str(delays), *arguments[place:], *more]
+
+
+def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+    """The process of `command`."""
+    apart = arguments[0].endswith("apart")
+    return runs.start(command(*arguments, **options), **({"XLA_FLAGS": fake_devices(2)} if apart else {}))
+
+
+def finish(*arguments: Any, **options: Any) -> None:
+    runs.end(start(*arguments, **options))
+
+
+def kill_when(moment: Callable[[], bool], *arguments: Any) -> None:
+    process = start(*arguments)
+    try:
+        runs.wait_for(process, moment)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    runs.end(process, -signal.SIGKILL)
+
+
+def done(run: Path, step: int) -> Callable[[], bool]:
+    """Whether a step's metrics are on disk."""
+    return lambda: any(line["step"] >= step for line in lines(run, "metrics.jsonl"))
+
+
+def lines(run: Path, name: str) -> list[dict]:
+    """The lines of a file that is being written."""
+    path = run / name
+    written = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in written if line.endswith("}")]
+
+
+@pytest.fixture(
+    scope="module", params=["ssp", *(pytest.param(game, marks=pytest.mark.slow) for game in CARDS if game != "ssp")]
+)
+def free(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """(game, a run of it that nobody forces)."""
+    run = tmp_path_factory.mktemp("free") / "run"
+    finish(request.param, run, 1)
+    return request.param, run
+
+
+def test_weights_change_while_rollouts_are_under_way(free: tuple[str, Path]) -> None:
+    _, run = free
+    episodes = list(read_records(run / "episodes.jsonl"))
+    sampled = [episode for episode in episodes if episode["sampled"]]
+    assert sampled and all(sum(n for row in one["versions"] for _, n in row) == one["sampled"] for one in sampled)
+    assert any(len(row) > 1 for one in sampled for row in one["versions"])  # a row of two weights
+    stale = {one["step"] - 1 - version for one in sampled for row in one["versions"] for version, _ in row}
+    assert stale <= {0, 1, 2} and len(stale) > 1
+    metrics = list(read_records(run / "metrics.jsonl"))
+    assert [line["step"] for line in metrics] == [*range(1, STEPS + 1)]
+    assert any("staleness_mean" in name for name in metrics[-1])
+    assert any("/mismatch_kl@stale1" in name for line in metrics for name in line)
+    schedule = list(read_records(run / SCHEDULE))
+    assert [line["step"] for line in schedule if "swap" in line] == [*range(1, STEPS + 1)]
+    assert all(line["step"] <= line["play"] for line in schedule if "play" in line)  # none by weights it has trained
+
+
+def test_a_schedule_gives_the_bits_of_its_run_on_another_machine(free: tuple[str, Path], tmp_path: Path) -> None:
+    game, run = free
+    finish(game, tmp_path / "forced", 2, "--schedule", str(run))
+    runs.same(run, tmp_path / "forced")
+    assert pairs(run) == pairs(tmp_path / "forced")
+
+
+def pairs(run: Path) -> list[str]:
+    """The lines of the schedule, sorted, as rows that are computed together come in the order of their slots."""
+    return sorted(json.dumps({key: v for key, v in line.items() if key != "sum"}) for line in lines(run, SCHEDULE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 5])
+def test_a_killed_run_resumes_and_its_whole_schedule_gives_its_bits(
+    free: tuple[str, Path], tmp_path: Path, step: int
+) -> None:
+    """What was recorded before the kill stands; what comes after is free."""
+    game, _ = free
+    run = tmp_path / "killed"
+    kill_when(done(run, step) if step else lambda: bool(lines(run, SCHEDULE)), game, run, 3 + step)
+    before = pairs(run)
+    finish(game, run, 13 + step)
+    assert {*before} <= {*pairs(run)}
+    finish(game, tmp_path / "forced", 23, "--schedule", str(run))
+    runs.same(run, tmp_path / "forced")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 5])
+def test_a_forced_run_that_is_killed_ends_with_the_bits(free: tuple[str, Path], tmp_path: Path, step: int) -> None:
+    game, run = free
+    again = tmp_path / "forced"
+    forced = (game, again, 33 + step, "--schedule", str(run))
+    kill_when(done(again, step) if step else lambda: bool(lines(again, SCHEDULE)), *forced)
+    finish(*forced)
+    runs.same(run, again)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_between_checkpoints_goes_on(free: tuple[str, Path], tmp_path: Path) -> None:
+    """With fewer steps, then with more: plays of steps that were not to be taken have not begun."""
+    game, _ = free
+    shorter = tmp_path / "shorter"
+    finish(game, shorter, 4, sets=["train.steps=3"])
+    assert max(line.get("play", 0) for line in read_records(shorter / SCHEDULE)) == 3
+    finish(game, shorter, 5)
+    finish(game, tmp_path / "forced", 6, "--schedule", str(shorter))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert runs.lines(shorter, name) == runs.lines(tmp_path / "forced", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_step_is_played_again_from_the_record(free: tuple[str, Path], step: int) -> None:
+    _, run = free
+    said = runs.end(runs.start([sys.executable, "-m", "scope_jax", "replay", str(run), "--step", str(step)]))
+    assert "all the same" in said
+
+
+def card(game: str, *more: str) -> Config:
+    return load_card(runs.ROOT / "configs" / f"{game}/atlas.toml", [*COMMON, *CARDS[game], *more])
+
+
+@pytest.fixture
+def scheduled(tmp_path: Path) -> Path:
+    """The folder of a run with a schedule, of which nothing but the card matters."""
+    run = tmp_path / "scheduled"
+    RunFolder(run, card("ssp")).close()
+    (run / SCHEDULE).touch()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["train.batch_size=5"], "is of a card with different values of train.batch_size (4, now 5); use the same."),
+        (["seed=9"], "is of a card with different values of seed (0, now 9); use the same."),
+        (["train.max_staleness=1"], "different values of train.max_staleness (2, now 1); use the same."),
+        (["train.max_staleness=0"], "--schedule repeats when weights changed under way"),
+    ],
+)
+def test_a_schedule_of_another_run_is_refused(scheduled: Path, tmp_path: Path, sets: list[str], sentence: str) -> None:
+    check_schedule(card("ssp"), tmp_path / "other", scheduled)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_schedule(card("ssp", *sets), tmp_path / "other", scheduled)
+
+
+def test_a_run_without_a_schedule_and_the_run_itself_are_refused(scheduled: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is the run itself, which repeats its own schedule anyway; leave it out"):
+        check_schedule(card("ssp"), scheduled, scheduled)
+    (scheduled / SCHEDULE).unlink()
+    with pytest.raises(UserError, match=f"has no {SCHEDULE}; give the folder of a run with train.max_staleness"):
+        check_schedule(card("ssp"), tmp_path / "other", scheduled)
+
+
+def test_a_torn_schedule_is_refused_with_its_line(scheduled: Path) -> None:
+    """But for its last line, which a kill may have cut."""
+    schedule = open_schedule(scheduled, 0)
+    schedule.swapped(0)
+    for tokens in (5, 9):
+        schedule.computed((1, "solver", "0", 0, "agent", 0), tokens, 0)
+    schedule.flush()
+    whole = (scheduled / SCHEDULE).read_text(encoding="utf-8")
+    (scheduled / SCHEDULE).write_text(whole[:-10], encoding="utf-8")
+    assert sum(len(pairs) for pairs in pairs_in(scheduled).values()) == 2
+    (scheduled / SCHEDULE).write_text(whole.replace('"tokens": 5', '"tokens": 6'), encoding="utf-8")
+    with pytest.raises(DamagedFile, match=f"line 2 of .*{SCHEDULE} does not fit its check sum"):
+        pairs_in(scheduled)
+
+
+@pytest.mark.parametrize("sets", ["train.max_staleness=1", "train.plays=2"])
+def test_a_resume_with_another_staleness_is_refused(scheduled: Path, sets: str) -> None:
+    (scheduled / "metrics.jsonl").write_text("{}\n", encoding="utf-8")  # it has begun
+    with pytest.raises(RunError, match=f"was started with different values of {sets.split('=')[0]}"):
+        RunFolder(scheduled, card("ssp", sets))
+
+
+def test_staleness_is_counted_by_token() -> None:
+    ids, sampled = np.arange(5, dtype=np.int32), np.array([False, True, True, False, True])
+    datum = Datum(ids, sampled, np.zeros(5, np.float32), versions_T=np.array([0, 3, 4, 0, 5], np.int32))
+    old = Datum(ids, sampled, np.zeros(5, np.float32), versions_T=np.array([0, 3, 3, 0, 3], np.int32))
+    episodes = [
+        Episode("solver", "actor", "0", (datum, old), 1.0, learned=5),
+        Episode("proposer", "actor", "0", (), 0.0, learned=5),
+    ]
+    assert staleness_by_role(episodes) == {"solver/staleness_mean": 9 / 6, "solver/staleness_max": 2.0}
+    record = episode_record(6, episodes[0])
+    assert record["versions"] == [[[3, 1], [4, 1], [5, 1]], [[3, 3]]]
+    assert "versions" not in episode_record(6, episodes[1])
