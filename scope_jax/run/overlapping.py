@@ -81,14 +81,8 @@ class OverlappingSteps(Steps):
             self._local.land()
             return self.learned_alone(learn)
 
-        def update() -> T:
-            with self.instruments.beside("checkpoint"):
-                self.checkpoints.copied()
-            with self.instruments.beside("learn"):
-                return learn()
-
         with ThreadPoolExecutor(1, "learner") as thread:
-            learning = thread.submit(update)
+            learning = thread.submit(self.learned_beside, learn)
             learning.add_done_callback(lambda _: self._local.wake())
             with self.instruments.phase("wait"), self.world.activity("updating beside the next steps"):
                 self._local.fly(learning.done, self._plays.at_work, alone=False)

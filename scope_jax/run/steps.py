@@ -149,19 +149,20 @@ class Steps:
         if not self.cfg.train.one_step_off_policy or self.complete or game.waits(self.cfg, at.memory):
             return self.learned_alone(learn)
 
-        def update() -> T:
-            with self.instruments.beside("checkpoint"):
-                self.checkpoints.copied()
-            with self.instruments.beside("learn"):
-                return learn()
-
         with ThreadPoolExecutor(1, "learner") as thread:
             with self.instruments.phase("play"), self.world.activity("playing the next step beside the update"):
                 sampler.hold(game.sampled(self.cfg))  # before the update frees what is copied
-                learning = thread.submit(update)
+                learning = thread.submit(self.learned_beside, learn)
                 at.ahead = self._play(at.done, lacking=1)
             with self.instruments.phase("wait"), self.world.activity("updating"):
                 return learning.result()
+
+    def learned_beside(self, learn: Callable[[], T]) -> T:
+        """The result of `learn`, in a thread beside that which plays."""
+        with self.instruments.beside("checkpoint"):
+            self.checkpoints.copied()
+        with self.instruments.beside("learn"):
+            return learn()
 
     def learned_alone(self, learn: Callable[[], T]) -> T:
         """The result of `learn`, while nothing is played."""
