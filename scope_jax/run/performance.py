@@ -226,13 +226,13 @@ class Meter:
 
     def step(self, episodes: Sequence[Episode], phases: Phases) -> Metrics:
         """The metrics of the step whose episodes these are, after its phases `play` and `learn`."""
-        playing, learning = phases.seconds("play"), phases.seconds("learn")
+        learning = phases.seconds("learn")
         before, self._before = self._before, self._counted()
         now = self._before
         rows = self._rows(episodes)
         found: Metrics = {
             "time/publish": now.publishing - before.publishing,
-            "perf/generated_tokens_per_second": (now.generated - before.generated) / playing,
+            "perf/generated_tokens_per_second": (now.generated - before.generated) / self._generating(phases),
             "perf/programs_compiled": now.compiled - before.compiled,
             "perf/programs_loaded": now.loaded - before.loaded,
         }
@@ -254,6 +254,13 @@ class Meter:
         if most := host_memory.peak():
             found["perf/process_memory_peak_gib"] = most / GIB
         return found
+
+    def _generating(self, phases: Phases) -> float:
+        """Seconds in which the tokens of the step were sampled; where steps overlap, in which those of several were."""
+        train, apart = self._world.cfg.train, self._world.cfg.rollout.devices is not None
+        if not train.max_staleness:
+            return phases.seconds("play")
+        return phases.seconds("play") + phases.seconds("wait" if apart else "learn")
 
     def _rows(self, episodes: Sequence[Episode]) -> list[tuple[int, int]]:
         """(tokens, trained tokens) of every row that the step's updates put through the model."""
