@@ -121,9 +121,9 @@ class FlightRollouts(LocalRollouts):
         self.up = True
 
     def land(self) -> None:
-        """Makes tokens of all rows under way, and frees the cache."""
-        assert self._flight is not None
+        """Makes tokens of all rows under way, if there are any, and frees the cache."""
         if self.up:
+            assert self._flight is not None
             self._flight.land()
             self._flight.params = self._flight.state = None
             self.up = False
