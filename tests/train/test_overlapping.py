@@ -39,10 +39,7 @@ CARDS = {
     "ssp": SSP,
     # Rollouts go on beside the updates, on a device of their own; few slots, so that they outlast an update.
     "ssp, apart": (*SSP, "rollout.devices=1", "train.batch_size=8", "rollout.slots=4"),
-    "spice": (
-        *("train.batch_size=2", "rollout.slots=8", "spice.reasoner.samples=2"),
-        *("spice.challenger.loss.rollout_cap=2.0", "spice.reasoner.loss.rollout_cap=2.0"),
-    ),
+    "spice": ("train.batch_size=2", "rollout.slots=8", "spice.reasoner.samples=2", "spice.loss.rollout_cap=2.0"),
     "spiral": ("spiral.turns=32", "rollout.slots=8", "spiral.loss.rollout_cap=2.0"),
 }
 
@@ -57,8 +54,11 @@ def command(game: str, run: Path, delays: int, *more: str, sets: Sequence[str] =
 
 def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
     """The process of `command`."""
-    apart = arguments[0].endswith("apart")
-    return runs.start(command(*arguments, **options), **({"XLA_FLAGS": fake_devices(2)} if apart else {}))
+    return runs.start(command(*arguments, **options), **devices(arguments[0]))
+
+
+def devices(game: str) -> dict[str, str]:
+    return {"XLA_FLAGS": fake_devices(2)} if game.endswith("apart") else {}
 
 
 def finish(*arguments: Any, **options: Any) -> None:
@@ -168,9 +168,9 @@ def test_a_run_that_ends_between_checkpoints_goes_on(free: tuple[str, Path], tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_a_step_is_played_again_from_the_record(free: tuple[str, Path], step: int) -> None:
-    _, run = free
-    said = runs.end(runs.start([sys.executable, "-m", "scope_jax", "replay", str(run), "--step", str(step)]))
-    assert "all the same" in said
+    game, run = free
+    words = [sys.executable, "-m", "scope_jax", "replay", str(run), "--step", str(step)]
+    assert "all the same" in runs.end(runs.start(words, **devices(game)))
 
 
 def card(game: str, *more: str) -> Config:
