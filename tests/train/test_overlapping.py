@@ -39,7 +39,7 @@ CARDS = {
     "ssp": SSP,
     # Rollouts go on beside the updates, on a device of their own; few slots, so that they outlast an update.
     "ssp, apart": (*SSP, "rollout.devices=1", "train.batch_size=8", "rollout.slots=4"),
-    "spice": ("train.batch_size=2", "rollout.slots=8", "spice.reasoner.samples=2", "spice.loss.rollout_cap=2.0"),
+    "spice": ("train.batch_size=6", "rollout.slots=4", "spice.reasoner.samples=2", "spice.loss.rollout_cap=2.0"),
     "spiral": ("spiral.turns=32", "rollout.slots=8", "spiral.loss.rollout_cap=2.0"),
 }
 
