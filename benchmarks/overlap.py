@@ -2,8 +2,8 @@
 
     python -m benchmarks.overlap [--dispatch SECONDS] [--update SECONDS] [--steps N]
 
-Runs of Search Self-play on Atlas, each in a process of its own with two fake CPU devices: in turn, one step ahead, and
-overlapping with `max_staleness` 1, 2 and 4, on shared devices and with one of two for the engine. Every dispatch and
+Runs of Search Self-play on Atlas, each in a process of its own: in turn, one step ahead, and overlapping with
+`max_staleness` 1, 2 and 4, on one CPU device, and with a second, fake one for the engine. Every dispatch and
 every update takes so many seconds at least, which sleep while the processor computes the rest; lengths of episodes are
 those of Atlas. The first steps, which compile, are not counted. A row that is computed anew costs a dispatch.
 """
@@ -84,7 +84,7 @@ def measured(sets: tuple[str, ...], dispatch: float, update: float, steps: int, 
     file = folder / "marks.json"
     command = [sys.executable, "-m", "benchmarks.overlap", "--child", str(dispatch), str(update)]
     command += ["train", "configs/ssp/atlas.toml", "--run", str(folder / "run"), *overrides]
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={2 if APART in sets else 1}"
     subprocess.run(
         command, check=True, env=os.environ | {FILE: str(file), "XLA_FLAGS": flags}, stdout=subprocess.DEVNULL
     )
