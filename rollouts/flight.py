@@ -84,12 +84,6 @@ class FlightRollouts(LocalRollouts):
                 batch.ended.set()
             self._flight = None
 
-    @property
-    def version(self) -> int:
-        """Of the weights with which it took off last."""
-        assert self._flight is not None
-        return self._flight.version
-
     def row(self, request: Request, number: int, name: tuple[Any, ...], order: int) -> ActiveEpisode:
         """The row of a request of a play; its first turns are given, if an earlier process has sampled them."""
         row = self.episode(request, number)

@@ -20,7 +20,6 @@ class Play:
 
     number: int
     """Of the step, from 1."""
-    thread: threading.Thread | None = None
     result: tuple[list[Episode], Any, dict[str, Any]] | None = None
     """(episodes, outcome, metrics), once it is over."""
     error: BaseException | None = None
@@ -52,10 +51,7 @@ class Plays:
                 if memory is None:
                     return
                 self._under_way[number] = play = Play(number)
-                play.thread = threading.Thread(
-                    target=self._run, args=(play, memory), name=f"play-{number}", daemon=True
-                )
-                play.thread.start()
+                threading.Thread(target=self._run, args=(play, memory), name=f"play-{number}", daemon=True).start()
 
     def _memory_of(self, number: int) -> Memory | None:
         """What a step reads of those before; None if it is not to begin."""
