@@ -184,7 +184,7 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
 
     def write(run: Path, live: bool) -> Path:
         (run / "report").mkdir(exist_ok=True)
-        (run / "report" / "index.html").write_text(f"{live} {len(list(read_records(run / 'metrics.jsonl')))}")
+        replace_page(run / "report" / "index.html", f"{live} {len(list(read_records(run / 'metrics.jsonl')))}")
         return run
 
     def steps() -> None:
