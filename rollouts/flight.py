@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scope_jax.errors import UserError
+from scope_jax.multihost import distributed
+from scope_jax.multihost.channels import Channels
 from scope_jax.rollouts.episodes import ActiveEpisode, SampledTokens
 from scope_jax.rollouts.interactions import ActiveInteraction, Driver
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.loop import DecodeLoop
-from scope_jax.rollouts.schedule import Schedule
+from scope_jax.rollouts.schedule import RowName, Schedule
 from scope_jax.rollouts.types import Request, RolloutError
 
 REST = 0.02  # seconds, at most, that the loop rests while it has nothing to do
@@ -49,13 +51,16 @@ class FlightRollouts(LocalRollouts):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.schedule = Schedule()
+        self.channels = Channels()
         self._lock = threading.Lock()
         self._inbox: list[_Batch] = []
         self._batches: list[_Batch] = []
         self._flight: DecodeLoop | None = None
         self._failure: BaseException | None = None
         self.up = False  # rows may be sampled
-        self.given: dict[tuple[Any, ...], list[SampledTokens]] = {}  # by row, what an earlier process has sampled
+        self.given: dict[
+            RowName, list[SampledTokens]
+        ] = {}  # what earlier processes have sampled, in rows not asked for here
         self._rows: dict[int, list[ActiveEpisode]] = {}  # of plays, by their order
 
     def seat(self, order: int, name: tuple[Any, ...]) -> FlightSeat:
@@ -91,19 +96,17 @@ class FlightRollouts(LocalRollouts):
         self._rows.setdefault(order, []).append(row)
         return row
 
-    def sampled(self) -> dict[tuple[Any, ...], list[SampledTokens]]:
-        """By the names of the rows of all plays that are not forgotten, in the order of names, the tokens of their
-        turns; of rows that have any."""
-        turns = {
-            row.name: [*row.history, *([row.tokens] if row.tokens else [])]
-            for rows in self._rows.values()
-            for row in rows
-        } | self.given
-        return {name: turns[name] for name in sorted(turns) if turns[name]}
+    def sampled(self) -> dict[RowName, list[SampledTokens]]:
+        """By the names of the rows of this process, of all plays that are not forgotten, the tokens of their turns; of
+        rows that have any."""
+        rows = (row for rows in self._rows.values() for row in rows)
+        turns = {row.name: [*row.history, *([row.tokens] if row.tokens else [])] for row in rows}
+        return {name: those for name, those in turns.items() if those}
 
     def forget(self, order: int) -> None:
         """Nobody asks for the tokens of a play any more."""
         self._rows.pop(order, None)
+        self.given = {name: turns for name, turns in self.given.items() if name[0] != order}  # of other processes
 
     def take_off(self, version: int) -> None:
         """Goes on with the weights that are loaded, and an empty cache. version: the number of their updates."""
@@ -131,12 +134,12 @@ class FlightRollouts(LocalRollouts):
         """
         flight = self._flight
         assert flight is not None
-        while not ((ended := until()) and self._settled):
+        while not self._proceeded(ended := until()):
             self._admit()
             if flight.busy:
                 for _, error in flight.round():
                     raise error
-            elif (alone or ended) and self._stuck(at_work()):
+            elif (alone or ended) and self._stuck(at_work(), ended):
                 raise UserError(
                     f"no row can be computed with the weights of version {flight.version}, but the schedule has not "
                     "come to the next: it is of a run with another card, seed or record."
@@ -146,18 +149,22 @@ class FlightRollouts(LocalRollouts):
                 flight.responders.rest(REST)
             self._release()
 
-    def _stuck(self, plays: int) -> bool:
-        """Whether every play waits for rollouts, while none of these is under way."""
+    def _stuck(self, plays: int, ended: bool) -> bool:
+        """Whether every play waits for rollouts, while none of these is under way; and, at the end, for no other
+        process."""
+        if ended and distributed.count() > 1:
+            return False
         with self._lock:
             return not self._inbox and len(self._batches) == plays
 
-    @property
-    def _settled(self) -> bool:
-        """Whether the weights may change as far as the schedule knows."""
-        flight = self._flight
+    def _proceeded(self, ended: bool) -> bool:
+        """Whether the weights may change: what was run until then has ended in all processes, and they have computed
+        what the schedule has before. Does what the threads of plays exchange with those of other processes."""
+        flight, schedule = self._flight, self.schedule
         assert flight is not None
-        rows_end = self.schedule.free(flight.version) or not flight.busy
-        return self.schedule.complete(flight.version) and rows_end
+        free = schedule.free(flight.version)
+        ready = schedule.repeated(flight.version) if ended and (free or not flight.busy) else None
+        return self.channels.proceed(ready, schedule.known(flight.version), patient=not free)
 
     def wake(self) -> None:
         """Lets `fly` look again whether it has come to its end; in any thread."""
@@ -215,9 +222,9 @@ class FlightSeat:
         self._rollouts, self._order, self._name = rollouts, order, name
 
     @property
-    def slots(self) -> int:
-        """How many rows are sampled at a time, those of other plays included."""
-        return self._rollouts.slots
+    def slots(self) -> None:
+        """Plays share the slots, so a call is given all of its rollouts."""
+        return None
 
     def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
         """A rollout whose rows the driver asks for. name: its own."""

@@ -135,8 +135,9 @@ class InteractionEngine(Protocol):
     """What plays rollouts whose rows a driver asks for; implemented by `LocalRollouts` and `ScriptedRollouts`."""
 
     @property
-    def slots(self) -> int:
-        """How many rows are sampled at a time."""
+    def slots(self) -> int | None:
+        """How many rows are sampled at a time; None: it takes all that there are, and what each process plays follows
+        from the rollouts alone."""
         ...
 
     def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:

@@ -11,6 +11,7 @@ does not know come after what it knows: they wait for the last version of the ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,9 +48,9 @@ class Schedule:
         self._write, self._again = write, again
         self._new: list[tuple[RowName, Pair]] = []
         self._done: dict[RowName, int] = {}  # pairs that were computed, by row
-        self._left: dict[int, int] = {}  # known pairs that were not, by version
-        for pair in (pair for pairs in self._known.values() for pair in pairs):
-            self._left[pair.version] = self._left.get(pair.version, 0) + 1
+        rows = [pairs for row, pairs in self._known.items() if row != SWAP]
+        self._of_rows = Counter(pair.version for pairs in rows for pair in pairs)  # known pairs, by version
+        self._repeated: Counter[int] = Counter()  # those of them that were computed
 
     def due(self, row: RowName, tokens: int, version: int) -> bool:
         """Whether a row with so many tokens may be computed with these weights. Raises UserError if the earlier run
@@ -66,8 +67,8 @@ class Schedule:
 
     def computed(self, row: RowName, tokens: int, version: int) -> None:
         """A row that is due is computed."""
-        if (pair := self._next(row)) is not None:
-            self._left[pair.version] -= 1
+        if (pair := self._next(row)) is not None and row != SWAP:
+            self._repeated[pair.version] += 1
         if pair is None or self._again:
             self._new.append((row, Pair(tokens, version)))
         self._done[row] = self._done.get(row, 0) + 1
@@ -92,9 +93,13 @@ class Schedule:
         """Whether nothing is known of how these weights were followed by newer ones."""
         return version >= self._last
 
-    def complete(self, version: int) -> bool:
-        """Whether everything that is known to be computed with weights up to these was."""
-        return not any(count for known, count in self._left.items() if known <= version)
+    def known(self, version: int) -> int:
+        """How many caches of rows were computed with weights up to these in the earlier run, by all its processes."""
+        return sum(count for each, count in self._of_rows.items() if each <= version)
+
+    def repeated(self, version: int) -> int:
+        """How many of these this process has computed."""
+        return sum(count for each, count in self._repeated.items() if each <= version)
 
     def _next(self, row: RowName) -> Pair | None:
         pairs, done = self._known.get(row, []), self._done.get(row, 0)

@@ -9,24 +9,20 @@ Everything here also works in a run of one process, where nothing is sent and no
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scope_jax.errors import UserError
-from scope_jax.multihost import signing
-
-if TYPE_CHECKING:  # a process joins before it uses JAX
-    import numpy as np
-    from jax.sharding import NamedSharding
+from scope_jax.multihost import payloads, signing
 
 PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
@@ -36,8 +32,6 @@ JOIN = 300  # seconds until all processes have to be there
 HEARTBEAT = 600  # seconds without a sign of life after which JAX itself ends a process, with a C++ stack trace
 # (`multihost.watch` is quicker, and does not count the time in which a process was stopped, as JAX does)
 POLL = 500  # milliseconds after which a wait for another process lets Python handle signals
-SMALL = 64 * 2**10  # bytes; larger payloads are gathered by the devices, through their network
-PIECES = 32 * 2**20  # bytes gathered at a time, of all processes and this one's own: the most that a device needs
 
 
 @dataclass(frozen=True)
@@ -57,9 +51,7 @@ class Place:
 
 _place = Place("", 0, 1)
 _key = b""  # of the run
-_through: tuple[Any, ...] = ()  # the devices that exchange large payloads, as many of each process; (): see `_rows`
 _service: subprocess.Popen[str] | None = None
-_round = 0  # of `gather`
 
 
 def index() -> int:
@@ -266,40 +258,45 @@ def client() -> Any:
     return runtime.state().client
 
 
-def exchange_through(devices: Sequence[Any]) -> None:
-    """Large payloads go through these devices from now on, those of each process the same number: a program of others
-    may run meanwhile, and on these no program waits for other processes but at `gather`.
+@dataclass(eq=False)
+class Channel:
+    """A sequence of `gather` in one thread of each process."""
 
-    On a TPU they are all used, as the collectives of a part of a slice need a box of its torus; elsewhere the first of
-    each process, as XLA's CPU client lets programs over several devices of a process wait for each other.
-    """
-    global _through
-    first = {device.process_index: device for device in reversed(devices)}
-    box = all(device.platform == "tpu" for device in devices)
-    _through = tuple(devices) if box else tuple(first[process] for process in sorted(first))
+    name: str
+    """What its keys begin with."""
+    large: Callable[[bytes, list[int]], list[bytes]]
+    """Exchanges large payloads, as `payloads.through_devices`."""
+    rounds: int = 0
+    """How often it has gathered."""
+
+
+CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)  # of this thread; see `multihost.channels`
+_main = Channel("", payloads.through_devices)  # of the thread that owns the devices
 
 
 def gather(payload: bytes) -> list[bytes]:
-    """The payloads of all processes, by index. All must call this equally often, each in one thread; it waits for the
-    last one.
+    """The payloads of all processes, by index. All must call this equally often in each channel; it waits for the last
+    one.
 
     The wait is on the host, and signals are handled in it. Small payloads go through the coordination service, larger
-    ones through the devices' network, at which all processes then arrive together (see `exchange_through`).
+    ones through the devices' network, at which all processes then arrive together (see `payloads.exchange_through`).
     """
-    global _round
     if _place.count == 1:
         return [payload]
-    this, store, _round = _round, client(), _round + 1
-    if len(payload) <= SMALL:
+    channel, store = CHANNEL.get() or _main, client()
+    this = f"{channel.name}{channel.rounds}"
+    before = f"{channel.name}{channel.rounds - 1}" if channel.rounds else None
+    channel.rounds += 1
+    if len(payload) <= payloads.SMALL:
         store.key_value_set_bytes(f"gather/data/{this}/{_place.index}", payload)
     put(f"gather/head/{this}/{_place.index}", _head(payload))
     heads = [_checked(f"gather/head/{this}/{number}", number) for number in range(_place.count)]
-    if this:  # everyone has come to this round, so has read all of the one before
+    if before is not None:  # everyone has come to this round, so has read all of the one before
         for kind in ("head", "data"):
-            store.key_value_delete(f"gather/{kind}/{this - 1}/{_place.index}")
+            store.key_value_delete(f"gather/{kind}/{before}/{_place.index}")
     sizes = [int(head.partition(" ")[0]) for head in heads]
-    if max(sizes) > SMALL:
-        parts = _through_devices(payload, sizes)
+    if max(sizes) > payloads.SMALL:
+        parts = channel.large(payload, sizes)
     else:
         parts = [
             store.key_value_try_get_bytes(f"gather/data/{this}/{number}") if size else b""
@@ -307,7 +304,7 @@ def gather(payload: bytes) -> list[bytes]:
         ]
     for number, (part, head) in enumerate(zip(parts, heads, strict=True)):
         if _head(part) != head:
-            raise _stranger(number)
+            raise stranger(number)
     return parts
 
 
@@ -339,11 +336,12 @@ def _checked(key: str, number: int) -> str:
     """What process `number` puts under this key, as soon as it has."""
     text = read(key, _awaited(key))
     if text is None:
-        raise _stranger(number)
+        raise stranger(number)
     return text
 
 
-def _stranger(number: int) -> ConnectionError:
+def stranger(number: int) -> ConnectionError:
+    """What to raise for a message of a process that does not have the run's key."""
     return ConnectionError(
         f"What process {number} says does not bear the key of this run; give all processes the same {signing.KEY}, and "
         "see that nobody else reaches the coordinator's port."
@@ -359,41 +357,3 @@ def _awaited(key: str) -> str:
         except JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-
-
-def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
-    import numpy as np
-
-    parts = [bytearray() for _ in sizes]
-    piece = 1 << (PIECES // (len(sizes) + 1)).bit_length() - 1
-    for first in range(0, max(sizes), piece):
-        width = min(SMALL, piece)  # a power of two, so that there are few programs
-        while width < min(max(sizes) - first, piece):
-            width *= 2
-        own = np.zeros(width, np.uint8)
-        given = np.frombuffer(payload[first : first + width], np.uint8)
-        own[: len(given)] = given
-        for part, row in zip(parts, _rows(own), strict=True):
-            part += row.tobytes()
-    return [bytes(part[:size]) for part, size in zip(parts, sizes, strict=True)]
-
-
-def _rows(own: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, which have one shape, by index: through all devices, or those of
-    `exchange_through`."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    devices = sorted(_through or jax.devices(), key=lambda device: (device.process_index, device.id))
-    mesh = Mesh(np.array(devices).reshape(_place.count, -1), ("process", "device"))
-    rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("process")), own[None])
-    return np.asarray(_copied(NamedSharding(mesh, PartitionSpec()))(rows).addressable_data(0))
-
-
-@functools.cache
-def _copied(sharding: NamedSharding) -> Any:
-    """The program that gives a copy under another sharding."""
-    import jax
-
-    return jax.jit(lambda x: x, out_shardings=sharding)

@@ -35,7 +35,7 @@ from scope_jax.models.decoder import stacks
 from scope_jax.models.decoder.config import Dense, ModelConfig
 from scope_jax.models.decoder.kinds import feed_of, mixer_of
 from scope_jax.models.decoder.transformer import layer_stages
-from scope_jax.multihost.distributed import PIECES
+from scope_jax.multihost.payloads import PIECES
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.checkpoint_writer import LEAST

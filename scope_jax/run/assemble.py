@@ -19,7 +19,7 @@ from scope_jax.learner.state import TrainState
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.transformer import Params
 from scope_jax.models.files import weights
-from scope_jax.multihost import distributed
+from scope_jax.multihost import payloads
 from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.searching import search_tool
@@ -192,7 +192,7 @@ def assemble_world(
     the memory (`sizes.fitted`). Raises UserError if engine and cache do not fit."""
     cfg, game, tokenizer, joiner = opened.cfg, opened.game, opened.tokenizer, opened.joiner
     mesh = own_mesh(cfg)
-    distributed.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
+    payloads.exchange_through(divided_devices(cfg, jax.devices())[1])  # while the others learn
     cfg, model = kernels.for_sampling(cfg, opened.model, tell)
     cfg = fitted(cfg, model, mesh, chosen)
     engine = engine_for(cfg, model, mesh)

@@ -8,7 +8,6 @@ from scope_jax.errors import UserError
 from scope_jax.learner.programs import context_attention
 from scope_jax.models.decoder.adapter import adapted
 from scope_jax.models.decoder.transformer import check_tensor
-from scope_jax.multihost import distributed
 from scope_jax.play import exams
 from scope_jax.play.tool_responder import check_answered
 from scope_jax.play.tools import BASE
@@ -54,8 +53,6 @@ def overlapping(opened: OpenedCard) -> None:
     if not cfg.train.max_staleness:
         return
     key = "train.max_staleness"
-    if distributed.count() > 1:
-        raise UserError(f"{key} works with one process so far, and this run has {distributed.count()}; remove it.")
     updates = [update for update in game.updates(cfg) if update.card.objective == "policy"]
     if not updates:
         raise UserError(f"{key} is about rollouts, but {cfg.system} trains on given texts; remove it.")
@@ -63,10 +60,10 @@ def overlapping(opened: OpenedCard) -> None:
         raise UserError(
             f"{key} lets steps overlap, but a step of {game.title} follows from all of the one before; remove it."
         )
-    if len(models := game.sampled(cfg)) > 1:
+    if cfg.model.adapter is None and len(models := game.sampled(cfg)) > 1:
         raise UserError(
             f"{key} lets steps overlap on one engine with one set of weights, but {game.title} samples with those of "
-            f"{', '.join(models)}; remove it."
+            f"{', '.join(models)}; make them adapters ([model.adapter]), or remove it."
         )
     if teachers := [name for name, teacher in cfg.teachers.items() if teacher.checkpoint is not None]:
         raise UserError(

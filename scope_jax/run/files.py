@@ -7,9 +7,9 @@
     exams.jsonl.gz         measures of every exam question during training
     evaluations.jsonl.gz   what `scope-jax eval` got from checkpoints of the run, see `evaluation.evaluations`
     tool_calls.jsonl.gz    what tools, graders and other services answered in complete steps, see `recording`
-    schedule.jsonl         when caches were computed, of a run whose steps overlap, see `rollouts.schedule`
-    timeline.jsonl         of such a run: when steps were played and learned, in seconds since the epoch
     calls/<process>.jsonl  the same of steps that are not complete, or without a checkpoint
+    schedule/<process>.jsonl   of a run whose steps overlap: when caches were computed, see `schedule_file`
+    timeline.jsonl         of such a run: when steps were played and learned, in seconds since the epoch
 
 The lines of a step are on disk before its checkpoint, which knows how far each file goes, and lines after it are
 removed when a run resumes from it: after any kill, the files end up the same as without it. See `lines` for the format.
@@ -44,7 +44,7 @@ from scope_jax.run.lines import (
 METRICS, EPISODES = "metrics.jsonl", "episodes.jsonl"
 JUDGEMENTS, TOKENS, EXAMS = "judgements.jsonl.gz", "tokens.jsonl.gz", "exams.jsonl.gz"
 EVALUATIONS, TOOL_CALLS, CALLS = "evaluations.jsonl.gz", "tool_calls.jsonl.gz", "calls"
-SCHEDULE, TIMELINE = "schedule.jsonl", "timeline.jsonl"
+SCHEDULE, TIMELINE = "schedule", "timeline.jsonl"
 Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by name: what the value must be, in words and as a test
 
 

@@ -25,6 +25,7 @@ from scope_jax.rollouts.flight import FlightRollouts
 from scope_jax.rollouts.schedule import Schedule
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.plays import Plays
+from scope_jax.run.processes import together
 from scope_jax.run.steps import PlayedStep, Steps
 
 T = TypeVar("T")
@@ -42,9 +43,9 @@ class OverlappingSteps(Steps):
         self._local, self._schedule, self._open = local, schedule, ExitStack()
         memories = {int(step): memory for step, memory in saved.get("memories", {}).items()}
         local.given = {tuple(name): turns for name, turns in saved.get("rows", [])}
-        self._plays = Plays(
-            self.world, memories or {self.position.done: self.position.memory}, self.cfg.train.overlapping, local.wake
-        )
+        done = self.position.done
+        memories = memories or {done: self.position.memory}
+        self._plays = Plays(self.world, done, memories, local.wake, local.channels.channel)
 
     def __enter__(self) -> OverlappingSteps:
         self._open.enter_context(self._local.flying(self._schedule))
@@ -61,14 +62,18 @@ class OverlappingSteps(Steps):
             local.take_off(number - 1)
             swapped = time.time()
             self._log.timeline(number, "swap", swapped, swapped)
-        self._plays.begin(number - 1)
-        local.fly(lambda: self._plays.is_over(number), self._plays.at_work)
-        play, played, metrics = self._plays.taken(number)
+
+        def over() -> bool:
+            self._plays.advance(number - 1)
+            return self._plays.is_over(number)
+
+        local.fly(over, self._plays.at_work)
+        play, played, metrics = self._plays.take(number)
         self._log.timeline(number, "play", play.began, play.over)
         local.forget(number)
         episodes = [replace(episode, learned=number - 1) for episode in played]
         metrics = with_signs(metrics, episodes) | staleness_by_role(episodes)
-        return PlayedStep(episodes, self._plays.memories[number], metrics)
+        return PlayedStep(episodes, self._plays.memories(number)[number], metrics)
 
     def update(self, learn: Callable[[], T]) -> T:
         """The result of `learn`. Where engine and learner share devices all rows under way become tokens before it,
@@ -84,8 +89,15 @@ class OverlappingSteps(Steps):
         with ThreadPoolExecutor(1, "learner") as thread:
             learning = thread.submit(self.learned_beside, learn)
             learning.add_done_callback(lambda _: self._local.wake())
+
+            def learned() -> bool:
+                self._plays.advance(self.position.done - 1)
+                if learning.done():
+                    learning.result()  # raises what has ended it
+                return learning.done()
+
             with self.instruments.phase("wait"), self.world.activity("updating beside the next steps"):
-                self._local.fly(learning.done, self._plays.at_work, alone=False)
+                self._local.fly(learned, self._plays.at_work, alone=False)
         self._local.land()
         return learning.result()
 
@@ -104,11 +116,11 @@ class OverlappingSteps(Steps):
 
     def carried(self) -> Memory:
         """The memories that the next plays read, and the tokens of the rows of plays that are not learned from."""
-        rows = [
-            [[*name], [[[*token] for token in turn] for turn in turns]] for name, turns in self._local.sampled().items()
-        ]
-        memories = {f"{step}": memory for step, memory in self._plays.memories.items()}
-        return {"plays": {"memories": memories, "rows": rows}}
+        sampled = together(lambda: [*self._local.sampled().items()])
+        rows = self._local.given | {name: turns for part in sampled for name, turns in part}
+        plain = [[[*name], [[[*token] for token in turn] for turn in rows[name]]] for name in sorted(rows)]
+        memories = {f"{step}": memory for step, memory in self._plays.memories(self.position.done).items()}
+        return {"plays": {"memories": memories, "rows": plain}}
 
 
 def staleness_by_role(episodes: Sequence[Episode]) -> Metrics:

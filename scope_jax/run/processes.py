@@ -148,10 +148,11 @@ class HandedOut:
     process asks, in an order that the items give.
 
     what: names the items, the same in all processes. costs: of the items. sizes: the slots that each needs. slots: of a
-    process. All processes must take all of `later`, then do something `together`, and then call `gathered`.
+    process; None: all items are given out at first, by their costs. All processes must take all of `later`, then do
+    something `together`, and then call `gathered`.
     """
 
-    def __init__(self, what: str, costs: Sequence[float], sizes: Sequence[int], slots: int) -> None:
+    def __init__(self, what: str, costs: Sequence[float], sizes: Sequence[int], slots: int | None) -> None:
         self._what, self._count = what, len(costs)
         self._counter = f"items/{what}"
         self.first: list[int] = []  # with which this process begins
@@ -159,6 +160,10 @@ class HandedOut:
         processes = distributed.count()
         if processes == 1:
             self.first = [*range(self._count)]
+            return
+        if slots is None:
+            places = shares(costs, processes)
+            self.first = [item for item, place in enumerate(places) if place == distributed.index()]
             return
         loads, room = [0.0] * processes, [slots] * processes
         for item in sorted(range(len(costs)), key=lambda item: -costs[item]):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from scope_jax.multihost import distributed
+from scope_jax.multihost import distributed, payloads
 from scope_jax.multihost.distributed import Place, detect
 
 SLURM = {
@@ -81,17 +81,17 @@ def test_one_process_exchanges_with_itself() -> None:
 def test_what_is_gathered_at_a_time_takes_one_limit_however_many_processes_there_are(
     monkeypatch: pytest.MonkeyPatch, processes: int, size: int
 ) -> None:
-    payloads = [bytes([number % 251]) * (size - 7 * number) for number in range(processes)]
-    sizes, done, held = [len(payload) for payload in payloads], 0, []
+    parts = [bytes([number % 251]) * (size - 7 * number) for number in range(processes)]
+    sizes, done, held = [len(part) for part in parts], 0, []
 
     def allgather(own: np.ndarray) -> Iterator[np.ndarray]:
         nonlocal done
         first, done = done, done + len(own)
         held.append((processes + 1) * len(own))  # the rows of all, and this process's own
-        assert own.tobytes().rstrip(b"\0") == payloads[1][first:done]
-        for payload in payloads:
-            yield np.frombuffer(payload[first:done].ljust(len(own), b"\0"), np.uint8)
+        assert own.tobytes().rstrip(b"\0") == parts[1][first:done]
+        for part in parts:
+            yield np.frombuffer(part[first:done].ljust(len(own), b"\0"), np.uint8)
 
-    monkeypatch.setattr(distributed, "_rows", lambda own: list(allgather(own)))
-    assert distributed._through_devices(payloads[1], sizes) == payloads
-    assert max(held) <= distributed.PIECES and len(held) > 1
+    monkeypatch.setattr(payloads, "_rows", lambda own, count: list(allgather(own)))
+    assert payloads.through_devices(parts[1], sizes) == parts
+    assert max(held) <= payloads.PIECES and len(held) > 1

@@ -1,6 +1,8 @@
 """`scope-jax` on another machine: with delays of 0 to 50 ms in decode loop, learner and search, drawn by a seed.
 
-python -m tests.train.delayed SEED ARGUMENT …
+python -m tests.train.delayed SEED SMALL ARGUMENT …
+
+SMALL: bytes from which what several processes exchange goes through their devices.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 from scope_jax.cli import run
 from scope_jax.learner.learner import Learner
+from scope_jax.multihost import payloads
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.loop import DecodeLoop
 
@@ -29,6 +32,7 @@ def delayed(function: Callable[..., Any], draw: random.Random) -> Callable[..., 
 
 if __name__ == "__main__":
     draw = random.Random(int(sys.argv.pop(1)))
+    payloads.SMALL = int(sys.argv.pop(1))
     for owner, name in ((DecodeLoop, "round"), (Learner, "update"), (SearchTool, "results")):
         setattr(owner, name, delayed(getattr(owner, name), draw))
     run()

@@ -26,7 +26,7 @@ from typing import Any
 from scope_jax import cli, train
 from scope_jax.grading.judge_client import JudgeClient
 from scope_jax.grading.math_answers import MathAnswers
-from scope_jax.multihost import distributed, signing
+from scope_jax.multihost import payloads, signing
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.files import CALLS
@@ -115,7 +115,7 @@ def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
         StepTools.compare_math = noted(StepTools.compare_math, path)
     if run.get("kill") and process == 0:
         Recording.write = killed(Recording.write, run["kill"])
-    distributed.SMALL = run.get("small", distributed.SMALL)
+    payloads.SMALL = run.get("small", payloads.SMALL)
     if "record" in run:
         Recording.open = filled(Recording.open, run["record"])
     Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +20,20 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.multihost import signing
 from scope_jax.run.files import SCHEDULE, RunError, read_records
 from scope_jax.run.folder import RunFolder
 from scope_jax.run.lines import DamagedFile
 from scope_jax.run.overlapping import staleness_by_role
 from scope_jax.run.records import episode_record
-from scope_jax.run.schedule_file import check_schedule, open_schedule, pairs_in
+from scope_jax.run.schedule_file import NAMES, check_schedule, lines_of, open_schedule
 from tests.flags import fake_devices
 from tests.train import runs
+from tests.train.several import free_port
 
 STEPS = 6
+FILE = f"{SCHEDULE}/0.jsonl"  # of the first process
+SMALL = "2048"  # bytes from which processes exchange through their devices: a play does both
 COMMON = (f"train.steps={STEPS}", "train.max_staleness=2", "train.keep=9", "train.save_every=2", "evaluate.sets=[]")
 SSP = (  # with exams in the middle, for which the engine is used otherwise
     'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=8}]',
@@ -49,7 +55,7 @@ def command(game: str, run: Path, delays: int, *more: str, sets: Sequence[str] =
     card = game.partition(",")[0]
     _, *arguments = runs.command(f"{card}/atlas.toml", run, [*COMMON, *CARDS[game], *sets])
     place = arguments.index("train")
-    return [sys.executable, "-m", "tests.train.delayed", str(delays), *arguments[place:], *more]
+    return [sys.executable, "-m", "tests.train.delayed", str(delays), SMALL, *arguments[place:], *more]
 
 
 def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
@@ -108,7 +114,7 @@ def test_weights_change_while_rollouts_are_under_way(free: tuple[str, Path]) -> 
     assert [line["step"] for line in metrics] == [*range(1, STEPS + 1)]
     assert any("staleness_mean" in name for name in metrics[-1])
     assert any("/mismatch_kl@stale1" in name for line in metrics for name in line)
-    schedule = list(read_records(run / SCHEDULE))
+    schedule = lines_of(run)["0.jsonl"]
     assert [line["step"] for line in schedule if "swap" in line] == [*range(1, STEPS + 1)]
     assert all(line["step"] <= line["play"] for line in schedule if "play" in line)  # none by weights it has trained
 
@@ -122,7 +128,7 @@ def test_a_schedule_gives_the_bits_of_its_run_on_another_machine(free: tuple[str
 
 def pairs(run: Path) -> list[str]:
     """The lines of the schedule, sorted, as rows that are computed together come in the order of their slots."""
-    return sorted(json.dumps({key: v for key, v in line.items() if key != "sum"}) for line in lines(run, SCHEDULE))
+    return sorted(json.dumps(line) for part in lines_of(run).values() for line in part)
 
 
 @pytest.mark.slow
@@ -133,7 +139,7 @@ def test_a_killed_run_resumes_and_its_whole_schedule_gives_its_bits(
     """What was recorded before the kill stands; what comes after is free."""
     game, _ = free
     run = tmp_path / "killed"
-    kill_when(done(run, step) if step else lambda: bool(lines(run, SCHEDULE)), game, run, 3 + step)
+    kill_when(done(run, step) if step else lambda: bool(lines(run, FILE)), game, run, 3 + step)
     before = pairs(run)
     finish(game, run, 13 + step)
     assert {*before} <= {*pairs(run)}
@@ -147,7 +153,7 @@ def test_a_forced_run_that_is_killed_ends_with_the_bits(free: tuple[str, Path], 
     game, run = free
     again = tmp_path / "forced"
     forced = (game, again, 33 + step, "--schedule", str(run))
-    kill_when(done(again, step) if step else lambda: bool(lines(again, SCHEDULE)), *forced)
+    kill_when(done(again, step) if step else lambda: bool(lines(again, FILE)), *forced)
     finish(*forced)
     runs.same(run, again)
 
@@ -158,7 +164,7 @@ def test_a_run_that_ends_between_checkpoints_goes_on(free: tuple[str, Path], tmp
     game, _ = free
     shorter = tmp_path / "shorter"
     finish(game, shorter, 4, sets=["train.steps=3"])
-    assert max(line.get("play", 0) for line in read_records(shorter / SCHEDULE)) == 3
+    assert max(line.get("play", 0) for line in read_records(shorter / FILE)) == 3
     finish(game, shorter, 5)
     finish(game, tmp_path / "forced", 6, "--schedule", str(shorter))
     for name in ("metrics.jsonl", "episodes.jsonl"):
@@ -173,6 +179,78 @@ def test_a_step_is_played_again_from_the_record(free: tuple[str, Path], step: in
     assert "all the same" in runs.end(runs.start(words, **devices(game)))
 
 
+def begin_two(run: Path, delays: int, *more: str) -> list[subprocess.Popen[str]]:
+    """The processes of a run of SSP on two machines with delays of their own, of a device each."""
+    key, address = secrets.token_hex(), f"localhost:{free_port()}"
+    place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", signing.KEY: key}
+    return [
+        runs.start(
+            command("ssp", run, delays + 100 * n, *more), XLA_FLAGS=fake_devices(1), JAX_PROCESS_ID=f"{n}", **place
+        )
+        for n in range(2)
+    ]
+
+
+def finish_two(run: Path, delays: int, *more: str) -> None:
+    for process in begin_two(run, delays, *more):
+        runs.end(process)
+
+
+@pytest.fixture(scope="module")
+def free_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that nobody forces."""
+    run = tmp_path_factory.mktemp("free two") / "run"
+    finish_two(run, 1)
+    return run
+
+
+@pytest.mark.slow
+def test_two_processes_have_rows_of_their_own_and_a_schedule_gives_their_bits(free_two: Path, tmp_path: Path) -> None:
+    files = lines_of(free_two)
+    assert [*files] == ["0.jsonl", "1.jsonl"]
+    rows = [{tuple(line[name] for name in NAMES) for line in part if "swap" not in line} for part in files.values()]
+    assert rows[0] and rows[1] and not rows[0] & rows[1]
+    stale = {
+        line[name] for line in read_records(free_two / "metrics.jsonl") for name in line if "staleness_max" in name
+    }
+    assert max(stale) > 0
+    finish_two(tmp_path / "forced", 2, "--schedule", str(free_two))
+    runs.same(free_two, tmp_path / "forced")
+    assert pairs(free_two) == pairs(tmp_path / "forced")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "killed"), [(0, 1), (2, 0), (3, 1)])
+def test_a_run_of_two_processes_one_of_which_is_killed_resumes(tmp_path: Path, step: int, killed: int) -> None:
+    """What both have recorded stands; the whole schedule gives the bits again."""
+    run = tmp_path / "killed"
+    processes = begin_two(run, 3 + step)
+    try:
+        runs.wait_for(processes[0], done(run, step) if step else lambda: bool(lines(run, f"{SCHEDULE}/1.jsonl")))
+    finally:
+        processes[killed].send_signal(signal.SIGKILL)
+    runs.end(processes[killed], -signal.SIGKILL)
+    assert f"process {killed} is gone" in runs.end(processes[1 - killed], 1)
+    before = pairs(run)
+    finish_two(run, 13 + step)
+    assert {*before} <= {*pairs(run)}
+    finish_two(tmp_path / "forced", 23, "--schedule", str(run))
+    runs.same(run, tmp_path / "forced")
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_in_one(free_two: Path, tmp_path: Path) -> None:
+    """From a checkpoint in the middle: what both have recorded after it is repeated by the one."""
+    run = tmp_path / "run"
+    shutil.copytree(free_two, run)
+    for step in (4, 6):
+        shutil.rmtree(runs.saved_at(run, step))
+    finish("ssp", run, 4)
+    assert {*pairs(free_two)} == {*pairs(run)}
+    first = [line for line in runs.lines(run, "episodes.jsonl") if line["step"] <= 3]
+    assert first == [line for line in runs.lines(free_two, "episodes.jsonl") if line["step"] <= 3]
+
+
 def card(game: str, *more: str) -> Config:
     return load_card(runs.ROOT / "configs" / f"{game}/atlas.toml", [*COMMON, *CARDS[game], *more])
 
@@ -182,7 +260,8 @@ def scheduled(tmp_path: Path) -> Path:
     """The folder of a run with a schedule, of which nothing but the card matters."""
     run = tmp_path / "scheduled"
     RunFolder(run, card("ssp")).close()
-    (run / SCHEDULE).touch()
+    (run / FILE).parent.mkdir()
+    (run / FILE).touch()
     return run
 
 
@@ -204,7 +283,7 @@ def test_a_schedule_of_another_run_is_refused(scheduled: Path, tmp_path: Path, s
 def test_a_run_without_a_schedule_and_the_run_itself_are_refused(scheduled: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is the run itself, which repeats its own schedule anyway; leave it out"):
         check_schedule(card("ssp"), scheduled, scheduled)
-    (scheduled / SCHEDULE).unlink()
+    (scheduled / FILE).unlink()
     with pytest.raises(UserError, match=f"has no {SCHEDULE}; give the folder of a run with train.max_staleness"):
         check_schedule(card("ssp"), tmp_path / "other", scheduled)
 
@@ -216,12 +295,12 @@ def test_a_torn_schedule_is_refused_with_its_line(scheduled: Path) -> None:
     for tokens in (5, 9):
         schedule.computed((1, "solver", "0", 0, "agent", 0), tokens, 0)
     schedule.flush()
-    whole = (scheduled / SCHEDULE).read_text(encoding="utf-8")
-    (scheduled / SCHEDULE).write_text(whole[:-10], encoding="utf-8")
-    assert sum(len(pairs) for pairs in pairs_in(scheduled).values()) == 2
-    (scheduled / SCHEDULE).write_text(whole.replace('"tokens": 5', '"tokens": 6'), encoding="utf-8")
-    with pytest.raises(DamagedFile, match=f"line 2 of .*{SCHEDULE} does not fit its check sum"):
-        pairs_in(scheduled)
+    whole = (scheduled / FILE).read_text(encoding="utf-8")
+    (scheduled / FILE).write_text(whole[:-10], encoding="utf-8")
+    assert len(lines_of(scheduled)["0.jsonl"]) == 2
+    (scheduled / FILE).write_text(whole.replace('"tokens": 5', '"tokens": 6'), encoding="utf-8")
+    with pytest.raises(DamagedFile, match=f"line 2 of .*{FILE} does not fit its check sum"):
+        lines_of(scheduled)
 
 
 @pytest.mark.parametrize("sets", ["train.max_staleness=1", "train.plays=2"])
