@@ -32,8 +32,8 @@ def measured(run: Path, commit: str) -> dict[str, Any]:
     names = sorted({name for record in steps for name in record if name.endswith("/reward")})
     seconds = [sum(record.get(f"time/{phase}", 0.0) for phase in ("play", "learn")) for record in steps]
     sets: dict[str, dict[str, list[float]]] = {}
+    measure = "score" if cfg.system == "spiral" else "accuracy"
     for one in cfg.evaluate.sets:
-        measure = "score" if cfg.system == "spiral" else "accuracy"
         sets[one.name] = {
             str(step): [round(score, 4) for score in scores.values()]
             for step, scores in exams(run, one.name, measure).items()
@@ -42,6 +42,7 @@ def measured(run: Path, commit: str) -> dict[str, Any]:
         "code": commit,
         "steps": {name: [round(record[name], 4) for record in steps if name in record] for name in names},
         "seconds": [round(each, 1) for each in seconds],
+        "measure": measure,
         "exams": sets,
     }
 
@@ -55,6 +56,7 @@ def measured_by_trl(curve: Path) -> dict[str, Any]:
         "steps": {"policy/reward": [round(step["reward"], 4) for step in steps]},
         "seconds": [round(step["seconds"], 1) for step in steps],
         "seconds_of_generation": [round(step["generation"], 1) for step in steps],
+        "measure": "accuracy",
         "exams": record["exams"],
     }
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.real_model.bootstrap import Scores, estimate
 
-HEADS = ("runs", "exam", "rows", "seeds", "before, %", "after, %", "difference [95 %]")
+HEADS = ("runs", "exam", "rows", "seeds", "before", "after", "difference [95 %]")
 
 Run = Mapping[str, Any]
 
@@ -24,12 +24,15 @@ def scores(runs: Mapping[str, Run], exam: str, place: int) -> Scores:
 
 
 def row(task: str, runs: Mapping[str, Run], exam: str) -> list[str]:
-    """The cells of one exam: means in per cent, with the errors of `bootstrap` over rows and seeds."""
-    before, after = scores(runs, exam, 0), scores(runs, exam, -1)
+    """The cells of one exam: means with the errors of `bootstrap` over rows and seeds, in per cent, or in points of a
+    game."""
+    accuracy = next(iter(runs.values()))["measure"] == "accuracy"
+    scale, digits, unit = (100, 1, " %") if accuracy else (1, 2, "")
+    before, after = (scale * scores(runs, exam, place) for place in (0, -1))
     change = estimate(after - before)
-    means = [f"{100 * one.mean:.1f} ± {100 * one.error:.1f}" for one in (estimate(before), estimate(after))]
-    difference = f"{100 * change.mean:+.1f} ± {100 * change.error:.1f}"
-    interval = f"[{100 * change.low:.1f}, {100 * change.high:.1f}]"
+    means = [f"{one.mean:.{digits}f} ± {one.error:.{digits}f}{unit}" for one in (estimate(before), estimate(after))]
+    difference = f"{change.mean:+.{digits}f} ± {change.error:.{digits}f}"
+    interval = f"[{change.low:.{digits}f}, {change.high:.{digits}f}]"
     return [task, exam, str(before.shape[1]), ", ".join(runs), *means, f"{difference} {interval}"]
 
 

@@ -100,7 +100,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
         "steps that overlap",
         "spiral",
         ["train.max_staleness=1", 'spiral.policies=["first", "second"]'],
-        "SPIRAL samples with those of first, second; remove it",
+        "SPIRAL samples with those of first, second; make them adapters",
     ),
     ("steps that overlap", "spell", ["train.max_staleness=1"], "a step of SPELL follows from all of the one before"),
     (

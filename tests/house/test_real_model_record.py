@@ -32,6 +32,7 @@ def test_rewards_seconds_and_scores_of_rows_are_kept_by_task_and_seed(tmp_path: 
         "code": "abcd1234",
         "steps": {"solver/reward": [0.25, 0.5]},
         "seconds": [3.5, 3.5],
+        "measure": "accuracy",
         "exams": {"held": {"0": [1.0, 0.0], "2": [0.0, 0.0]}},
     }
     assert results["search"]["4"]["exams"] == {"held": {"0": [1.0, 0.0], "1": [0.0, 1.0]}}
@@ -49,6 +50,7 @@ def test_a_run_of_trl_is_kept_beside_it_and_both_are_compared_row_by_row(tmp_pat
         "code": "abcd1234",
         "steps": {"policy/reward": [0.25]},
         "seconds": [2.0],
+        "measure": "accuracy",
         "exams": {"held": {"0": [0.0, 0.0, 1.0, 0.0], "1": [1.0, 1.0, 1.0, 0.0]}},
     }
     for seed in (0, 1):
@@ -59,6 +61,7 @@ def test_a_run_of_trl_is_kept_beside_it_and_both_are_compared_row_by_row(tmp_pat
         "steps": {"policy/reward": [0.25]},
         "seconds": [60.0],
         "seconds_of_generation": [20.0],
+        "measure": "accuracy",
         "exams": exams,
     }
     lines = page(results).splitlines()
@@ -66,3 +69,9 @@ def test_a_run_of_trl_is_kept_beside_it_and_both_are_compared_row_by_row(tmp_pat
     assert [cell.strip() for cell in ours.split("|")[2:-1]][:3] == ["held", "4", "0, 1"]
     assert [cell.split(" ±")[0].strip() for cell in ours.split("|")[5:-1]] == ["25.0", "75.0", "+50.0"]
     assert "Code: reading abcd1234; reading-trl trl 1.0 torch 2.0." in lines
+
+
+def test_scores_of_games_are_points(tmp_path: Path) -> None:
+    figures = {"code": "abcd1234", "measure": "score", "exams": {"random": {"0": [-1.0, 0.5], "1": [0.5, 1.0]}}}
+    line = next(line for line in page({"games": {"0": figures}}).splitlines() if line.startswith("| games |"))
+    assert [cell.split(" ±")[0].strip() for cell in line.split("|")[5:-1]] == ["-0.25", "0.75", "+1.00"]

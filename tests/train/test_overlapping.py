@@ -47,13 +47,17 @@ CARDS = {
     "ssp, apart": (*SSP, "rollout.devices=1", "train.batch_size=8", "rollout.slots=4"),
     "spice": ("train.batch_size=6", "rollout.slots=4", "spice.reasoner.samples=2", "spice.loss.rollout_cap=2.0"),
     "spiral": ("spiral.turns=32", "rollout.slots=8", "spiral.loss.rollout_cap=2.0"),
+    "spiral/adapters/atlas-two-policies": ("spiral.turns=32", "rollout.slots=8", "spiral.loss.rollout_cap=2.0"),
+    # Fewer steps are under way than may be: a later one begins as soon as one is over, also beside an update.
+    "ssp, two plays, apart": (*SSP, "rollout.devices=1", "train.plays=2", "train.batch_size=8", "rollout.slots=4"),
 }
 
 
 def command(game: str, run: Path, delays: int, *more: str, sets: Sequence[str] = ()) -> list[str]:
     """A run of a game's card on a machine with these delays."""
     card = game.partition(",")[0]
-    _, *arguments = runs.command(f"{card}/atlas.toml", run, [*COMMON, *CARDS[game], *sets])
+    file = f"{card}.toml" if "/" in card else f"{card}/atlas.toml"
+    _, *arguments = runs.command(file, run, [*COMMON, *CARDS[game], *sets])
     place = arguments.index("train")
     return [sys.executable, "-m", "tests.train.delayed", str(delays), SMALL, *arguments[place:], *more]
 
@@ -103,11 +107,12 @@ def free(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_weights_change_while_rollouts_are_under_way(free: tuple[str, Path]) -> None:
-    _, run = free
+    game, run = free
     episodes = list(read_records(run / "episodes.jsonl"))
     sampled = [episode for episode in episodes if episode["sampled"]]
     assert sampled and all(sum(n for row in one["versions"] for _, n in row) == one["sampled"] for one in sampled)
-    assert any(len(row) > 1 for one in sampled for row in one["versions"])  # a row of two weights
+    if "two plays" not in game:  # with fewer under way, none may outlast an update
+        assert any(len(row) > 1 for one in sampled for row in one["versions"])  # a row of two weights
     stale = {one["step"] - 1 - version for one in sampled for row in one["versions"] for version, _ in row}
     assert stale <= {0, 1, 2} and len(stale) > 1
     metrics = [line for line in read_records(run / "metrics.jsonl") if line["step"]]  # without the first exam

@@ -1,0 +1,230 @@
+"""How many tokens drafts from what was written before would have saved: of recorded runs, before any drafter is built.
+
+    python -m benchmarks.drafts RUN … [--slots N] [--plan CARD ON …] [--record FILE]
+
+RUN is a run with `log.tokens = true`. The drafter looks for the longest end of a row, of 2 to 8 tokens, that was
+written before: in the row itself and its prompt, in the finished rows of its group, and in those of its step and role;
+the latest place counts. It drafts the k tokens that followed there, and a dispatch that verifies them gives as many
+tokens as were right, and one more. As the tokens of a row follow from its key, what was sampled is what would be
+sampled. Rows of a role begin in the order of the record, at most --slots at a time, and all rows under way advance by
+one dispatch at a time; what tools return costs none.
+
+--plan names cards with the hardware of `scope-jax plan`: there a dispatch of k + 1 positions a row has the FLOPs of so
+many tokens and reads weights and cache once. The gain is tokens per dispatch over the seconds of such a dispatch,
+relative to those of one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.games import load_card
+from scope_jax.models.tokenizers.tokenizer import Tokenizer
+from scope_jax.plan.architectures import model_of
+from scope_jax.plan.assumptions import ASSUMED
+from scope_jax.plan.estimates import decode_work, pace, seconds
+from scope_jax.plan.hardware import hardware, without_compiler
+from scope_jax.plan.planning import Planner
+from scope_jax.run.files import EPISODES, TOKENS, read_records
+from scope_jax.run.records import pieces
+from scope_jax.sharding.mesh import row_shards
+
+LONGEST, SHORTEST = 8, 2  # tokens of an end that is looked for
+DRAFTED = (2, 4, 8)  # tokens of a draft
+SOURCES = ("row", "group", "step")  # each with those before it
+
+
+@dataclass(eq=False)
+class Text:
+    """Tokens in which ends are looked for."""
+
+    tokens: list[str] = field(default_factory=list)
+    _after: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """Where the latest occurrence of an end is over."""
+
+    def add(self, tokens: Iterable[str]) -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            count = len(self.tokens)
+            for length in range(SHORTEST, min(LONGEST, count) + 1):
+                self._after[tuple(self.tokens[count - length :])] = count
+
+    def following(self, end: Sequence[str], count: int) -> list[str]:
+        """The tokens that followed the latest occurrence of this end, if any did."""
+        place = self._after.get(tuple(end))
+        return [] if place is None else self.tokens[place : place + count]
+
+
+@dataclass(eq=False)
+class Row:
+    """A row that is being sampled again."""
+
+    group: str
+    prompt: list[str]
+    tokens: list[str]
+    """After the prompt."""
+    sampled: list[bool]
+    """Whether each of them was sampled."""
+    before: Text = field(default_factory=Text)
+    """The row up to the token before the last one: an end must have been followed by something."""
+    done: int = 0
+    """Tokens after the prompt that are there."""
+
+    def advance(self, drafted: int, others: Sequence[Text]) -> int:
+        """Goes on by one dispatch with a draft of so many tokens; how many were sampled."""
+        draft = self._draft(drafted, others) if drafted else []
+        sampled = 0
+        for token in [*draft, None]:
+            right = token == self.tokens[self.done]
+            self._take()
+            sampled += 1
+            if not right or self.over or not self.sampled[self.done]:
+                break
+        self.observe()
+        return sampled
+
+    def observe(self) -> None:
+        """Takes over what was not sampled."""
+        while not self.over and not self.sampled[self.done]:
+            self._take()
+
+    @property
+    def over(self) -> bool:
+        return self.done == len(self.tokens)
+
+    def begin(self) -> None:
+        self.before.add(self.prompt[:-1])
+        self.observe()
+
+    def _take(self) -> None:
+        last = self.tokens[self.done - 1] if self.done else self.prompt[-1]
+        self.before.add([last])
+        self.done += 1
+
+    def _draft(self, drafted: int, others: Sequence[Text]) -> list[str]:
+        here = [*self.prompt, *self.tokens[: self.done]]
+        for length in range(min(LONGEST, len(here)), SHORTEST - 1, -1):
+            for text in (self.before, *others):
+                if draft := text.following(here[-length:], drafted):
+                    return draft
+        return []
+
+
+def rows_of(run: Path) -> Iterator[tuple[int, str, list[Row]]]:
+    """(step, role, its rows) of a run, in the order of the record."""
+    cfg = load_card(run / "config.toml")
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint)
+    by_step = groupby(read_records(run / EPISODES), key=lambda line: line["step"])
+    episodes = {step: list(lines) for step, lines in by_step}
+    parts: dict[tuple[int, str], list[Row]] = {}
+    for line in read_records(run / TOKENS):
+        episode = episodes[line["step"]][line["episode"]]
+        prompt = pieces(map(tokenizer.token_bytes, tokenizer.encode(episode["text"].get("prompt", ""))))
+        for row in line["rows"]:
+            sampled = [logprob is not None for logprob in row["logprobs"]]
+            parts.setdefault((line["step"], episode["role"]), []).append(
+                Row(episode["group"], prompt or [""], row["pieces"], sampled)
+            )
+    for (step, role), rows in parts.items():
+        yield step, role, rows
+
+
+def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> tuple[int, int]:
+    """(sampled tokens, dispatches of a row) of the rows of a role in a step."""
+    waiting = [replace(row, before=Text(), done=0) for row in rows][::-1]
+    groups: dict[str, Text] = {}
+    step, live = Text(), []
+    sampled = dispatches = 0
+    while waiting or live:
+        while waiting and len(live) < slots:
+            row = waiting.pop()
+            row.begin()
+            live.append(row)
+        for row in live:
+            if not row.over:
+                texts = [groups.setdefault(row.group, Text()), step][: SOURCES.index(source)]
+                sampled += row.advance(drafted, texts)
+                dispatches += 1
+        for row in (row for row in live if row.over):
+            groups.setdefault(row.group, Text()).add([*row.prompt, *row.tokens])
+            step.add([*row.prompt, *row.tokens])
+        live = [row for row in live if not row.over]
+    return sampled, dispatches
+
+
+def measured(run: Path, slots: int) -> dict[str, dict[str, float]]:
+    """By role, tokens of a dispatch by source and length of the draft; and how many tokens a row has on average."""
+    parts: dict[str, list[list[Row]]] = {}
+    for _, role, rows in rows_of(run):
+        parts.setdefault(role, []).append(rows)
+    figures: dict[str, dict[str, float]] = {}
+    for role, steps in parts.items():
+        tokens = sum(sum(row.sampled) for rows in steps for row in rows)
+        figures[role] = {"tokens of a row": tokens / sum(map(len, steps))}
+        for source in SOURCES:
+            for drafted in DRAFTED:
+                counts = [played(rows, drafted, source, slots) for rows in steps]
+                sampled, dispatches = (sum(count) for count in zip(*counts, strict=True))
+                figures[role][f"{source} {drafted}"] = sampled / dispatches
+    return figures
+
+
+def dispatch_seconds(card: Path, on: str) -> dict[int, float]:
+    """By the length of the draft, 0 among them, the seconds of a dispatch of all slots, half full, by the plan."""
+    cfg: Config = load_card(card)
+    there = without_compiler(hardware(on, compiled=False))
+    model, _ = model_of(cfg.model.checkpoint, None)
+    needs = Planner(model, there).needs(cfg)
+    engine, shards = needs.engine, row_shards(needs.engine.mesh)
+    length = cfg.rollout.max_length / 2
+    live = pace(engine, there, needs.held.cache, length).slots / shards
+    one = decode_work(engine, there, length, live)
+    work = {k: replace(decode_work(engine, there, length, live * (k + 1)), cache=one.cache) for k in (0, *DRAFTED)}
+    return {k: seconds(each, there.chip, ASSUMED[there.platform]) for k, each in work.items()}
+
+
+def table(figures: dict[str, dict[str, float]], name: str) -> list[str]:
+    """Markdown rows of a run."""
+    return [
+        f"| {name} | {role} | {each['tokens of a row']:.0f} | "
+        + " | ".join(" ".join(f"{each[f'{source} {drafted}']:.2f}" for drafted in DRAFTED) for source in SOURCES)
+        + " |"
+        for role, each in figures.items()
+    ]
+
+
+def main() -> None:
+    """Prints tables, and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--plan", nargs="+", default=[], metavar="CARD ON")
+    parser.add_argument("--record", type=Path)
+    given = parser.parse_args()
+    record: dict[str, Any] = {"slots": given.slots, "tokens of a dispatch": {}, "seconds of a dispatch": {}}
+    print(
+        "| run | role | sampled | of the row: k = 2, 4, 8 | and its group | and its step |\n|---|---|---|---|---|---|"
+    )
+    for run in given.runs:
+        record["tokens of a dispatch"][run.name] = figures = measured(run, given.slots)
+        print("\n".join(table(figures, run.name)), flush=True)
+    for card, on in zip(given.plan[::2], given.plan[1::2], strict=True):
+        times = dispatch_seconds(Path(card), on)
+        record["seconds of a dispatch"][f"{card} {on}"] = times
+        needed = ", ".join(f"{times[k] / times[0]:.2f} with k = {k}" for k in DRAFTED)
+        print(
+            f"{card} on {on}: {1e3 * times[0]:.2f} ms; a dispatch takes that times {needed}: a gain needs more tokens"
+        )
+    if given.record is not None:
+        given.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
