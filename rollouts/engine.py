@@ -364,6 +364,12 @@ class Engine:
         config = self.config if self.paging.by_slot else replace(self.config, pages=self.pages)
         return Engine(model, config, self.mesh, self.how)
 
+    def unquantized(self) -> Engine:
+        """The engine, or one like it, that keeps whole matrices."""
+        if not self.config.quantized:
+            return self
+        return Engine(self.model, replace(self.config, quantized=False), self.mesh, self.how)
+
     def abstract_weights(self) -> Params:
         """Shapes and shardings of the weights as the programs get them, one tree per layer."""
         return self.weights.abstract()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,7 @@ class LocalRollouts:
         self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
         self._dispatches = 0  # that the latest call has read, once it is over
         self._over: list[Callable[[], bool]] = []  # of what the call under way decodes
+        self._whole: Engine | None = None  # without quantised matrices, once it was asked for
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
 
@@ -96,6 +98,24 @@ class LocalRollouts:
             raise RolloutError("The engine has no weights; call load_params before load_adapter.")
         self._state = None  # prompts of the policy were computed with its earlier factors
         self._params = self.engine.load_adapter(self._params, policy, factors)
+
+    @contextmanager
+    def unquantized(self) -> Iterator[bool]:
+        """In this block the engine keeps whole matrices. Gives whether it otherwise does not: then weights are to be
+        loaded anew at both ends."""
+        quantized = self.engine
+        if not quantized.config.quantized:
+            yield False
+            return
+        if self._whole is None:
+            self._whole = quantized.unquantized()
+        self.use(None)
+        self.engine = self._whole
+        try:
+            yield True
+        finally:
+            self.use(None)
+            self.engine = quantized
 
     def clear(self) -> None:
         """Frees the cache, with the prompts kept for later calls; weights stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from scope_jax.rollouts.episodes import ActiveEpisode
@@ -48,6 +49,10 @@ class ScriptedRollouts:
 
     def load_adapter(self, policy: str, factors: Any) -> None:
         """A script has no weights."""
+
+    def unquantized(self) -> AbstractContextManager[bool]:
+        """A script has no weights."""
+        return nullcontext(False)
 
     def clear(self) -> None:
         """A script has no cache."""

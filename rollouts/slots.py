@@ -50,6 +50,8 @@ class EngineConfig:
     """Also measure the entropy of the distribution that each token is drawn from."""
     picks: bool = False
     """Keep the experts that routers pick of each token, for `Engine.picks`."""
+    quantized: bool = False
+    """Keep matrices in 8 bits (`models.decoder.quantized`)."""
     cascade: int = 0
     """Slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each alone."""
 

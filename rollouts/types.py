@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -294,6 +295,11 @@ class Rollouts(Protocol):
 
     def load_adapter(self, policy: str, factors: Any) -> None:
         """Copies a policy's factors beside the weights; requests that name it are sampled with them from now on."""
+        ...
+
+    def unquantized(self) -> AbstractContextManager[bool]:
+        """In this block whole weights sample. Gives whether they otherwise do not: then they are to be loaded anew at
+        both ends."""
         ...
 
     def clear(self) -> None:

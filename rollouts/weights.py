@@ -20,15 +20,20 @@ from jaxtyping import Array, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models.decoder import stacks
-from scope_jax.models.decoder.adapter import declare_adapted, declare_factors, pair
+from scope_jax.models.decoder.adapter import TARGETS, declare_adapted, declare_factors, pair
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.kinds import INPUT_TARGETS
 from scope_jax.models.decoder.lowrank import LowRank, gate_rows, is_low_rank
+from scope_jax.models.decoder.quantized import Quantized, declare_quantized, is_quantized, quantize
 from scope_jax.models.decoder.transformer import Params, check_mesh, declare
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.reshard import reshard
 from scope_jax.sharding.rules import decode_rules
 from scope_jax.sharding.spec import abstract_params, param_shardings
+
+# Those that `EngineConfig.quantized` keeps in 8 bits: not what has few columns, nor experts.
+MATRICES = frozenset(TARGETS) - {"beta_DH", "decay_DH", *INPUT_TARGETS}
 
 
 class EngineWeights:
@@ -54,6 +59,11 @@ class EngineWeights:
         adapter, count = config.adapter, len(config.policies)
         # As the programs get it, with the leading L of all layers.
         self.declared = declare(model) if adapter is None else declare_adapted(model, adapter, count)
+        if config.quantized:
+            self.declared = _with_matrices(model, self.declared, declare_quantized)
+            base = param_shardings(_with_matrices(model, declare(model), declare_quantized), mesh, rules)
+            self._quantized_shardings = self._of_each_layer(base)
+            self._quantize = jax.jit(partial(_each_matrix, change=quantize))
         self.shardings = param_shardings(self.declared, mesh, rules)
         if adapter is not None:
             self._factor_shardings = param_shardings(declare_factors(model, adapter), mesh, rules)
@@ -69,15 +79,12 @@ class EngineWeights:
         The source may be donated afterwards; nothing passes through the host.
         """
         dtype, shardings = self.config.compute_dtype, self._weight_shardings
-        targets = stacks.each(
-            self.model,
-            shardings["layers"],
-            lambda sharding, _: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])),
-        )
+        targets = self._of_each_layer(shardings)
         own, layers = stacks.split(self.model, params["layers"]), []
         # One at a time: beside both copies there is never a third.
-        for (stack, place), target in zip(stacks.places(self.model), targets, strict=True):
-            layers.append(jax.block_until_ready(reshard(self._layer(own[stack], place), target, dtype)))
+        for number, ((stack, place), target) in enumerate(zip(stacks.places(self.model), targets, strict=True)):
+            layer = reshard(self._layer(own[stack], place), target, dtype)
+            layers.append(jax.block_until_ready(self._kept(layer, number)))
         rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
         return self._with_adapters({**rest, "layers": tuple(layers)})
 
@@ -96,8 +103,23 @@ class EngineWeights:
 
         apart = jax.tree.map(take_layers, params["layers"], shardings["layers"])
         layers = stacks.each(self.model, apart, is_leaf=lambda rows: isinstance(rows, tuple))
+        layers = tuple(self._kept(layer, number) for number, layer in enumerate(layers))
         rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
         return self._with_adapters({**rest, "layers": layers})
+
+    def _of_each_layer(self, shardings: Params) -> tuple[Params, ...]:
+        """The shardings of one tree per layer, of those of stacks."""
+        return stacks.each(
+            self.model,
+            shardings["layers"],
+            lambda sharding, _: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])),
+        )
+
+    def _kept(self, layer: Params, number: int) -> Params:
+        """A layer as the engine keeps it: its matrices may be quantised."""
+        if not self.config.quantized:
+            return layer
+        return jax.device_put(self._quantize(layer), self._quantized_shardings[number])
 
     # ----------------------------------------------------------------------------------------------------- adapters
     def number(self, policy: str | None) -> int:
@@ -172,18 +194,37 @@ class EngineWeights:
     def abstract(self) -> Params:
         """Shapes and shardings of the weights as the programs get them, one tree per layer."""
 
-        def leaf(shape: Any, sharding: NamedSharding, first: int) -> jax.ShapeDtypeStruct:
-            placed = NamedSharding(self.mesh, PartitionSpec(*sharding.spec[first:]))
-            return jax.ShapeDtypeStruct(shape.shape[first:], self.config.compute_dtype, sharding=placed)
+        def leaf(shape: Any, sharding: Any, first: int) -> Any:
+            if is_quantized(shape):
+                parts = (shape.values, sharding.values), (shape.scale, sharding.scale)
+                return Quantized(*(placed(*part, first, part[0].dtype) for part in parts))
+            return placed(shape, sharding, first, self.config.compute_dtype)
+
+        def placed(shape: Any, sharding: NamedSharding, first: int, dtype: Any) -> jax.ShapeDtypeStruct:
+            own = NamedSharding(self.mesh, PartitionSpec(*sharding.spec[first:]))
+            return jax.ShapeDtypeStruct(shape.shape[first:], dtype, sharding=own)
+
+        def leaves(name: str, first: int) -> Any:
+            return jax.tree.map(partial(leaf, first=first), shapes[name], self.shardings[name], is_leaf=is_quantized)
 
         shapes = abstract_params(self.declared)
-        whole = {
-            name: jax.tree.map(partial(leaf, first=0), shapes[name], self.shardings[name])
-            for name in shapes
-            if name != "layers"
-        }
-        stacked = jax.tree.map(partial(leaf, first=1), shapes["layers"], self.shardings["layers"])
+        whole = {name: leaves(name, 0) for name in shapes if name != "layers"}
+        stacked = leaves("layers", 1)
         return {**whole, "layers": stacks.each(self.model, stacked, lambda one, _: one)}
+
+
+def _each_matrix(layer: Params, change: Callable[[Any], Any]) -> Params:
+    """The weights of a layer or a stack, of which MATRICES are changed, adapted ones too."""
+
+    def changed(w: Any) -> Any:
+        return replace(w, weight=change(w.weight)) if is_low_rank(w) else change(w)
+
+    return {name: changed(w) if name in MATRICES else w for name, w in layer.items()}
+
+
+def _with_matrices(model: ModelConfig, tree: Params, change: Callable[[Any], Any]) -> Params:
+    layers = stacks.mapped(model, partial(_each_matrix, change=change), tree["layers"])
+    return {**tree, "layers": layers}
 
 
 def without_adapters(params: Params) -> Params:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from scope_jax.models.decoder.quantized import Quantized, quantized_product
 from scope_jax.sharding.collectives import Shards, mesh_axes
 from scope_jax.sharding.spec import Initializer, Param, zeros
 
@@ -64,7 +65,7 @@ def factors_of(weight: Param, rank: int, dtype: Any, init: Initializer | None = 
     return a, Param((*lead, rank, columns), (*axes, None, column_axis), zeros, dtype)
 
 
-def product(x: jax.Array, w: jax.Array | LowRank) -> jax.Array:
+def product(x: jax.Array, w: jax.Array | LowRank | Quantized) -> jax.Array:
     """x w over the last dimension of x; x is [R, ..., in].
 
     The matmul runs on [tokens, in]: with batch and token dimensions separate, the gradient of w contracts two
@@ -72,11 +73,15 @@ def product(x: jax.Array, w: jax.Array | LowRank) -> jax.Array:
     """
     flat = x.reshape(-1, x.shape[-1])
     if not isinstance(w, LowRank):
-        return (flat @ w).reshape(*x.shape[:-1], w.shape[-1])
+        return _times(flat, w).reshape(*x.shape[:-1], w.shape[-1])
     low = flat @ w.a
     if w.gate is not None:
         low = (low.reshape(x.shape[0], -1, low.shape[-1]) * w.gate[:, None]).reshape(low.shape)
-    return (flat @ w.weight + w.scale * (low @ w.b)).reshape(*x.shape[:-1], w.shape[-1])
+    return (_times(flat, w.weight) + w.scale * (low @ w.b)).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def _times(x_TI: jax.Array, w: jax.Array | Quantized) -> jax.Array:
+    return quantized_product(x_TI, w) if isinstance(w, Quantized) else x_TI @ w
 
 
 def gathered(shards: Shards, w: Any, spec: Any, dtype: Any) -> Any:

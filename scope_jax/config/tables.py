@@ -214,6 +214,10 @@ class RolloutSection(Section):
     cascade: Annotated[int, Field(ge=0, le=256)] = 0
     """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (not on
     TPU; docs/rollouts.md#the-kv-cache)."""
+    quantization: Literal["int8"] | None = None
+    """Weights of the engine's matrices in 8 bits while a step is played, with a scale for each output
+    (docs/rollouts.md#weights-in-8-bits). Needs `rollout_cap`, `rollout_mask` or `old_logprobs = "rollout"` in the
+    losses; exams have whole weights."""
     devices: Count | None = None
     """Number of devices of each process, the last ones, that generate and search while the others learn
     (docs/rollouts.md#devices-of-its-own); default: all do both."""

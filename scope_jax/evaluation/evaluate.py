@@ -78,7 +78,8 @@ def evaluate(world: World) -> tuple[Metrics, dict[str, Records]]:
     published."""
     exam, records = world.game.exam_of(world.cfg), dict[str, Records]()
     sets = [ExamSet(world.cfg, exam, card, world.exams[card.name]) for card in world.cfg.evaluate.sets]
-    metrics = evaluate_sets(sets, tools_of(world), lambda name, rows, values: records.update({name: rows}))
+    with world.sampler.unquantized():
+        metrics = evaluate_sets(sets, tools_of(world), lambda name, rows, values: records.update({name: rows}))
     return metrics, records
 
 

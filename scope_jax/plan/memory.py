@@ -187,7 +187,8 @@ def residents(
     process += SEARCH if index else 0.0
     devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
-    weights, held = engine.abstract_weights(), engine.abstract_state()
+    # Whole ones, which exams have, and of which a layer is there before it is quantised.
+    weights, held = engine.unquantized().abstract_weights(), engine.abstract_state()
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)

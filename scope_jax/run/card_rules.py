@@ -35,6 +35,21 @@ def teacher_names(opened: OpenedCard) -> None:
             raise UserError(f"[teachers.{name}] has the name of a policy; choose another one.")
 
 
+def quantization(opened: OpenedCard) -> None:
+    """Losses correct for what samples in 8 bits."""
+    key = "rollout.quantization"
+    updates = opened.game.updates(opened.cfg) if opened.cfg.rollout.quantization is not None else ()
+    for update in updates:
+        if update.card.objective != "policy":
+            raise UserError(f"{key} is about rollouts, but {opened.cfg.system} trains on given texts; remove it.")
+        if not update.card.corrects_rollout and update.card.old_logprobs == "learner":
+            raise UserError(
+                f"with {key} the episodes of {update.name} come from other weights than it trains, but its loss does "
+                "not correct for that; set rollout_cap there, for example to 2.0, or rollout_mask, or old_logprobs = "
+                '"rollout".'
+            )
+
+
 def ahead(opened: OpenedCard) -> None:
     """Losses of steps that are played ahead allow that."""
     for update in opened.game.updates(opened.cfg) if opened.cfg.train.one_step_off_policy else ():

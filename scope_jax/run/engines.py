@@ -75,7 +75,7 @@ def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bo
     section = cfg.model.adapter
     if section is None or section.base_dtype != cfg.model.compute_dtype or distributed.count() > 1:
         return False
-    if cfg.rollout.devices is not None:
+    if cfg.rollout.devices is not None or cfg.rollout.quantization is not None:
         return False
     declared, (own, rules) = declare(model), decode_layout(cfg, model, mesh)
     pairs = zip(
@@ -129,6 +129,7 @@ def _engine_config(cfg: Config | ServedModel, model: ModelConfig, processes: int
         decode_steps=card.decode_steps,
         compute_dtype=DTYPES[cfg.model.compute_dtype],
         cascade=card.cascade,
+        quantized=card.quantization is not None,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -141,6 +142,20 @@ class Sampler:
             self._load[policy]()
             self.publishing += time.monotonic() - began
             self._policy = policy
+
+    @contextmanager
+    def unquantized(self) -> Iterator[None]:
+        """In this block policies are sampled with whole matrices, whatever `rollout.quantization` says."""
+        with self.rollouts.unquantized() as anew:
+            if anew:
+                self._forget()
+            yield
+        if anew:
+            self._forget()
+
+    def _forget(self) -> None:
+        """The engine has no weights."""
+        self._policy, self._based, self._held = None, False, {}
 
     def named(self, policy: str) -> str | None:
         """What requests for this policy name: its adapter, if it is one."""

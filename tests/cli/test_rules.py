@@ -88,6 +88,13 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("policies", "ssp", ['model.policies={nobody="{base}"}'], "model.policies names 'nobody'"),
     ("names of teachers", "ssp", ['teachers.actor.checkpoint="{base}"'], "[teachers.actor] has the name of a policy"),
     ("names of teachers", "ssp", ['teachers.base.checkpoint="{base}"'], "[teachers.base] has the name of a policy"),
+    (
+        "weights in 8 bits",
+        "ssp",
+        ['rollout.quantization="int8"'],
+        "its loss does not correct for that; set rollout_cap",
+    ),
+    ("weights in 8 bits", "sft", ['rollout.quantization="int8"'], "is about rollouts, but sft trains on given texts"),
     ("steps played ahead", "ssp", ["train.one_step_off_policy=true", "rollout.devices=1"], "set rollout_cap there"),
     (
         "steps that overlap",
