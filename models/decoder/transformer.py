@@ -25,6 +25,8 @@ from scope_jax.models.decoder.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.decoder.moe import Route, route
 from scope_jax.models.decoder.sums import rows_of
 from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.masks import KEPT
+from scope_jax.models.kernels.packed import Packing
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
@@ -32,12 +34,16 @@ from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 T = TypeVar("T")
 PICKS, INPUTS = -1, -2  # keys of picked experts and of vectors among the stacks of weights, for a scan over layers
 
-Remat = Literal["full", "qkv", "dots", "none"]
+Remat = Literal["full", "attention", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
+_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
 POLICIES = {
     "full": None,
-    "qkv": jax.checkpoint_policies.save_only_these_names("qkv"),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "attention": _ATTENTION,
+    "qkv": jax.checkpoint_policies.save_only_these_names(KEPT, "qkv"),
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        _ATTENTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
 }
 
 
@@ -262,22 +268,24 @@ def hidden(
     attention: str = "reference",
     context_attention: context.How = "auto",
     picked_BTLk: UInt[Array, "B T L k"] | None = None,
+    packing: Packing | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
     positions_BT: of each token in its text. ends_BT: the place in the row behind the last token that continues it; a
     token attends to the earlier ones that it continues, padding to itself (`models.kernels.masks`). Each layer's
     weights are cast and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for
-    the backward pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots"
-    also the results of its dense products, "none" everything; all but the last gather the weights again. attention: a
-    backend of `models.kernels.attention`. Different layers are scanned according to `layer_stages`; a tuple of layers
-    (`unstack_layers`) is unrolled.
+    the backward pass: "full" the input of each layer, "attention" also the result of attention, "qkv" also the
+    projections to queries, keys and values, "dots" also the results of its dense products, "none" everything; all but
+    the last gather the weights again. attention: a backend of `models.kernels.attention`. Different layers are scanned
+    according to `layer_stages`; a tuple of layers (`unstack_layers`) is unrolled.
 
     With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
     tokens: between the layers, where remat keeps them, each of its devices has an equal part, [1, B · T / group, D].
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
     picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
+    packing: what the rows hold at most, for `make_attend`; None: anything.
     """
     check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
@@ -287,11 +295,11 @@ def hidden(
     places = stacks.places(cfg)
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
-        attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
+        attends = {window: make_attend(attention, ends_BT, positions_BT, window, packing) for window in windows}
         recur = delta.over_rows(ends_BT)
     else:
         how = context.resolve(context_attention, kinds.kv_heads(cfg, shards.size), lax.axis_size(shards.context))
-        attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
+        attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context, packing)
         recur = delta.over_context(ends_BT, shards.context)
 
     replayed_LNk, among = _replayed(picked_BTLk, shards), cfg.expert_layers
