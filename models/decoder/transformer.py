@@ -6,6 +6,7 @@ Inside `jax.shard_map(..., check_vma=False)` the arrays are local shards and `sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -344,32 +345,34 @@ def hidden(
         first, stop = range(start, start + len(pattern)), start + len(pattern) * steps
         # A layer that others read is in the last step of its stage: the next one of its kind has no keys of its own.
         kept = {start + (number - start) % len(pattern): number for number in read if number in range(start, stop)}
-        layers = [partial(compute, number, number in kept) for number in first]
+        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
+        counts = Counter(places[number][0] for number in first)  # by stack: layers in a step
+        own = {number: places[number][1] - began[places[number][0]] for number in first}
+        layers = [
+            partial(_at, own[number] if counts[places[number][0]] > 1 else None, compute, number, number in kept)
+            for number in first
+        ]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
-        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
-
-        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began, kept=kept) -> Any:
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, kept=kept) -> Any:
             picks, inputs_P, found = iter(w_P.get(PICKS, ())), w_P.get(INPUTS), dict[int, Any]()
             for number, one in zip(first, layers, strict=True):
-                stack, place = places[number]
-                w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
                 replayed_Nk = next(picks) if PICKS in w_P and number in among else None
                 input_BTp = None if inputs_P is None else inputs_P[number - first[0]]
-                x_BTD, keys = one(x_BTD, w, known | found, replayed_Nk, input_BTp)
+                x_BTD, keys = one(x_BTD, w_P[places[number][0]], known | found, replayed_Nk, input_BTp)
                 found |= {kept[number]: keys} if number in kept else {}
             return x_BTD, found
 
         stage: dict[int, Any] = {
-            stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
-            for stack, own in enumerate(stacks.split(cfg, params["layers"]))
+            stack: _steps(whole, began[stack], steps, counts[stack] if counts[stack] > 1 else None)
+            for stack, whole in enumerate(stacks.split(cfg, params["layers"]))
             if stack in began
         }
-        if replayed_LNk is not None and (own := sum(number in among for number in first)):
+        if replayed_LNk is not None and (picking := sum(number in among for number in first)):
             before = sum(number < start for number in among)
-            stage[PICKS] = _steps(replayed_LNk, before, steps, own)
+            stage[PICKS] = _steps(replayed_LNk, before, steps, picking)
         if not isinstance(inputs, list):
             stage[INPUTS] = _steps(inputs, start, steps, len(first))
         x_BTD, found = lax.scan(period, x_BTD, stage)
@@ -389,9 +392,20 @@ def _replayed(picked_BTLk: jax.Array | None, shards: Shards) -> jax.Array | None
     return lax.dynamic_slice_in_dim(picked_LNk, shards.index * own, own, 1)
 
 
-def _steps(own: Any, first: int, steps: int, count: int) -> Any:
-    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
-    return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
+def _at(
+    place: int | None, compute: Callable[..., Any], number: int, keep: bool, x_BTD: Any, w_P: Any, *more: Any
+) -> Any:
+    """compute of a layer with its weights among those of a step, None: they are its own. The backward pass then keeps
+    what the scan has anyway: of a part that was taken outside it would keep a copy for each step."""
+    w = w_P if place is None else jax.tree.map(lambda x: x[place], w_P)
+    return compute(number, keep, x_BTD, w, *more)
+
+
+def _steps(whole: Any, first: int, steps: int, count: int | None) -> Any:
+    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...];
+    None: one, [steps, ...]."""
+    own = jax.tree.map(lambda x: x[first : first + steps * (count or 1)], whole)
+    return own if count is None else jax.tree.map(lambda x: x.reshape(steps, count, *x.shape[1:]), own)
 
 
 def _layer_specs(cfg: ModelConfig, layers: Any) -> list[dict[str, Any]]:

@@ -135,6 +135,14 @@ class LearnerPrograms:
             entropy_slope=entropy_slope,
         )
 
+    def _cast(self, params: Any) -> Any:
+        """The weights with those of the layers in the dtype of computation, once for all micro-batches: their gradients
+        have it anyway. Weights that are gathered stay, as their gradients are summed in float32, and so do tables that
+        are used twice."""
+        if self.layout.adapter is not None or self.shards.fsdp:
+            return params
+        return {**params, "layers": jax.tree.map(lambda w: w.astype(self.layout.compute_dtype), params["layers"])}
+
     def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         """body(number, carry) for each real micro-batch; padded ones are skipped."""
         if batch.ids_MBT.shape[0] == 1:
@@ -143,7 +151,7 @@ class LearnerPrograms:
 
     def _score(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
         def local(params: Any, ref_params: Any, batch: Batch) -> list[jax.Array]:
-            wanted = [(self.layout.whole(params, ref_params), batch)] if policy else []
+            wanted = [(self.layout.whole(self._cast(params), ref_params), batch)] if policy else []
             # The policy's engine has not picked for the reference.
             wanted += [(ref_params, batch.replace(picked_MBTLk=None))] if reference else []
 
@@ -201,7 +209,7 @@ class LearnerPrograms:
     def _gradient(self, params: Any, base: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
         """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches. base: the frozen
         weights, of which params are an adapter; otherwise None."""
-        known = self._sequences(batch, scores, card)
+        known, params = self._sequences(batch, scores, card), self._cast(params)
 
         def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
             weights = self.layout.whole(params, base)
