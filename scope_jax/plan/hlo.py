@@ -22,7 +22,8 @@ HALO = "halo-exchange"
 CONTROL = ("while", "conditional", "call", "call-start", "async-start")
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton|__cudnn\$fmha\w*)"')
 FUSED_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
-CAUSAL, WINDOW = re.compile(r'"mask_type":"\w*CAUSAL"'), re.compile(r'"sliding_window_length":"?([1-9]\d*)')
+CAUSAL = re.compile(r'"mask_type":\s*"\w*CAUSAL"')  # of cuDNN's attention; 0 is no window
+WINDOW = re.compile(r'"sliding_window_length":\s*"?([1-9]\d*)')
 SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
 ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")

@@ -55,7 +55,8 @@ from scope_jax.sharding.chips import chip_of
 from scope_jax.sharding.program import device_bytes
 from scope_jax.sharding.rules import TRAIN
 
-LEARNING = 0.9  # share of a device's memory that an update may need
+LEARNING = {"cpu": 0.5}  # share of memory that an update may need, elsewhere OWN: a CPU's is others', too
+OWN = 0.9
 
 
 @dataclass(frozen=True)
@@ -274,4 +275,4 @@ def room_of(cfg: Config, model: ModelConfig, mesh: Mesh, shared: bool) -> Room |
     if cfg.model.adapter is not None and not shared and not apart:
         others = device_bytes(engine_for(cfg, model, mesh).abstract_weights())
     policies = 1 if cfg.train.offload else len(game.policies(cfg))
-    return Room(LEARNING * total, policies, keeps_reference(cfg, game), others)
+    return Room(LEARNING.get(device.platform, OWN) * total, policies, keeps_reference(cfg, game), others)

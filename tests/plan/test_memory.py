@@ -26,8 +26,9 @@ from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
 from scope_jax.plan.knobs import freed, remat_policies, setting_that_fits
 from scope_jax.plan.memory import MORE, SEARCH, STEP, Residents, compiled_peak
 from scope_jax.plan.page import lines, verdict
-from scope_jax.plan.planning import RESERVE, Planner, index_vectors
+from scope_jax.plan.planning import RESERVE, Planner, figures, index_vectors
 from scope_jax.plan.programs import Compiled
+from scope_jax.run import host_memory
 from scope_jax.run.sizes import COMPILER, ENTRY, PASS, PROCESS, device_bytes
 from scope_jax.sharding.program import name_of
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
@@ -395,6 +396,31 @@ def test_the_fastest_policy_of_rematerialisation_that_fits(tmp_path):
     (chosen,) = [line for line in text if line.endswith("<- the fastest that fits")]
     assert chosen.startswith("learner.remat=dots")
     assert any(line.startswith("learner.remat=none") and "does not fit" in line for line in text)
+
+
+WITHOUT_SEARCH = "configs/spiral/atlas.toml"
+OPEN = ["learner.remat=auto", "learner.micro_batch_rows=auto"]
+
+
+def test_what_auto_keeps_follows_the_hardware(monkeypatch):
+    """The most that has room on a device of the kind, the same in every plan and run; the plan says it."""
+    model = from_hf(SHAPES["Qwen3-0.6B"])
+
+    def chosen(card, on, *sets):
+        planner = Planner(model, on)
+        needs = planner.needs(load_card(card, [*OPEN, *sets]))
+        found = figures(planner, needs)
+        assert (found["rows"], found["kept"]) == (needs.learner.section.micro_batch_rows, needs.learner.section.remat)
+        assert needs.peaks["learn"].total <= planner.limit or found["kept"] == "full"
+        return found["rows"], found["kept"]
+
+    gpu = hardware("1xH100", compiled=False)
+    assert chosen(WITHOUT_SEARCH, gpu) == (8, "dots")
+    assert chosen(WITHOUT_SEARCH, gpu, "learner.buckets=[65536]") == (8, "full")
+    assert chosen(CARD, gpu) == (8, "full")  # its index has room as well, of a size that is not known
+    for gib, kept in ((400, "none"), (8, "full")):
+        monkeypatch.setattr(host_memory, "limit", lambda gib=gib: gib * GIB)
+        assert chosen(WITHOUT_SEARCH, cpu(400), "learner.buckets=[1024]") == (2, kept)
 
 
 def test_vectors_of_the_index():
