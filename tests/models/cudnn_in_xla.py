@@ -16,6 +16,8 @@ def in_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "_dot_product_attention_fwd_p", Forward)
     monkeypatch.setattr(cudnn, "_dot_product_attention_bwd_p", Backward)
     monkeypatch.setattr(attention, "takes", lambda head_dim, packed: True)
+    masked = attention._dot_product
+    monkeypatch.setattr(attention, "_dot_product", lambda how, *arrays: masked("xla", *arrays))  # that with a mask
 
 
 class Forward:

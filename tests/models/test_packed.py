@@ -103,12 +103,7 @@ def test_windows(kind, window, monkeypatch):
     in_place_of_cudnn(monkeypatch)
     if kind == "groups":
         monkeypatch.setattr("scope_jax.models.kernels.attention.attend_parts", None)
-        monkeypatch.setattr("scope_jax.models.kernels.attention._dot_product", _in_xla)
     assert deviation(kind, "grouped", jnp.float32, window=window) < 1e-6
-
-
-def _in_xla(implementation, mask_BQU, q, k, v, sinks_H=None):
-    return jax.nn.dot_product_attention(q, k, v, mask=mask_BQU[:, None], implementation="xla")
 
 
 @pytest.mark.parametrize("kind", ["single", "groups"])
