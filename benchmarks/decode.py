@@ -48,8 +48,8 @@ from scope_jax.plan.estimates import known, pace
 from scope_jax.plan.programs import compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
-from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.program import device_bytes
 
 GIB = 2**30
 QWEN3 = {

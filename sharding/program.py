@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,6 +42,15 @@ class AbstractProgram:
 def name_of(function: Any) -> str:
     """The name of what was given to `jax.jit`, by which JAX's events call its programs."""
     return function.__name__
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes on each device of arrays given by shape, dtype and sharding."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+        if leaf.sharding is not None
+    )
 
 
 def placed(shapes: Any, shardings: Any) -> Any:

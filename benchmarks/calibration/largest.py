@@ -20,8 +20,8 @@ from scope_jax.plan.planning import RESERVE
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import EngineConfig
 from scope_jax.run.engines import attention_over_pages
-from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.program import device_bytes
 
 
 @dataclass(frozen=True)

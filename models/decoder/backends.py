@@ -21,6 +21,7 @@ from scope_jax.models.decoder.kinds import plain_heads
 from scope_jax.models.decoder.pages import Loop, Ragged
 from scope_jax.models.decoder.paging import PAGE, SHARED, Implementation, Where
 from scope_jax.models.kernels import attention
+from scope_jax.models.kernels.packed import Packing
 from scope_jax.models.kernels.rope import Rope
 
 HEADS = Attention(8, 2, 128, Rope(1e6), qk_norm="head")
@@ -29,10 +30,11 @@ PICKS = Experts(128, 16, 4, normalised=True)
 EXPERTS = replace(DENSE, architecture="qwen3_moe", layers=(Layer(HEADS, PICKS),) * 2)
 XLA = "XLA in float32"
 # How the names of the checks of each kernel begin.
-PAGES, ROTATION, LEARNER, PRODUCTS, FEW = (
+PAGES, ROTATION, LEARNER, UNMASKED, PRODUCTS, FEW = (
     "attention over pages",
     "norm and rotation of decoding rows",
     "attention of the learner",
+    "attention without a mask",
     "products of experts",
     "routing and experts of a few tokens",
 )
@@ -76,9 +78,11 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
     dtype = dtype or ("float32" if platform == "cpu" else "bfloat16")
     how, with_sinks = (attention_over_pages(platform, sizes.dim, sinks) for sinks in (False, True))
     backend = attention.resolve("auto", platform, dtype)
+    masked = "cudnn_mask" if backend == "cudnn" else backend
     bound = ROUNDING[dtype if platform == "cpu" else "bfloat16"]
     heads = "" if how.heads is not plain_heads else f"{platform} has no kernel for norm and rotation"
     learning = "" if backend in ("cudnn", "splash") else f"{platform} has no kernel for it in {dtype}: XLA's is used"
+    unmasked = "" if backend == "cudnn" else f"{platform} has no kernel for it in {dtype}"
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
 
     def page(name: str, queries: int, window: int | None, sinks: bool = False) -> Check:
@@ -88,8 +92,12 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
         return Check(f"{PAGES}, {name}", XLA, bound, measure, none)
 
     def learner(name: str, window: int | None, sinks: bool = False) -> Check:
-        measure = partial(learner_attention, backend, dtype, window, sizes, sinks)
-        return Check(f"{LEARNER} ({backend}) and its gradient{name}", XLA, bound, measure, learning)
+        measure = partial(learner_attention, masked, dtype, window, sizes, sinks)
+        return Check(f"{LEARNER} ({masked}) and its gradient{name}", XLA, bound, measure, learning)
+
+    def without_mask(name: str, packing: Packing, window: int | None = None, sinks: bool = False) -> Check:
+        measure = partial(learner_attention, "cudnn", dtype, window, sizes, sinks, packing)
+        return Check(f"{UNMASKED} and its gradient, {name}", XLA, bound, measure, unmasked)
 
     return [
         page("decoding", 1, None),
@@ -101,6 +109,12 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
         learner("", None),
         learner(", with a window", 100),
         learner(", with sinks", None, True),
+        without_mask("a text a row", Packing(1, 0)),
+        without_mask("a text a row, with a window", Packing(1, 0), 100),
+        without_mask("several texts", Packing(4, 0)),
+        without_mask("several texts, with a window", Packing(4, 0), 100),
+        without_mask("shared beginnings", Packing(4, 1)),
+        without_mask("shared beginnings, with sinks", Packing(4, 1), None, True),
         Check(f"{PRODUCTS} and their gradients", XLA, bound, partial(grouped_products, dtype)),
         Check(FEW, XLA, bound, partial(few_tokens, dtype), few),
     ]
@@ -164,13 +178,22 @@ def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -
 
 
 def learner_attention(
-    backend: str, dtype: str, window: int | None, sizes: Heads = Heads(), sinks: bool = False
+    backend: str,
+    dtype: str,
+    window: int | None,
+    sizes: Heads = Heads(),
+    sinks: bool = False,
+    packing: Packing | None = None,
 ) -> float:
-    """Two rows of 512 tokens, of one text, and of a prompt of 200 with answers of 130 and 100 with padding behind them;
-    result and gradients."""
+    """Two rows of 512 tokens, of one text, and of a prompt of 200 with answers of 130 and 100 with padding behind them,
+    or with a packing texts that hold no more than it; result and gradients."""
     ends_BT = np.stack([np.full(512, 512), np.repeat([430, 330, 430], [200, 130, 182])])
-    ends_BT[1, 430:] = np.arange(431, 513)
     positions_BT = np.stack([np.arange(512), np.concatenate([np.arange(330), 200 + np.arange(182)])])
+    if packing is not None and not packing.depth:
+        several = packing.nodes > 1
+        ends_BT[1] = np.repeat([200, 430], [200, 312]) if several else 430
+        positions_BT[1, 200:] = np.arange(312) if several else np.arange(200, 512)
+    ends_BT[1, 430:], positions_BT[1, 430:] = np.arange(431, 513), 0
     real_BT11 = (np.arange(512) < np.array([512, 430])[:, None])[..., None, None]
     kv, query = (2, 512, sizes.kv, sizes.dim), (2, 512, sizes.query, sizes.dim)
     ct_BTHh, *arrays = _rounded(dtype, query, query, kv, kv, *[(sizes.query,)] * sinks)
@@ -178,7 +201,7 @@ def learner_attention(
 
     def attend(backend: str, ct: jax.Array, *arrays: jax.Array) -> Any:
         numbers = jnp.asarray(ends_BT), jnp.asarray(positions_BT)
-        out, gradients = jax.vjp(attention.make_attend(backend, *numbers, window), *arrays)
+        out, gradients = jax.vjp(attention.make_attend(backend, *numbers, window, packing), *arrays)
         return jnp.where(real_BT11, out, 0), gradients(ct)
 
     ours = jax.jit(partial(attend, backend))(ct_BTHh, *arrays)

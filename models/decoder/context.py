@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from scope_jax.errors import UserError
 from scope_jax.models.kernels.attention import Attend, make_attend
-from scope_jax.models.kernels.masks import MASKED, live_blocks, visible
+from scope_jax.models.kernels.masks import KEPT, MASKED, live_blocks, visible
+from scope_jax.models.kernels.packed import Packing
 
 How = Literal["auto", "ulysses", "ring"]
 QUERIES = 512  # of a block of the ring: its scores are [B, H, 512, chunk]
@@ -90,18 +92,19 @@ def make_attends(
     positions_BT: Int[Array, "B T"],
     windows: Iterable[int | None],
     axis: str,
+    packing: Packing | None = None,
 ) -> dict[int | None, Attend]:
     """attend(q_BTHh, k_BTKh, v_BTKh, sinks_H=None) -> o_BTHh for each window, over rows whose tokens are divided over
     `axis` in `token_order`; as `attention.make_attend` for whole rows. Ends are places in the whole row.
 
-    Called inside shard_map with this device's tokens and heads. backend: of ulysses, one of `attention.BACKENDS`.
+    Called inside shard_map with this device's tokens and heads. backend, packing: of ulysses, see `make_attend`.
     """
     devices = lax.axis_size(axis)
     both_BT2 = jnp.stack([ends_BT, positions_BT], axis=-1)
     whole_BU2 = in_row_order(lax.all_gather(both_BT2, axis, axis=1, tiled=True), devices)
     whole = whole_BU2[..., 0], whole_BU2[..., 1]
     if how == "ulysses":
-        return {window: partial(_ulysses, make_attend(backend, *whole, window), axis) for window in windows}
+        return {window: partial(_ulysses, make_attend(backend, *whole, window, packing), axis) for window in windows}
     return {window: partial(_ring_over, whole, window, axis) for window in windows}
 
 
@@ -179,8 +182,9 @@ def _ring_forward(
         return place.products(add, state, number, kv), kv
 
     (out, top, total), _ = lax.fori_loop(1, place.devices, visit, (state, kv))
-    out = (out / total[..., None]).astype(q.dtype)
-    return out, (q, k, v, sinks, row, out, top + jnp.log(total))
+    kept = (out / total[..., None]).astype(q.dtype), top + jnp.log(total)
+    out, normaliser = (checkpoint_name(x, KEPT) for x in kept)
+    return out, (q, k, v, sinks, row, out, normaliser)
 
 
 def _ring_backward(window: int | None, axis: str, saved: tuple[Any, ...], ct: jax.Array) -> tuple[Any, ...]:

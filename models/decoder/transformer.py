@@ -6,6 +6,7 @@ Inside `jax.shard_map(..., check_vma=False)` the arrays are local shards and `sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,8 @@ from scope_jax.models.decoder.lowrank import LowRank, factors_of, gathered
 from scope_jax.models.decoder.moe import Route, route
 from scope_jax.models.decoder.sums import rows_of
 from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.masks import KEPT
+from scope_jax.models.kernels.packed import Packing
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
@@ -32,12 +35,16 @@ from scope_jax.sharding.spec import Param, normal, partition_specs, spec_for
 T = TypeVar("T")
 PICKS, INPUTS = -1, -2  # keys of picked experts and of vectors among the stacks of weights, for a scan over layers
 
-Remat = Literal["full", "qkv", "dots", "none"]
+Remat = Literal["full", "attention", "qkv", "dots", "none"]
 # What a layer keeps for its backward pass beside its input; the rest is computed again.
+_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
 POLICIES = {
     "full": None,
-    "qkv": jax.checkpoint_policies.save_only_these_names("qkv"),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "attention": _ATTENTION,
+    "qkv": jax.checkpoint_policies.save_only_these_names(KEPT, "qkv"),
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        _ATTENTION, jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
 }
 
 
@@ -262,22 +269,24 @@ def hidden(
     attention: str = "reference",
     context_attention: context.How = "auto",
     picked_BTLk: UInt[Array, "B T L k"] | None = None,
+    packing: Packing | None = None,
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for rows of texts.
 
     positions_BT: of each token in its text. ends_BT: the place in the row behind the last token that continues it; a
     token attends to the earlier ones that it continues, padding to itself (`models.kernels.masks`). Each layer's
     weights are cast and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for
-    the backward pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots"
-    also the results of its dense products, "none" everything; all but the last gather the weights again. attention: a
-    backend of `models.kernels.attention`. Different layers are scanned according to `layer_stages`; a tuple of layers
-    (`unstack_layers`) is unrolled.
+    the backward pass: "full" the input of each layer, "attention" also the result of attention, "qkv" also the
+    projections to queries, keys and values, "dots" also the results of its dense products, "none" everything; all but
+    the last gather the weights again. attention: a backend of `models.kernels.attention`. Different layers are scanned
+    according to `layer_stages`; a tuple of layers (`unstack_layers`) is unrolled.
 
     With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
     tokens: between the layers, where remat keeps them, each of its devices has an equal part, [1, B · T / group, D].
     The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
     picked_BTLk: the experts that the routers of `expert_layers` are to pick (`moe.route`); None: they pick themselves.
+    packing: what the rows hold at most, for `make_attend`; None: anything.
     """
     check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
@@ -287,11 +296,11 @@ def hidden(
     places = stacks.places(cfg)
     windows = dict.fromkeys(cfg.windows)
     if shards.context is None:
-        attends = {window: make_attend(attention, ends_BT, positions_BT, window) for window in windows}
+        attends = {window: make_attend(attention, ends_BT, positions_BT, window, packing) for window in windows}
         recur = delta.over_rows(ends_BT)
     else:
         how = context.resolve(context_attention, kinds.kv_heads(cfg, shards.size), lax.axis_size(shards.context))
-        attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context)
+        attends = context.make_attends(how, attention, ends_BT, positions_BT, windows, shards.context, packing)
         recur = delta.over_context(ends_BT, shards.context)
 
     replayed_LNk, among = _replayed(picked_BTLk, shards), cfg.expert_layers
@@ -336,32 +345,34 @@ def hidden(
         first, stop = range(start, start + len(pattern)), start + len(pattern) * steps
         # A layer that others read is in the last step of its stage: the next one of its kind has no keys of its own.
         kept = {start + (number - start) % len(pattern): number for number in read if number in range(start, stop)}
-        layers = [partial(compute, number, number in kept) for number in first]
+        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
+        counts = Counter(places[number][0] for number in first)  # by stack: layers in a step
+        own = {number: places[number][1] - began[places[number][0]] for number in first}
+        layers = [
+            partial(_at, own[number] if counts[places[number][0]] > 1 else None, compute, number, number in kept)
+            for number in first
+        ]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
-        began = dict(places[number] for number in reversed(first))  # by stack: the place of the stage's first layer
-
-        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, began=began, kept=kept) -> Any:
+        def period(x_BTD: jax.Array, w_P: dict[int, Any], layers=layers, first=first, kept=kept) -> Any:
             picks, inputs_P, found = iter(w_P.get(PICKS, ())), w_P.get(INPUTS), dict[int, Any]()
             for number, one in zip(first, layers, strict=True):
-                stack, place = places[number]
-                w = jax.tree.map(lambda x, place=place - began[stack]: x[place], w_P[stack])
                 replayed_Nk = next(picks) if PICKS in w_P and number in among else None
                 input_BTp = None if inputs_P is None else inputs_P[number - first[0]]
-                x_BTD, keys = one(x_BTD, w, known | found, replayed_Nk, input_BTp)
+                x_BTD, keys = one(x_BTD, w_P[places[number][0]], known | found, replayed_Nk, input_BTp)
                 found |= {kept[number]: keys} if number in kept else {}
             return x_BTD, found
 
         stage: dict[int, Any] = {
-            stack: _steps(own, began[stack], steps, sum(places[number][0] == stack for number in first))
-            for stack, own in enumerate(stacks.split(cfg, params["layers"]))
+            stack: _steps(whole, began[stack], steps, counts[stack] if counts[stack] > 1 else None)
+            for stack, whole in enumerate(stacks.split(cfg, params["layers"]))
             if stack in began
         }
-        if replayed_LNk is not None and (own := sum(number in among for number in first)):
+        if replayed_LNk is not None and (picking := sum(number in among for number in first)):
             before = sum(number < start for number in among)
-            stage[PICKS] = _steps(replayed_LNk, before, steps, own)
+            stage[PICKS] = _steps(replayed_LNk, before, steps, picking)
         if not isinstance(inputs, list):
             stage[INPUTS] = _steps(inputs, start, steps, len(first))
         x_BTD, found = lax.scan(period, x_BTD, stage)
@@ -381,9 +392,20 @@ def _replayed(picked_BTLk: jax.Array | None, shards: Shards) -> jax.Array | None
     return lax.dynamic_slice_in_dim(picked_LNk, shards.index * own, own, 1)
 
 
-def _steps(own: Any, first: int, steps: int, count: int) -> Any:
-    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...]."""
-    return jax.tree.map(lambda x: x[first : first + steps * count].reshape(steps, count, *x.shape[1:]), own)
+def _at(
+    place: int | None, compute: Callable[..., Any], number: int, keep: bool, x_BTD: Any, w_P: Any, *more: Any
+) -> Any:
+    """compute of a layer with its weights among those of a step, None: they are its own. The backward pass then keeps
+    what the scan has anyway: of a part that was taken outside it would keep a copy for each step."""
+    w = w_P if place is None else jax.tree.map(lambda x: x[place], w_P)
+    return compute(number, keep, x_BTD, w, *more)
+
+
+def _steps(whole: Any, first: int, steps: int, count: int | None) -> Any:
+    """What belongs to layers from `first` on, `count` of them for each of so many steps: leaves [steps, count, ...];
+    None: one, [steps, ...]."""
+    own = jax.tree.map(lambda x: x[first : first + steps * (count or 1)], whole)
+    return own if count is None else jax.tree.map(lambda x: x.reshape(steps, count, *x.shape[1:]), own)
 
 
 def _layer_specs(cfg: ModelConfig, layers: Any) -> list[dict[str, Any]]:

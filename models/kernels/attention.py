@@ -25,11 +25,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.errors import UserError
-from scope_jax.models.kernels.masks import MASKED, visible_mask
+from scope_jax.models.kernels.cudnn import takes
+from scope_jax.models.kernels.masks import KEPT, MASKED, visible_mask
+from scope_jax.models.kernels.packed import Packing, RowPart, attend_parts, parts_of
 
 Attend = Callable[..., jax.Array]  # of queries, keys, values, and of a model that has them sinks_H
 
-BACKENDS = ("reference", "dot_product", "cudnn", "splash")
+BACKENDS = ("reference", "dot_product", "cudnn", "cudnn_mask", "splash")
 QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
 CUDNN_HEAD = 256  # the widest head that cuDNN takes
 MOST_BLOCKS = 16  # so that the program of a long row stays small
@@ -39,18 +41,22 @@ SINK_DIMS, SINK_KEYS = 8, 64  # by which a sink lengthens heads and keys (cuDNN'
 def resolve(choice: str, platform: str, dtype: Any) -> str:
     """The backend, one of BACKENDS, for a configured choice, a platform and the arrays' dtype.
 
-    choice: "auto" (TPU: splash; GPU: dot_product; else reference), "reference", "dot_product" (cuDNN's kernel on a GPU
-    in bfloat16 or float16, XLA's own program elsewhere) or "splash". platform: of the mesh's devices, as in
-    `device.platform`. Raises ValueError if the choice is unknown or not available on the platform.
+    choice: "auto" (TPU: splash; GPU: cuDNN's kernels in bfloat16 or float16, else dot_product; else reference),
+    "reference", "dot_product" (cuDNN's kernel with a mask on a GPU in bfloat16 or float16, XLA's own program elsewhere)
+    or "splash". platform: of the mesh's devices, as in `device.platform`. Raises ValueError if the choice is unknown or
+    not available on the platform.
     """
+    fused = platform in ("gpu", "cuda") and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+    if choice == "auto" and fused:
+        return "cudnn"
     if choice == "auto":
         choice = {"tpu": "splash", "gpu": "dot_product", "cuda": "dot_product"}.get(platform, "reference")
     if choice == "splash" and platform != "tpu":
         raise UserError(
             f'attention = "splash" is a TPU kernel but the devices are {platform}; use "auto" or "reference".'
         )
-    if choice == "dot_product" and platform in ("gpu", "cuda") and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16):
-        return "cudnn"
+    if choice == "dot_product" and fused:
+        return "cudnn_mask"
     if choice not in ("reference", "dot_product", "splash"):
         raise ValueError(f"attention is {choice!r}; it must be 'auto', 'reference', 'dot_product' or 'splash'.")
     return choice
@@ -61,12 +67,14 @@ def make_attend(
     ends_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"] | None = None,
     window: int | None = None,
+    packing: Packing | None = None,
 ) -> Attend:
     """attend(q_BTHh, k_BTKh, v_BTKh, sinks_H=None) -> o_BTHh over rows of texts, masked as by `masks.visible`.
 
-    backend: one of BACKENDS (see `resolve`). positions_BT: in the text; needed with a window only. Called inside the
-    traced program and, for splash on more than one device, inside `shard_map`, with this device's heads. Raises
-    ValueError for an unknown backend or a window below 1.
+    backend: one of BACKENDS (see `resolve`). positions_BT: in the text; needed with a window, and with a packing.
+    packing: what the rows hold at most, for "cudnn", which otherwise, and where its kernels have no such call, is
+    "cudnn_mask". Called inside the traced program and, for splash on more than one device, inside `shard_map`, with
+    this device's heads. Raises ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
@@ -74,13 +82,28 @@ def make_attend(
         from scope_jax.models.kernels import splash  # Pallas takes a second to import and is needed on TPUs only
 
         return splash.make_attend(ends_BT, positions_BT, window)
-    if backend in ("reference", "cudnn"):
+    if backend in ("reference", "cudnn", "cudnn_mask"):
         one = _reference_block if backend == "reference" else _cudnn_block
-        return partial(_in_blocks, one, ends_BT, positions_BT, window)
+        blocks = _kept(partial(_in_blocks, one, ends_BT, positions_BT, window))
+        if backend != "cudnn" or packing is None or positions_BT is None or (window is not None and packing.depth):
+            return blocks
+        return partial(_unmasked, blocks, packing.nodes > 1, parts_of(packing, ends_BT, positions_BT, window))
     if backend == "dot_product":
         mask_BTT = visible_mask(ends_BT, positions_BT, window)
-        return partial(_dot_product, "xla", mask_BTT)
+        return _kept(partial(_dot_product, "xla", mask_BTT))
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
+
+
+def _kept(attend: Attend) -> Attend:
+    """attend, whose result has the name of what a layer may keep for its backward pass."""
+    return lambda *arrays: checkpoint_name(attend(*arrays), KEPT)
+
+
+def _unmasked(blocks: Attend, packed: bool, parts: list[RowPart], q_BTHh: jax.Array, *others: jax.Array) -> jax.Array:
+    """cuDNN's kernels without a mask, or, of heads that they do not take, `blocks`."""
+    if not takes(q_BTHh.shape[-1], packed):
+        return blocks(q_BTHh, *others)
+    return attend_parts(parts, q_BTHh, *others)
 
 
 def attend_both_ways(lengths_B: Int[Array, " B"]) -> Attend:

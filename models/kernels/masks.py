@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+KEPT = "attention"  # of attention's results and normalisers, the name by which a layer may keep them (`transformer`)
 MASKED = -1e30  # far below any score, and finite: after subtracting the maximum its exponential is exactly 0
 
 

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models.kernels.masks import MASKED, live_blocks, visible
+from scope_jax.models.kernels.masks import KEPT, MASKED, live_blocks, visible
 from scope_jax.sharding.chips import LANES
 
 BLOCK = 512  # queries and keys of one tile; 1,024 is no faster, 2,048 exceeds the vector memory of v5e and v5p
@@ -143,6 +144,7 @@ def _forward(
         [LANES, LANES, head_dim],
         products=2,
     )
+    out_BHTh, normaliser_BH1T = (checkpoint_name(x, KEPT) for x in (out_BHTh, normaliser_BH1T))
     return out_BHTh, (q, k, v, sinks_H, lists, tokens, out_BHTh, normaliser_BH1T)
 
 

@@ -210,16 +210,18 @@ class LearnerSection(Section):
     (docs/models.md#what-a-token-sees). Models whose layers have states never do."""
     micro_batch_rows: Whole | Literal["auto"] = "auto"
     """Most rows per forward and backward pass, over the whole mesh; 0: all at once; `auto`: 8, on CPUs as many as fit
-    its cache."""
-    remat: Literal["auto", "full", "qkv", "dots", "none"] = "auto"
-    """What is kept of a layer for the backward pass: `full` its input, `qkv` also queries, keys and values, `dots` also
-    the results of its dense products (not of experts), `none` everything; the rest is computed again. `auto`: `full`,
-    on CPUs `none` if it fits the cache."""
+    its cache, of larger models two on each shard."""
+    remat: Literal["auto", "full", "attention", "qkv", "dots", "none"] = "auto"
+    """What is kept of a layer for the backward pass: `full` its input, `attention` also the result of attention, `qkv`
+    also queries, keys and values, `dots` also the results of its dense products (not of experts), `none` everything;
+    the rest is computed again. `auto`: the most that has room by the plan's arithmetic, on CPUs `none` if it fits the
+    cache (docs/plans.md#what-auto-keeps)."""
     logprob_chunk: Count = 128
     """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB)."""
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"
-    """`auto` is `splash` on TPU, `dot_product` on GPU and `reference` elsewhere; `dot_product` uses cuDNN's kernel on a
-    GPU in bfloat16 or float16 (docs/models.md#attention)."""
+    """`auto` is `splash` on TPU, cuDNN's kernels on a GPU in bfloat16 or float16 and `dot_product` there in float32,
+    `reference` elsewhere; `dot_product` is cuDNN's kernel with a mask where `auto` is cuDNN, else XLA's program
+    (docs/models.md#attention)."""
     context_attention: Literal["auto", "ulysses", "ring"] = "auto"
     """How attention crosses the devices of `mesh.context`: `ulysses` (all-to-alls over the heads), `ring`, or `auto`:
     `ulysses` if they divide the kv heads of a tensor shard, otherwise `ring`."""

@@ -28,10 +28,11 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner.advantages import sampled_tokens
-from scope_jax.learner.prefixes import Node, Piece, RowWork, alone, cheapest, rows_of
+from scope_jax.learner.prefixes import Node, Piece, RowWork, alone, cheapest, packing_of, rows_of
 from scope_jax.learner.splitting import has_term, trainable
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.decoder.context import token_order
+from scope_jax.models.kernels.packed import Packing
 
 DEPTH = 1024  # tokens of context, by which the distance of sampler and trainer is reported
 STALEST = 4  # steps, by which it is reported too, where steps overlap; staler tokens are counted with these
@@ -96,6 +97,8 @@ class Batch(struct.PyTreeNode):
     """Of the update's episodes, in order."""
     depths: int = struct.field(pytree_node=False)
     """Pieces of DEPTH tokens that the longest datum may have."""
+    packing: Packing | None = struct.field(pytree_node=False, default=None)
+    """What every row holds at most, of attention that depends on it; None: anything."""
     stale_MN: Leaf = None
     """Steps that the weights lacked which sampled the token, at most STALEST; None if steps do not overlap."""
     teacher_MN: Leaf = None
@@ -303,6 +306,7 @@ def _batch(
     sequences: int,
     roles: tuple[str, ...],
     depths: int,
+    packing: Packing | None = None,
 ) -> Batch:
     return Batch(
         **{f"{name}_{_axes(name)}": array for name, array in arrays.items()},
@@ -316,6 +320,7 @@ def _batch(
         sequences=sequences,
         roles=roles,
         depths=depths,
+        packing=packing,
     )
 
 
@@ -355,7 +360,13 @@ def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> di
 
 
 def abstract(
-    section: LearnerSection, row_shards: int, width: int, sampled: int, micro_batches: int, context: int = 1
+    section: LearnerSection,
+    row_shards: int,
+    width: int,
+    sampled: int,
+    micro_batches: int,
+    context: int = 1,
+    packing: Packing | None = None,
 ) -> Batch:
     """Shapes and dtypes of the batch that `pack` makes of full rows of `width` tokens, each one episode whose last
     `sampled` tokens are sampled, so many that there are `micro_batches`. Raises ValueError if all rows are in one
@@ -376,7 +387,8 @@ def abstract(
     real, count = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
     sequences = _power_of_four(max(micro_batches * share * row_shards, FEW_SEQUENCES))
     depths = -(-max(section.buckets) // DEPTH)
-    return _batch(arrays, real, count, count, (count, count), (count, count), sequences, ("role",), depths)
+    numbers = real, count, count, (count, count), (count, count)
+    return _batch(arrays, *numbers, sequences, ("role",), depths, packing)
 
 
 def pack(
@@ -388,6 +400,7 @@ def pack(
     card: LossCard | None = None,
     work: RowWork | None = None,
     roles: tuple[str, ...] | None = None,
+    packed: bool = False,
 ) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
@@ -397,7 +410,7 @@ def pack(
     are divided over. work: decides whether what datums begin with is shared (`prefixes.cheapest`); None, or without
     packing: it is not. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
     Episodes without sampled tokens are left out; padding is counted but has no row. roles: those of the update, None:
-    of these episodes.
+    of these episodes. packed: programs depend on the batch's `packing`; otherwise it is None.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, if the first token
     of a datum is marked as sampled, or if credits or a teacher's log-probs do not fit their datum or are missing.
@@ -435,8 +448,8 @@ def pack(
     taught = card is not None and card.teacher != "none"
     stale = any(piece.stale is not None for piece in pieces)
     arrays = _empty(padded * row_shards, share, width, slots, taught, _picked(pieces), stale)
-    for place, rows in enumerate(dealt):
-        _write_bin(arrays, place, rows)
+    for place, dealt_rows in enumerate(dealt):
+        _write_bin(arrays, place, dealt_rows)
     if context > 1:
         arrays = _over_context(arrays, context, section.logprob_chunk)
 
@@ -446,8 +459,9 @@ def pack(
         return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
 
     laid = {name: laid_out(name) for name in arrays}
-    tokens = np.float32(row_tokens), np.float32(shared_tokens)
-    return _batch(laid, np.int32(real), *tokens, *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)), *cells)
+    numbers = np.int32(real), np.float32(row_tokens), np.float32(shared_tokens), *absent
+    sequences, packing = _power_of_four(max(len(chosen), FEW_SEQUENCES)), packing_of(rows) if packed else None
+    return _batch(laid, *numbers, sequences, *cells, packing)
 
 
 def _picked(pieces: Sequence[Piece]) -> np.ndarray | None:

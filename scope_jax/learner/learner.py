@@ -32,6 +32,7 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, losses, splitting
 from scope_jax.learner.batching import Batch
+from scope_jax.learner.fitting import Room
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.programs import LearnerPrograms, Scores, batch_specs
 from scope_jax.learner.state import TrainState, check_sound
@@ -39,6 +40,7 @@ from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.moe import picked_dtype
+from scope_jax.models.kernels.packed import Packing
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram, name_of, placed
 
@@ -95,7 +97,8 @@ class Learner:
 
     param_dtype: dtype of weights and moments. compute_dtype: dtype of the forward pass; log-probs, losses and sums of
     gradients are always float32. adapter: the policies are low-rank adapters over one frozen base, the ref_params of
-    their states, which is their reference, too. Raises UserError if the mesh does not divide the model or a bucket, or
+    their states, which is their reference, too. room: what a device has for an update, for `fitting.fitted`; None: not
+    known. Raises UserError if the mesh does not divide the model or a bucket, or
     if its devices do not support the section's attention.
     """
 
@@ -110,6 +113,7 @@ class Learner:
         compute_dtype: Any,
         adapter: Adapter | None = None,
         unstacked: bool = False,
+        room: Room | None = None,
     ) -> None:
         self.layout = Layout(
             model,
@@ -120,7 +124,7 @@ class Learner:
             adapter=adapter,
             unstacked=unstacked,
         )
-        self.jitted = LearnerPrograms(self.layout, section)
+        self.jitted = LearnerPrograms(self.layout, section, room)
         self.model, self.mesh, self.optimizer, self.adapter = model, mesh, optimizer, adapter
         self.section = self.jitted.section
         self.attention, self.context_attention = self.jitted.attention, self.jitted.context_attention
@@ -157,7 +161,7 @@ class Learner:
                 )
         parts = splitting.mini_batches(episodes, card.mini_batches)
         rows = (self.row_shards, card.tempered, self.context, card, self.jitted.work, batching.roles_of(episodes))
-        return [self.place(batching.pack(part, self.section, *rows)) for part in parts]
+        return [self.place(batching.pack(part, self.section, *rows, packed=self.jitted.packed)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
         """Moves a packed batch to the devices, with rows divided over data × fsdp and their tokens over context; of
@@ -174,8 +178,8 @@ class Learner:
     def abstract_batch(self, bucket: int, sampled: int | None = None, micro_batches: int = 2) -> Batch:
         """Shapes and shardings of full rows of one bucket. sampled: trained tokens of a row; None: all but the first.
         micro_batches: with more than one, gradients are accumulated."""
-        trained = bucket - 1 if sampled is None else sampled
-        batch = batching.abstract(self.section, self.row_shards, bucket, trained, micro_batches, self.context)
+        trained, packing = bucket - 1 if sampled is None else sampled, Packing(1, 0) if self.jitted.packed else None
+        batch = batching.abstract(self.section, self.row_shards, bucket, trained, micro_batches, self.context, packing)
         if self.section.router_replay:
             shape = *batch.ids_MBT.shape, *self.model.picks
             picked = jax.ShapeDtypeStruct(shape, picked_dtype(self.model.num_experts))

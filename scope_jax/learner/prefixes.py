@@ -17,7 +17,9 @@ import numpy as np
 from scope_jax.learner.types import Datum
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.kernels.packed import Packing
 
+NODES, DEEPEST = (1, 4, 16, 64), 2  # sizes of `Packing`, so that few programs are compiled
 SAVING = 0.05  # least share of an update's FLOPs for which beginnings are shared
 
 
@@ -161,6 +163,20 @@ def _filled(parts: Sequence[Node], width: int, slots: int) -> list[list[Node]]:
         room[place] -= part.size
         left[place] -= part.sampled
     return bins
+
+
+def packing_of(rows: Sequence[Node]) -> Packing | None:
+    """What each of the rows holds at most, in sizes of `NODES`; None of rows that hold more."""
+    nodes, depth = 0, 0
+    for row in rows:
+        above = {row: 0}  # nodes with tokens, by what is below them
+        for node in row.nodes():
+            here = above.pop(node) + bool(len(node.ids))
+            above |= dict.fromkeys(node.children, here)
+            depth = max(depth, here - 1)
+        nodes = max(nodes, sum(bool(len(node.ids)) for node in row.nodes()))
+    most = next((size for size in NODES if size >= nodes), None)
+    return None if most is None or depth > DEEPEST else Packing(most, depth)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner import losses
 from scope_jax.learner.batching import STALEST, Batch
-from scope_jax.learner.fitting import fitted
+from scope_jax.learner.fitting import Room, fitted
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.prefixes import RowWork
@@ -75,20 +75,22 @@ def context_attention(section: LearnerSection, model: ModelConfig, tensor: int, 
 
 
 class LearnerPrograms:
-    """`score`, `step` and `rest`, jitted: log-probs, an optimiser step, and that of an empty batch. Raises UserError as
-    `context_attention` does, or if the devices do not support the section's attention."""
+    """`score`, `step` and `rest`, jitted: log-probs, an optimiser step, and that of an empty batch. room: for `fitted`.
+    Raises UserError as `context_attention` does, or if the devices do not support the section's attention."""
 
-    def __init__(self, layout: Layout, section: LearnerSection) -> None:
+    def __init__(self, layout: Layout, section: LearnerSection, room: Room | None = None) -> None:
         model, mesh = layout.model, layout.mesh
         platform = mesh.devices.flat[0].platform
-        section = fitted(section, model, platform, mesh.shape, layout.compute_dtype.itemsize)
+        section = fitted(section, layout, room)
         self.layout, self.section, self.model, self.mesh = layout, section, model, mesh
         self.attention = attention.resolve(section.attention, platform, layout.compute_dtype)
         self.shards = Shards.of(mesh, section.sequence_parallel)
         tensor, divided = mesh.shape["tensor"], mesh.shape["context"]
         self.context_attention: context.How = context_attention(section, model, tensor, divided)
         states = any(isinstance(layer.mixer, Delta) for layer in model.layers)
-        sparse = self.attention == "splash" and (divided == 1 or self.context_attention == "ulysses")
+        whole = divided == 1 or self.context_attention == "ulysses"  # kernels have whole rows
+        self.packed = self.attention == "cudnn" and whole
+        sparse = (self.attention == "splash" and whole) or (self.packed and not any(model.windows))
         # A state is of one text: where texts part, each would need one of its own.
         shares = section.share_prefixes == "auto" and not states
         self.work = RowWork(model, sparse) if shares else None
@@ -117,6 +119,7 @@ class LearnerPrograms:
             attention=self.attention,
             context_attention=self.context_attention,
             picked_BTLk=micro.picked_MBTLk,
+            packing=micro.packing,
         )
         hidden_ND = rows_of(hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), micro.index_MN)
         table_VD = transformer.output_table(self.model, params, self.shards, self.layout.compute_dtype)
@@ -132,6 +135,14 @@ class LearnerPrograms:
             entropy_slope=entropy_slope,
         )
 
+    def _cast(self, params: Any) -> Any:
+        """The weights with those of the layers in the dtype of computation, once for all micro-batches: their gradients
+        have it anyway. Weights that are gathered stay, as their gradients are summed in float32, and so do tables that
+        are used twice."""
+        if self.layout.adapter is not None or self.shards.fsdp:
+            return params
+        return {**params, "layers": jax.tree.map(lambda w: w.astype(self.layout.compute_dtype), params["layers"])}
+
     def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         """body(number, carry) for each real micro-batch; padded ones are skipped."""
         if batch.ids_MBT.shape[0] == 1:
@@ -140,7 +151,7 @@ class LearnerPrograms:
 
     def _score(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
         def local(params: Any, ref_params: Any, batch: Batch) -> list[jax.Array]:
-            wanted = [(self.layout.whole(params, ref_params), batch)] if policy else []
+            wanted = [(self.layout.whole(self._cast(params), ref_params), batch)] if policy else []
             # The policy's engine has not picked for the reference.
             wanted += [(ref_params, batch.replace(picked_MBTLk=None))] if reference else []
 
@@ -198,7 +209,7 @@ class LearnerPrograms:
     def _gradient(self, params: Any, base: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
         """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches. base: the frozen
         weights, of which params are an adapter; otherwise None."""
-        known = self._sequences(batch, scores, card)
+        known, params = self._sequences(batch, scores, card), self._cast(params)
 
         def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
             weights = self.layout.whole(params, base)

@@ -1,5 +1,5 @@
-"""JAX's distributed runtime, whose public form starts all of it at once, and what it asks of GPUs for cuDNN: the one
-file that uses private names of JAX.
+"""JAX's distributed runtime, whose public form starts all of it at once, and what it asks of GPUs for cuDNN: with
+`models.kernels.cudnn` the files that use private names of JAX.
 
 tests/sharding/test_runtime.py calls each of them with the JAX that is installed.
 """

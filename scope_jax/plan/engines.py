@@ -18,7 +18,7 @@ from scope_jax.plan.planning import Needs, Planner
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import rollout_mesh
-from scope_jax.run.sizes import device_bytes
+from scope_jax.sharding.program import device_bytes
 
 
 def floored(size: float) -> float:

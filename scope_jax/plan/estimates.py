@@ -30,8 +30,8 @@ from scope_jax.plan.assumptions import ASSUMED, Assumptions
 from scope_jax.plan.hardware import Chip, Hardware
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
-from scope_jax.run.sizes import device_bytes
 from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.program import device_bytes
 from scope_jax.sharding.rules import expert_axes
 
 # Passes over float32 logits, counted in the programs: sampling reads them for the maximum, the exponentials, their sum
@@ -205,7 +205,9 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     tokens = rows * length
     dense = 2.0 * flops.weights_per_token(model) - flops.expert_flops(model, 1, 3)
     qkv = 2.0 * model.width * sum(mixer_of(layer).projected(layer.mixer) for layer in model.layers)
-    recomputed = {"full": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
+    # Of "qkv" and "dots" attention counts as computed again, as in the rows of benchmarks/calibration.
+    attending = 0 if section.remat == "attention" else 2 * again
+    recomputed = {"full": dense, "attention": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
     backward = 1 if frozen else 2
     head = 2.0 * model.width * model.vocab_size * (2 + backward)  # logits are computed again for their gradient
     count, picked = model.num_layers, max(_picked(model), 1)
@@ -219,7 +221,7 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     layers = model.num_layers * passes
     one = DeviceWork(
         products=tokens * (dense * (1 + backward) + recomputed + head),
-        attention=rows * flops.attention_flops(model, length) / 2 * (_attention_products(learner, on) + 2 * again),
+        attention=rows * flops.attention_flops(model, length) / 2 * (_attention_products(learner, on) + attending),
         experts=flops.expert_flops(model, tokens, (6 if frozen else 9) + 2 * again),
         memory=tokens * (layers * values * size + TRAINED * 4 * model.vocab_size),
         layers=layers,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from scope_jax.models.decoder import flops
 from scope_jax.plan.costs import Costs, Transfers
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -21,6 +22,8 @@ HALO = "halo-exchange"
 CONTROL = ("while", "conditional", "call", "call-start", "async-start")
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton|__cudnn\$fmha\w*)"')
 FUSED_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
+CAUSAL = re.compile(r'"mask_type":\s*"\w*CAUSAL"')  # of cuDNN's attention; 0 is no window
+WINDOW = re.compile(r'"sliding_window_length":\s*"?([1-9]\d*)')
 SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
 ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
@@ -232,7 +235,11 @@ class Program:
         if one.opcode == "custom-call" and (found := FUSED_ATTENTION.search(one.attributes)):
             (rows, queries, heads, width), keys = (dims_of(lines[name].shape) for name in one.operands[:2])
             products = 5 if found[1] else 2  # the backward pass computes the scores again, and four gradients
-            return 2.0 * products * rows * heads * queries * keys[1] * width
+            pairs = queries * keys[1]
+            if CAUSAL.search(one.attributes):
+                window = WINDOW.search(one.attributes)
+                pairs = flops.pairs(queries, int(window[1]) if window else None)
+            return 2.0 * products * rows * heads * pairs * width
         return 0.0
 
     def trips(self, name: str, loop: Instruction) -> int | None:

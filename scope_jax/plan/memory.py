@@ -20,7 +20,7 @@ the engine keeps its weights while a teacher rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,46 +28,29 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import LossCard
-from scope_jax.learner.fitting import layer_bytes
+from scope_jax.learner.fitting import largest, layer_bytes, numbers, temporaries
 from scope_jax.learner.learner import Learner, scored
 from scope_jax.learner.types import Update
-from scope_jax.models.decoder import stacks
-from scope_jax.models.decoder.config import Dense, ModelConfig
-from scope_jax.models.decoder.kinds import feed_of, mixer_of
+from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.transformer import layer_stages
 from scope_jax.multihost.payloads import PIECES
 from scope_jax.plan.programs import Compiled
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run.checkpoint_writer import LEAST
-from scope_jax.run.sizes import COMPILER, PASS, device_bytes, engine_process_bytes
+from scope_jax.run.sizes import COMPILER, PASS, engine_process_bytes
 from scope_jax.sharding.mesh import row_shards
-from scope_jax.sharding.program import AbstractProgram
+from scope_jax.sharding.program import AbstractProgram, device_bytes
 
 PHASES = ("publish", "generate", "rate", "learn", "save")
 # Of host memory beside what `run.sizes` counts, as measured (docs/plans.md): the libraries of an index; what is kept of
 # the program of an optimiser step, STEP times what is kept of another (15.5 of the 42 MiB of a layer are XLA's
 # executable); what its compiler has for each byte that is kept.
 SEARCH, STEP, MORE = 0.1 * 2**30, 7, 1.4
-# Of the intermediate values of a layer, see `estimated_temporaries`; compiled with Qwen3-0.6B's layers, with Atlas'.
-UNROLLED, KEPT = 1.6, 3.0
 
 
 def _whole_bytes(tree: Any) -> int:
     """Bytes of whole arrays."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _numbers(tree: Any) -> int:
-    """The numbers of all arrays."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _largest(model: ModelConfig, layers: Any, size: Callable[[Any], float]) -> float:
-    """The size of the largest layer of a tree of stacks, or of layers."""
-    if not isinstance(layers, dict):
-        return max(map(size, layers))
-    own = zip(stacks.split(model, layers), stacks.stacks(model), strict=True)
-    return max(size(stack) / len(numbers) for stack, numbers in own)
 
 
 class Teacher(NamedTuple):
@@ -196,7 +179,7 @@ def residents(
     # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end; to
     # other devices they are sent from whole copies.
     stacked = state.params if learner.adapter is None else state.ref_params
-    layer = _largest(engine.model, stacked["layers"], device_bytes) + one
+    layer = largest(engine.model, stacked["layers"], device_bytes) + one
     tables = [_whole_bytes(tree) if apart else device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
@@ -288,54 +271,12 @@ def compiled_peak(held: Residents, phase: str, programs: Sequence[Compiled], res
     return Peak(phase, name, parts | {"temporaries": max(extra[name], least)}, True)
 
 
-def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
-    """Temporaries of an optimiser step without a compiler: a lower bound by arithmetic, bytes per device.
-
-    gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
-    layer's intermediate values (all layers' without rematerialisation), and what `learner.remat` keeps. gathered:
-    weights of one layer and the output table on the device, none where they are there as they compute: the base of
-    adapters, or those of one device in one dtype. logits: of one block of the vocabulary with their gradient.
-
-    A CPU keeps of unrolled layers what they are computed from again, `UNROLLED` of their intermediate values, `KEPT` of
-    layers of which nothing is computed again, and logits without a copy.
-    """
-    from scope_jax.learner.batching import rows_per_shard
-
-    model, section, mesh = learner.model, learner.section, learner.mesh
-    tensor = mesh.shape["tensor"]
-    size = learner.layout.compute_dtype.itemsize
-    tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
-    inside = layer_bytes(model, tokens, tensor, size)
-    cpu = mesh.devices.flat[0].platform == "cpu"
-    kept = (KEPT if cpu else 2.0) * sum(inside) if section.remat == "none" else 2.0 * max(inside)
-    if cpu and learner.layout.unstacked and section.remat != "none":
-        kept = UNROLLED * sum(inside)
-    if section.remat in ("qkv", "dots"):
-        for layer in model.layers:
-            projected = mixer_of(layer).projected(layer.mixer) // tensor
-            dots = section.remat == "dots" and isinstance(layer.feed, Dense)
-            more = 2 * model.width + 2 * (feed_of(layer).values(layer.feed) // tensor) // 3 if dots else 0
-            kept += tokens * (projected + more) * size
-    state = learner.abstract_state(reference=True)
-    shapes, whole = state.params, state.ref_params
-    gathered = _largest(model, whole["layers"], _numbers) / tensor
-    table = model.table_rows * model.width / tensor
-    there = learner.layout.unstacked or (mesh.size == 1 and learner.layout.param_dtype == learner.layout.compute_dtype)
-    vectors = 2 * model.num_layers * tokens * model.layers[0].inputs * size  # of each layer, and their gradients
-    return {
-        "gradients": 2.0 * device_bytes(shapes) * 4 / learner.layout.param_dtype.itemsize,
-        "activations": model.num_layers * tokens * model.width * size + vectors + kept,
-        "gathered weights": 0.0 if there else 2 * gathered * size + 2 * table * size,
-        "logits": (2.0 if cpu else 3.0) * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
-    }
-
-
 def rating_temporaries(teacher: Teacher, chunk: int) -> dict[str, float]:
     """The same of a teacher's forward pass: one layer of one row, without gradients."""
     model, (weights,) = teacher.model, teacher.program.resident
     leaf = jax.tree.leaves(weights)[0]
     size, tensor = leaf.dtype.itemsize, leaf.sharding.mesh.shape["tensor"]
-    layer = _largest(model, weights["layers"], _numbers) / tensor
+    layer = largest(model, weights["layers"], numbers) / tensor
     return {
         "activations": float(max(layer_bytes(model, teacher.program.bucket, tensor, size))),
         "gathered weights": (2 * layer + model.table_rows * model.width / tensor) * size,
@@ -355,13 +296,13 @@ def arithmetic_peak(
     """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
     parts, name = held.parts(phase), ""
     if phase == "learn":
-        temporaries, name = estimated_temporaries(learner, bucket), f"update @{bucket}"
-        if held.shares and sum(temporaries.values()) < held.compiler:
-            temporaries, name = {"compiler": held.compiler}, f"compiling update @{bucket}"
-        parts |= temporaries
+        needed, name = temporaries(learner.layout, learner.section, bucket), f"update @{bucket}"
+        if held.shares and sum(needed.values()) < held.compiler:
+            needed, name = {"compiler": held.compiler}, f"compiling update @{bucket}"
+        parts |= needed
     if phase == "rate":
-        largest = max(teachers, key=lambda teacher: device_bytes(teacher.program.resident))
-        parts, name = parts | rating_temporaries(largest, learner.section.logprob_chunk), largest.program.name
+        teacher = max(teachers, key=lambda teacher: device_bytes(teacher.program.resident))
+        parts, name = parts | rating_temporaries(teacher, learner.section.logprob_chunk), teacher.program.name
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor

@@ -87,6 +87,7 @@ def lines(found: Figures) -> Iterator[str]:
         yield f"host memory          {found['host_gib']} GiB for each device"
     if "host_fits" in found:
         yield f"of this machine      {found['host_needed_gib']} GiB, of {found['host_available_gib']} available"
+    yield f"micro-batch          {found['rows']} rows of {found['row_tokens']} tokens, learner.remat = {found['kept']}"
     yield (
         f"cache                {found['full_rows']} episodes of {found['max_length']} tokens at a time, in "
         f"{found['slots']} slots; shorter ones take less"
@@ -129,7 +130,7 @@ def _remat(rows: Sequence[Figures]) -> Iterator[str]:
         estimate = f", {row['seconds']:.2f} s per micro-batch (estimate)" if "seconds" in row else ""
         fits = "fits" if row["fits"] else "does not fit"
         mark = "  <- the fastest that fits" if row["remat"] == chosen else ""
-        yield f"learner.remat={row['remat']:<6} {row['peak_gib']:8.2f} GiB in an update, {fits}{estimate}{mark}"
+        yield f"learner.remat={row['remat']:<9} {row['peak_gib']:8.2f} GiB in an update, {fits}{estimate}{mark}"
 
 
 def _overlaps(rows: Sequence[Figures]) -> Iterator[str]:

@@ -28,8 +28,7 @@ from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, process_mesh, rollout_mesh
 from scope_jax.run.scoring import teacher_program
-from scope_jax.run.sizes import device_bytes
-from scope_jax.sharding.program import AbstractProgram
+from scope_jax.sharding.program import AbstractProgram, device_bytes
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
 Tell = Callable[[str], None]
@@ -90,7 +89,7 @@ class Planner:
             resident = {program.name: device_bytes(program.resident) for program in run}
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple((update.name, update.card) for update in updates)
-            key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
+            key = ("learn", learner.section, mesh, dtypes, cfg.optimizer, cards)
             compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
             key = ("rate", cfg.learner, mesh, dtypes, tuple(program.name for program in rating))
@@ -145,6 +144,7 @@ class Planner:
     def _learner(self, cfg: Config, learner: Learner, updates: Any, buckets: Sequence[int]) -> list[Compiled]:
         if not learner.layout.unstacked:
             return self._compile(learner.programs(updates, buckets))
+        cfg = cfg.model_copy(update={"learner": learner.section})  # what it chose for all layers
         return self._unrolled(lambda model: assemble_learner(cfg, model, learner.mesh).programs(updates, buckets))
 
     def _engine_programs(self, cfg: Config, engine: Engine) -> list[Compiled]:
@@ -235,6 +235,7 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "slots": needs.engine.config.slots,
         "max_length": needs.engine.config.max_length,
         "rows": needs.learner.section.micro_batch_rows,
+        "kept": needs.learner.section.remat,
         "row_tokens": needs.cfg.learner.buckets[-1],
         "full_rows": needs.engine.full_rows,
         "programs": [_program(one) for one in needs.compiled],

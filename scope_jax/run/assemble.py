@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
+from scope_jax.games import game_of
 from scope_jax.grading.judge_client import JudgeClient
 from scope_jax.grading.math_answers import MathAnswers
+from scope_jax.learner.fitting import Room
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models.decoder.config import ModelConfig
@@ -24,7 +26,7 @@ from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.searching import search_tool
 from scope_jax.play.tool_execution import Execution
-from scope_jax.run import kernels
+from scope_jax.run import host_memory, kernels
 from scope_jax.run.adapters import DTYPES, adapter_of, first_factors
 from scope_jax.run.checkpoint import Saved, checkpoints_in
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base, threads_of
@@ -49,7 +51,12 @@ from scope_jax.run.sampler import (
 from scope_jax.run.scoring import Scoring
 from scope_jax.run.sizes import fitted
 from scope_jax.run.world import Tell, World
+from scope_jax.sharding.chips import chip_of
+from scope_jax.sharding.program import device_bytes
 from scope_jax.sharding.rules import TRAIN
+
+LEARNING = {"cpu": 0.5}  # share of memory that an update may need, elsewhere OWN: a CPU's is others', too
+OWN = 0.9
 
 
 @dataclass(frozen=True)
@@ -237,6 +244,7 @@ def keeps_reference(cfg: Config, game: Game) -> bool:
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:
     """The card's learner for a model, on `mesh` or on the card's mesh over all devices."""
     mesh = card_mesh(cfg) if mesh is None else mesh
+    shared = shares_base(cfg, model, mesh)
     return Learner(
         model,
         mesh,
@@ -245,5 +253,26 @@ def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) 
         param_dtype=DTYPES[cfg.model.param_dtype],
         compute_dtype=DTYPES[cfg.model.compute_dtype],
         adapter=adapter_of(cfg.model.adapter),
-        unstacked=shares_base(cfg, model, mesh),
+        unstacked=shared,
+        room=room_of(cfg, model, mesh, shared),
     )
+
+
+def room_of(cfg: Config, model: ModelConfig, mesh: Mesh, shared: bool) -> Room | None:
+    """What a device has for an update, by its kind or, on a CPU, by the machine. shared: learner and engine have one
+    base. None where the kind is not known, or where a search index of unknown size is there, too."""
+    device, game = mesh.devices.flat[0], game_of(cfg)
+    if device.platform == "cpu":
+        total = host_memory.limit() / mesh.size
+    else:
+        chip = chip_of(device.device_kind)
+        total = 0.0 if chip is None else chip.hbm
+    apart = cfg.rollout.devices is not None
+    indexed = cfg.retrieval is not None and cfg.retrieval.url is None and not apart
+    if not total or indexed:
+        return None
+    others = 0.0
+    if cfg.model.adapter is not None and not shared and not apart:
+        others = device_bytes(engine_for(cfg, model, mesh).abstract_weights())
+    policies = 1 if cfg.train.offload else len(game.policies(cfg))
+    return Room(LEARNING.get(device.platform, OWN) * total, policies, keeps_reference(cfg, game), others)

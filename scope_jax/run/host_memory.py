@@ -38,6 +38,14 @@ def total() -> int:
     return _field(MEMINFO, "MemTotal:") * 1024
 
 
+def limit() -> int:
+    """Bytes that a process could have if it were alone: of the machine, or of the groups that it belongs to."""
+    found = [total()]
+    for first, most, _, _ in GROUPS:
+        found += [size for folder in _own_groups(first) if 0 < (size := _number(folder / most)) < 2**60]
+    return min(found)
+
+
 def resident() -> int:
     """Bytes that this process has in memory; 0 where the operating system does not say."""
     return _field(STATUS, "VmRSS:") * 1024

@@ -12,7 +12,7 @@ import jax
 
 from scope_jax.config import Config, ServedModel
 from scope_jax.models.decoder import backends as kernels
-from scope_jax.models.decoder.backends import FEW, LEARNER, PAGES, PRODUCTS, ROTATION
+from scope_jax.models.decoder.backends import FEW, LEARNER, PAGES, PRODUCTS, ROTATION, UNMASKED
 from scope_jax.models.decoder.check import outcome
 from scope_jax.models.decoder.config import Layer, ModelConfig, Parallel
 from scope_jax.models.decoder.kinds import has_sinks
@@ -41,9 +41,11 @@ def for_sampling(cfg: Card, model: ModelConfig, tell: Tell | None) -> tuple[Card
 
 def for_learning(cfg: Config, model: ModelConfig, tell: Tell | None) -> Config:
     """The card without a kernel of the learner's attention that fails here; otherwise as `for_sampling`."""
-    for kernel, reason in failures(cfg, model, [LEARNER] if cfg.learner.attention == "auto" else []).items():
-        _say(tell, kernel, reason, 'learner.attention = "reference"')
-        cfg = cfg.model_copy(update={"learner": cfg.learner.model_copy(update={"attention": "reference"})})
+    failed = failures(cfg, model, [LEARNER, UNMASKED] if cfg.learner.attention == "auto" else [])
+    for kernel, instead in ((LEARNER, "reference"), (UNMASKED, "dot_product")):
+        if kernel in failed:
+            _say(tell, kernel, failed[kernel], f'learner.attention = "{instead}"')
+            return cfg.model_copy(update={"learner": cfg.learner.model_copy(update={"attention": instead})})
     return cfg
 
 

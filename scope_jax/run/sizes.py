@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -16,6 +15,7 @@ from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.rollouts.engine import Engine
 from scope_jax.run import host_memory
 from scope_jax.run.engines import engine_for
+from scope_jax.sharding.program import device_bytes
 
 Card = TypeVar("Card", bound=Config | ServedModel)
 
@@ -26,15 +26,6 @@ SHORTEST = 512  # tokens of a row, below which no length is tried
 # files; an entry of a tokenizer's vocabulary; what is kept of a program, compiled and traced, for each layer that it
 # spells out (4.8 MiB of the 6 are XLA's executable); what the compiler has besides.
 PROCESS, ENTRY, PASS, COMPILER = 0.44 * 2**30, 1000, 6 * 2**20, 0.25 * 2**30
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes on each device of arrays given by shape, dtype and sharding."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-        if leaf.sharding is not None
-    )
 
 
 def engine_process_bytes(engine: Engine) -> float:

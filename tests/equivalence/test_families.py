@@ -28,6 +28,7 @@ from scope_jax.models.decoder.pages import Loop, feed, init_pages, init_states
 from scope_jax.models.decoder.paging import Stateful, Where, layer_groups
 from scope_jax.models.files.weights import load_hf, save_hf
 from scope_jax.models.kernels.attention import make_attend
+from scope_jax.models.kernels.packed import Packing
 from scope_jax.models.kernels.rope import frequencies
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.local import LocalRollouts
@@ -36,7 +37,8 @@ from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.spec import path_name
-from tests.rows import ends
+from tests.models.cudnn_in_xla import in_place_of_cudnn
+from tests.rows import ends, laid_out
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
@@ -526,6 +528,43 @@ def test_packed_rows_equal_transformers_rows(pair, ids_BT):
     for i, n in enumerate(lengths):
         assert_close(packed[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0], tolerance_of(cfg))
         start += n
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def hidden_and_gradients(cfg, backend, packing, params, ids_BT, ends_BT, positions_BT, real_BT):
+    """Of the tokens that are no padding."""
+    how = {"attention": backend, "packing": packing, "remat": "attention", "compute_dtype": jnp.float32}
+
+    def hidden(params):
+        out_BTD = transformer.hidden(cfg, params, ids_BT, positions_BT, ends_BT, shards=LOCAL, **how)
+        return jnp.where(real_BT[..., None], out_BTD, 0)
+
+    out_BTD, pull = jax.vjp(hidden, params)
+    return out_BTD, pull(jnp.sin(jnp.arange(out_BTD.size, dtype=jnp.float32)).reshape(out_BTD.shape))
+
+
+@only()
+@pytest.mark.parametrize("kind", ["single", "several", "forked"])
+def test_rows_of_every_kind_in_kernels_without_a_mask(pair, kind, ids_BT, monkeypatch):
+    """Hidden states and gradients are the reference's, the kernels being those of `cudnn_in_xla`. A state is of one
+    text, so that models with some have no rows whose texts part."""
+    in_place_of_cudnn(monkeypatch)
+    _, cfg, params, _ = pair
+    rows, packing = {
+        "single": ([[(LENGTH, [])], [(50, [])]], Packing(1, 0)),
+        "several": ([[(30, []), (2, []), (25, [])], [(LENGTH, [])]], Packing(4, 0)),
+        "forked": ([[(20, [(9, [(7, []), (5, [])]), (16, [])])], [(12, [(9, []), (8, [])]), (30, [])]], Packing(16, 2)),
+    }[kind]
+    if kind == "forked" and len(cfg.attention_layers) < cfg.num_layers:
+        pytest.skip("a state is of one text")
+    laid = [laid_out(texts, LENGTH) for texts in rows]
+    ends_BT, positions_BT = (jnp.stack(x) for x in zip(*laid, strict=True))
+    real_BT = (positions_BT > 0) | (ends_BT > jnp.arange(LENGTH) + 1)
+    arrays = (params, ids_BT[:2], ends_BT, positions_BT, real_BT)
+    ours, wanted = (hidden_and_gradients(cfg, how, packing, *arrays) for how in ("cudnn", "reference"))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(wanted), strict=True):
+        if np.abs(other).max():
+            assert_close(one, other, tolerance_of(cfg))
 
 
 @only("ministral3", "qwen3_5", "gemma4_e2b", "gpt_oss")

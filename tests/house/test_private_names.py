@@ -16,7 +16,8 @@ BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcall
 OF_LIBRARIES = {
     "os._exit": "run/processes.py run/stopping.py run/performance.py multihost/coordinator.py peers/worker.py "
     "isolation/zygote.py isolation/cells.py",
-    "jax._src": "multihost/runtime.py",
+    "jax._src": "multihost/runtime.py kernels/cudnn.py",
+    "cudnn._dot_product_attention": "kernels/cudnn.py",
     "ClusterEnv._cluster_types": "multihost/runtime.py",
     "orbax.checkpoint._src": "run/checkpoint_writer.py",
     "typer._click": "cli/program.py",

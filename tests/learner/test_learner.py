@@ -15,6 +15,7 @@ from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, splitting
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.logprobs import token_logprobs
+from scope_jax.learner.programs import LearnerPrograms
 from scope_jax.learner.state import DivergedError
 from scope_jax.models.decoder import transformer
 from scope_jax.run.programs import programs
@@ -68,6 +69,23 @@ def test_a_reference_in_bfloat16_gives_the_same_bits(tiny, tiny_params, make):
         for reference in (state.ref_params, tiny_params)
     )
     assert small.any() and np.array_equal(small, whole)
+
+
+def test_casting_the_weights_once_changes_no_bit(tiny, tiny_params, make, monkeypatch):
+    """Log-probs and gradients in bfloat16 are those with a cast in every pass."""
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    results = []
+    for once in (True, False):
+        if not once:
+            monkeypatch.setattr(LearnerPrograms, "_cast", lambda self, params: params)
+        learner = Learner(tiny, mesh, OPTIMIZER, SECTION, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
+        state = learner.init_state(tiny_params)
+        (batch,) = learner.pack(make[2](8, 4), SUPERVISED)
+        scored = np.asarray(learner.score(state, batch, reference=False).old_MN)
+        results.append((scored, gradient_of(learner.update(state, [batch], SUPERVISED)[0])))
+    (ours, gradient), (wanted, other) = results
+    assert ours.any() and np.array_equal(ours, wanted)
+    assert all(np.array_equal(gradient[name], other[name]) for name in other)
 
 
 def gradient_of(after) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from scope_jax.models.decoder.adapter import Adapter
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, weights_of
 from tests.learner.groups import grouped, several_turns
+from tests.models.cudnn_in_xla import in_place_of_cudnn
 from tests.shapes import like
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,3 +280,52 @@ def test_every_family_and_mesh_is_that_of_separate_rows(digits):
     for name, one in facts.items():
         assert one["shared"] > 0, name
         assert one["scores"] < scores and one["grads"] < gradients and one["loss"] < gradients, (name, one)
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        pytest.param([(9, []), (4, [])], (4, 0), id="several"),
+        pytest.param([(9, [])], (1, 0), id="single"),
+        pytest.param([(5, [(2, []), (2, [(1, []), (1, [])]), (4, [])])], (16, 2), id="a group that forks again"),
+        pytest.param([(1, [])] * 17, (64, 0), id="many"),
+        pytest.param([(1, [])] * 65, None, id="more than any size"),
+        pytest.param([(5, [(2, [(2, [(1, []), (1, [])]), (1, [])]), (4, [])])], None, id="deeper than any"),
+    ],
+)
+def test_what_a_row_holds(texts, kind):
+    def node(text, start=0):
+        tokens, others = text
+        below = [node(other, start + tokens) for other in others]
+        return prefixes.Node(np.zeros(tokens, np.int32), start, below)
+
+    rows = [prefixes.Node(np.zeros(0, np.int32), 0, [node(text) for text in texts])]
+    assert prefixes.packing_of(rows) == kind
+    assert prefixes.packing_of([*rows, prefixes.Node(np.zeros(0, np.int32), 0)]) == kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [(1, 0), (4, 0), (16, 1), (16, 2)])
+def test_updates_without_a_mask_are_those_of_the_reference(always, kind, monkeypatch):
+    """Rows of each kind, in kernels that stand for cuDNN's."""
+    in_place_of_cudnn(monkeypatch)
+    choice = "never" if kind[1] == 0 else "auto"
+    section = SECTION.model_copy(update={"share_prefixes": choice, "packing": kind[0] > 1, "remat": "attention"})
+    episodes = grouped(3, 11, [6, 1, 9, 4], alike=2 if kind[1] == 2 else 0)
+    mesh, results = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), []
+    for backend in ("cudnn", "reference"):
+        monkeypatch.setattr("scope_jax.models.kernels.attention.resolve", lambda *given, backend=backend: backend)
+        optimizer = OptimizerSection(learning_rate=1e-2, warmup_steps=0, max_grad_norm=1e9)
+        learner = Learner(TINY, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+        learner.jitted.work = learner.jitted.work and SPARSE
+        state = learner.init_state(weights_of(TINY))
+        (batch,) = learner.pack(episodes, CARD)
+        assert batch.packing == (kind if backend == "cudnn" else None)
+        logps_MN = learner.score(state, batch).old_MN
+        assert logps_MN is not None
+        scored = batching.unpack(batch, logps_MN)
+        after, _ = learner.update(state, [batch], CARD)
+        results.append((scored, after.opt_state[0].mu))
+    (scored, gradient), (wanted, other) = results
+    assert np.abs(scored - wanted).max() < 5e-6  # of log-probs down to −16, whose steps are 1e-6
+    assert difference(gradient, other) < 5e-6

@@ -170,22 +170,25 @@ def test_remat_changes_no_gradient(tiny, params):
 @pytest.mark.slow
 def test_remat_computes_again_what_it_does_not_keep(tiny, params):
     """FLOPs of the compiled gradient; down's product is never computed again, as no other needs its result."""
-    rows = [jnp.asarray(rows) for rows in ([[3] * 64], [list(range(64))], [[64] * 64])]
 
-    def loss(params, remat):
-        return transformer.hidden(tiny, params, *rows, shards=LOCAL, remat=remat, compute_dtype=jnp.float32).sum()
-
-    def flops(remat):
-        text = jax.jit(jax.grad(partial(loss, remat=remat))).lower(params).compile().as_text()
+    def flops(remat, tokens=64):
+        rows = [jnp.asarray(rows) for rows in ([[3] * tokens], [list(range(tokens))], [[tokens] * tokens])]
+        how = {"shards": LOCAL, "remat": remat, "compute_dtype": jnp.float32}
+        gradient = jax.jit(jax.grad(lambda params: transformer.hidden(tiny, params, *rows, **how).sum()))
+        text = gradient.lower(params).compile().as_text()
         assert text is not None
         return Program(text).costs().flops
 
     tokens, D, mixer = 64, tiny.width, tiny.layers[0].mixer
     heads, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-    full, qkv, dots, none = (flops(remat) for remat in get_args(Remat))
-    assert full - qkv == tiny.num_layers * 2 * tokens * D * (heads + 2 * kv)
+    full, attention, qkv, dots, none = (flops(remat) for remat in get_args(Remat))
+    assert full == attention  # the gradient of a short row's attention needs all that its result does
+    assert attention - qkv == tiny.num_layers * 2 * tokens * D * (heads + 2 * kv)
     assert qkv - dots == tiny.num_layers * 2 * tokens * D * (heads + 2 * tiny.layers[0].feed.width)
     assert dots - none == tiny.num_layers * 2 * 2 * tokens * tokens * heads  # q k and p v
+    # Blocks of longer rows are computed again by attention's own backward pass, so that the layer's need not.
+    pairs = 128 * 128 + 128 * 256
+    assert flops("full", 256) - flops("attention", 256) == tiny.num_layers * 2 * 2 * pairs * heads
 
 
 def test_bfloat16_compute_stays_near_float32(tiny, params):

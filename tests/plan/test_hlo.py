@@ -86,6 +86,21 @@ ENTRY %main (q: {q}, k: {k}) -> f32[8] {{
     assert (gathers.count, gathers.bytes) == (2, 64 * 4 * 2 + 64 * 2 * 2)
 
 
+@pytest.mark.parametrize(("window", "pairs"), [(0, 16 * 17 // 2), (4, 10 + 12 * 4)])
+def test_attention_that_sees_what_is_before(window, pairs):
+    """cuDNN's causal calls, whose kernels skip what a query does not see."""
+    q = "bf16[2,16,4,32]{3,2,1,0}"
+    config = f'{{"mask_type": "CAUSAL", "sliding_window_length": {window}}}'
+    text = f"""HloModule jit_step
+
+ENTRY %main (q: {q}) -> {q} {{
+  %q = {q} parameter(0)
+  ROOT %fwd = {q} custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", backend_config={config}
+}}
+"""
+    assert Program(text).costs().flops == 2 * 2 * (2 * 4 * pairs * 32)
+
+
 def test_collectives_that_go_on_beside_a_loop_and_exchanges_between_neighbours():
     """A gather that begins before a loop of three rounds, goes on beside its products and ends behind it is one; a
     permute without a name of the program is the compiler's."""

@@ -13,6 +13,7 @@ from scope_jax.config.base import CardError
 from scope_jax.errors import UserError
 from scope_jax.games import game_of, load_card
 from scope_jax.learner import batching
+from scope_jax.learner.fitting import UNROLLED
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.hf import hf_shapes
@@ -23,10 +24,11 @@ from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Absent, Chip, Hardware, hardware
 from scope_jax.plan.knobs import freed, remat_policies, setting_that_fits
-from scope_jax.plan.memory import MORE, SEARCH, STEP, UNROLLED, Residents, compiled_peak
+from scope_jax.plan.memory import MORE, SEARCH, STEP, Residents, compiled_peak
 from scope_jax.plan.page import lines, verdict
-from scope_jax.plan.planning import RESERVE, Planner, index_vectors
+from scope_jax.plan.planning import RESERVE, Planner, figures, index_vectors
 from scope_jax.plan.programs import Compiled
+from scope_jax.run import host_memory
 from scope_jax.run.sizes import COMPILER, ENTRY, PASS, PROCESS, device_bytes
 from scope_jax.sharding.program import name_of
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
@@ -382,7 +384,8 @@ def test_the_fastest_policy_of_rematerialisation_that_fits(tmp_path):
     model = from_hf(MODEL)
     planner = Planner(model, absent(2, 80))
     found = remat_policies(planner, Path(CARD), SMALL)
-    assert [row["remat"] for row in found] == ["none", "dots", "qkv", "full"] and all(row["fits"] for row in found)
+    assert [row["remat"] for row in found] == ["none", "dots", "qkv", "attention", "full"]
+    assert all(row["fits"] for row in found)
     peaks = [row["peak_gib"] for row in found]
     assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
     needed = [planner.needs(load_card(CARD, [*SMALL, f"learner.remat={remat}"])) for remat in ("none", "dots")]
@@ -393,6 +396,31 @@ def test_the_fastest_policy_of_rematerialisation_that_fits(tmp_path):
     (chosen,) = [line for line in text if line.endswith("<- the fastest that fits")]
     assert chosen.startswith("learner.remat=dots")
     assert any(line.startswith("learner.remat=none") and "does not fit" in line for line in text)
+
+
+WITHOUT_SEARCH = "configs/spiral/atlas.toml"
+OPEN = ["learner.remat=auto", "learner.micro_batch_rows=auto"]
+
+
+def test_what_auto_keeps_follows_the_hardware(monkeypatch):
+    """The most that has room on a device of the kind, the same in every plan and run; the plan says it."""
+    model = from_hf(SHAPES["Qwen3-0.6B"])
+
+    def chosen(card, on, *sets):
+        planner = Planner(model, on)
+        needs = planner.needs(load_card(card, [*OPEN, *sets]))
+        found = figures(planner, needs)
+        assert (found["rows"], found["kept"]) == (needs.learner.section.micro_batch_rows, needs.learner.section.remat)
+        assert needs.peaks["learn"].total <= planner.limit or found["kept"] == "full"
+        return found["rows"], found["kept"]
+
+    gpu = hardware("1xH100", compiled=False)
+    assert chosen(WITHOUT_SEARCH, gpu) == (8, "dots")
+    assert chosen(WITHOUT_SEARCH, gpu, "learner.buckets=[65536]") == (8, "full")
+    assert chosen(CARD, gpu) == (8, "full")  # its index has room as well, of a size that is not known
+    for gib, kept in ((400, "none"), (8, "full")):
+        monkeypatch.setattr(host_memory, "limit", lambda gib=gib: gib * GIB)
+        assert chosen(WITHOUT_SEARCH, cpu(400), "learner.buckets=[1024]") == (2, kept)
 
 
 def test_vectors_of_the_index():

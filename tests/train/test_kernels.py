@@ -1,6 +1,7 @@
 """Kernels that do not work on a machine are replaced by XLA's programs when a run begins."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -63,7 +64,10 @@ def test_all_work(gpu):
         "attention over pages, decoding",
         "attention over pages, prompts",
         "norm and rotation of decoding rows",
-        "attention of the learner (cudnn) and its gradient",
+        "attention of the learner (cudnn_mask) and its gradient",
+        "attention without a mask and its gradient, a text a row",
+        "attention without a mask and its gradient, several texts",
+        "attention without a mask and its gradient, shared beginnings",
     ]
     made.clear()
     loop = load_card(CARD, ['rollout.attention="loop"'])
@@ -89,6 +93,20 @@ def test_one_that_differs_or_raises(gpu):
         "is slower; please report it with the output of scope-jax selftest --json.",
     ]
     assert for_learning(card, EXPERTS, said.append).learner.attention == "reference" and len(said) == 3
+
+
+def test_kernels_without_a_mask_that_differ(gpu, monkeypatch):
+    """Those with one take their place, which were checked, too."""
+    gpu()
+    checks, said = run_kernels.kernels.checks, []
+
+    def wrong(one: Check) -> Check:
+        return replace(one, measure=lambda: 1.0) if one.name.endswith("several texts") else one
+
+    monkeypatch.setattr(run_kernels.kernels, "checks", lambda *given: [wrong(one) for one in checks(*given)])
+    assert for_learning(load_card(CARD), DENSE, said.append).learner.attention == "dot_product"
+    (sentence,) = said
+    assert "several texts" in sentence and 'learner.attention = "dot_product" takes its place' in sentence
 
 
 def test_a_card_that_names_its_way_is_not_checked(gpu):
