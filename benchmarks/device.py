@@ -5,7 +5,7 @@
 Each stage is a process of its own with a time limit, so that one that fails costs only its own figures; its last line
 is JSON. Weights are random; Qwen3-8B/8 is the model's first 8 layers. In order:
 
-    rates                 a large bfloat16 product, large vectors, a tiny operation
+    rates                 a large bfloat16 product, memory that is read, and read and written, a tiny operation
     selftest              scope-jax selftest, in several processes at a time, as it mostly compiles
     decode MODEL N        the engine, N slots of 640 tokens in the mean: milliseconds for a token of every slot
     torch decode MODEL N  transformers' generate from N prompts of 512 tokens, 256 more each, with its dynamic cache
@@ -16,7 +16,8 @@ is JSON. Weights are random; Qwen3-8B/8 is the model's first 8 layers. In order:
     torch shared MODEL N  the same of transformers' model, which computes it 8 times
     demo                  scope-jax demo: a whole game, held-out accuracy before and after
 
-Ours are benchmarks/calibration/device.py. Writes device.json and device.md.
+Ours are benchmarks/calibration/device.py. Writes device.json and device.md, with MFU and HFU of updates
+(models/decoder/flops.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,37 @@ def result(process: subprocess.Popen[str], log: Path, began: float, limit: int) 
     return {"error": " ".join(log.read_text().split())[-500:]} if process.returncode else {"text": last}
 
 
+def update_flops(one: dict[str, Any]) -> tuple[float, float]:
+    """(needed, executed) FLOPs of an update of ours, by what its line says: of a prompt that rows share, once."""
+    from scope_jax.models.decoder import flops  # imports JAX, which an interpreter for torch need not have
+    from scope_jax.plan.architectures import public
+
+    model = public(one["model"])
+    assert model is not None
+    model = replace(model, layers=model.layers[: one.get("layers") or model.num_layers])
+    length, prompt, rows, frozen = one["length"], one.get("prompt", 0), one["rows"], one["rank"] > 0
+
+    def shared(of_row: Callable[[int, int], float]) -> float:
+        return rows * of_row(length, length - max(prompt, 1)) - (rows - 1) * of_row(prompt, 0)
+
+    needed = shared(lambda length, trained: flops.update_flops(model, 1, length, trained, frozen))
+    executed = shared(
+        lambda length, trained: flops.executed_flops(model, length, trained, one["remat"], frozen=frozen).total
+    )
+    return needed, executed
+
+
+def utilisation(ours: dict[str, Any], one: dict[str, Any]) -> str:
+    """MFU and HFU of an update of ours; of torch's, in place of it, the MFU: what it executes is not known."""
+    from scope_jax.sharding.chips import chip_of
+
+    chip = chip_of(ours.get("device", ""))
+    if "seconds" not in one or "seconds" not in ours or chip is None or chip.peak is None:
+        return ""
+    needed, executed = (work / one["seconds"] / chip.peak for work in update_flops(ours))
+    return f", MFU {needed:.0%}" + (f", HFU {executed:.0%}" if one is ours else "")
+
+
 def cell(one: dict[str, Any]) -> str:
     """A stage's figure."""
     if not one:
@@ -206,19 +239,20 @@ def cell(one: dict[str, Any]) -> str:
     if "seconds" in one:
         return f"{one['seconds']:.3f} s, {one['peak_gib']:.1f} GiB"
     if "flops_8192" in one:
-        return (
-            f"{one['flops_8192'] / 1e12:.0f} TFLOP/s, {one['bytes'] / 1e9:,.0f} GB/s, {one['device']}, JAX {one['jax']}"
-        )
+        both = f"{one['bytes'] / 1e9:,.0f} GB/s read and written"
+        read = f"{one['bytes_read'] / 1e9:,.0f} GB/s read, " if "bytes_read" in one else ""
+        return f"{one['flops_8192'] / 1e12:.0f} TFLOP/s, {read}{both}, {one['device']}, JAX {one['jax']}"
     return str(one.get("text", ""))[:100]
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Each stage and torch's beside it."""
     lines = ["| stage | ours | torch |", "|---|---|---|"]
-    names = [name for name in found if not name.startswith("torch ")]
-    return "\n".join(
-        [*lines, *(f"| {name} | {cell(found[name])} | {cell(found.get(f'torch {name}', {}))} |" for name in names)]
-    )
+    for name, ours in found.items():
+        if not name.startswith("torch "):
+            both = (ours, found.get(f"torch {name}", {}))
+            lines.append("| " + " | ".join([name, *(cell(one) + utilisation(ours, one) for one in both)]) + " |")
+    return "\n".join(lines)
 
 
 def main() -> int:

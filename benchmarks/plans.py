@@ -83,7 +83,7 @@ MODELS = tuple(
     }.items()
     for on in places
 )
-TIMES = ("seconds", "mfu", "assumed", "decode", "engine_meshes")
+TIMES = ("seconds", "mfu", "hfu", "assumed", "decode", "engine_meshes")
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
 

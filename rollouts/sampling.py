@@ -19,7 +19,11 @@ from jaxtyping import Array, Float, Int
 
 ONE_BITS = 0x3F800000  # float32 1.0 as an integer; nonnegative floats sort like their bit patterns
 BISECTIONS = 30  # enough bisection steps to separate any two floats in [0, 1]
+QUARTERINGS = 15  # the same of steps that leave a quarter
 EPSILON = 2.0**-24  # relative error of a float32 sum of two numbers, at most
+
+Measure = Callable[[jax.Array], jax.Array]
+Known = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Sampling(NamedTuple):
@@ -76,36 +80,63 @@ def sample(
     columns = 2 ** round(math.log2(vocab) / 2)
     rows = -(-vocab // columns)
     ids_rc = jnp.arange(rows * columns).reshape(rows, columns)
-    wide_SV = jnp.pad(logits_SV[:, : rows * columns], ((0, 0), (0, max(0, rows * columns - width))))
-    logits_Src = jnp.where(ids_rc < vocab, wide_SV.reshape(slots, rows, columns), -jnp.inf)
-    top_S = jnp.max(jnp.max(logits_Src, axis=1), axis=1)
-    # Divided after the maximum is taken off, which a low temperature then keeps at 0. The barrier keeps XLA from
-    # computing the exponentials again for each of the sums over them.
-    z_Src = (logits_Src - top_S[:, None, None]) / temperature_S[:, None, None]
-    mass_Src = lax.optimization_barrier(jnp.exp(z_Src))
-    log_total_S = jnp.log(total(mass_Src))
 
-    floor_S = _floor(mass_Src, jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S))
+    def arranged() -> jax.Array:
+        """The logits by row and column, of no token -inf."""
+        wide_SV = jnp.pad(logits_SV[:, : rows * columns], ((0, 0), (0, max(0, rows * columns - width))))
+        return jnp.where(ids_rc < vocab, wide_SV.reshape(slots, rows, columns), -jnp.inf)
+
+    logits_Src = arranged()
+    top_S = jnp.max(jnp.max(logits_Src, axis=1), axis=1)
+
+    def masses(logits_Src: jax.Array) -> jax.Array:
+        # Divided after the maximum is taken off, which a low temperature then keeps at 0.
+        return jnp.exp((logits_Src - top_S[:, None, None]) / temperature_S[:, None, None])
+
+    # Exponentials are computed once; but a GPU computes them again sooner than it writes and reads them.
+    mass_Src = lax.platform_dependent(masses(logits_Src), cuda=lambda x: x, default=lax.optimization_barrier)
+    # Behind the barrier these sums and those of what is kept are one pass over the logits.
+    sums_Sc = lax.platform_dependent(jnp.sum(mass_Src, axis=1), cuda=lax.optimization_barrier, default=lambda x: x)
+    log_total_S = jnp.log(jnp.sum(sums_Sc, axis=1))
+
+    other_S = ~how.tempered_S & (temperature_S != 1)
+    top_k_S, top_p_S = jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S)
+
+    def again() -> jax.Array:
+        """The same inside a condition: a TPU would move them again."""
+        return lax.platform_dependent(logits_Src, tpu=lambda x: x, default=lambda _: arranged())
+
+    def first_best() -> jax.Array:
+        """The first of the most likely tokens."""
+        return jnp.min(jnp.min(jnp.where(again() == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
+
+    def log_plain_total() -> jax.Array:
+        return jnp.log(total(jnp.exp(again() - top_S[:, None, None])))
+
+    zeros_S = jnp.zeros(slots, jnp.float32)
+
+    def by_settings() -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(floor, most likely token, log of the total at temperature 1), each where a slot needs it."""
+        kept_Src = lax.platform_dependent(mass_Src, cuda=lambda _: masses(arranged()), default=lambda x: x)
+        return (
+            _floor(kept_Src, top_k_S, top_p_S),
+            lax.cond(jnp.any(greedy_S), first_best, lambda: jnp.zeros(slots, ids_rc.dtype)),
+            lax.cond(jnp.any(other_S), log_plain_total, lambda: zeros_S),
+        )
+
+    # One condition for all: on a GPU each is a wait of the host for the device, in every token.
+    some = jnp.any(greedy_S | other_S | (top_k_S > 0) | (top_p_S < 1))
+    neither = zeros_S, jnp.zeros(slots, ids_rc.dtype), zeros_S
+    floor_S, best_S, log_plain_S = lax.cond(some, by_settings, lambda: neither)
     kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
     u_S2 = uniforms(how.keys_S2, index_S)
     column_S = _invert(jnp.sum(kept_Src, axis=1), u_S2[:, 0])
     kept_Sr = lax.platform_dependent(kept_Src, column_S, tpu=_column_by_sum, default=_column)
     drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
-
-    def best() -> jax.Array:
-        """The first of the most likely tokens."""
-        return jnp.min(jnp.min(jnp.where(logits_Src == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
-
-    best_S = lax.cond(jnp.any(greedy_S), best, lambda: jnp.zeros_like(drawn_S))
     token_S = jnp.where(greedy_S, best_S, drawn_S)
-
-    def log_plain_total() -> jax.Array:
-        return jnp.log(total(jnp.exp(logits_Src - top_S[:, None, None])))
-
     behind_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0] - top_S
     tempered_S = behind_S / temperature_S - log_total_S
-    other_S = ~how.tempered_S & (temperature_S != 1)
-    plain_S = behind_S - lax.cond(jnp.any(other_S), log_plain_total, lambda: jnp.zeros(slots, jnp.float32))
+    plain_S = behind_S - log_plain_S
     return token_S, jnp.where(other_S, plain_S, tempered_S)
 
 
@@ -176,7 +207,7 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
     def by_k() -> jax.Array:
         on_S = top_k_S > 0
         all_S = jnp.full_like(zero_S, mass_Src[0].size)
-        low_S = _highest(count, top_k_S, zero_S, all_S, lambda low_S, at_S, beyond_S: ~on_S | (at_S == top_k_S))
+        low_S = _highest(count, top_k_S, zero_S, all_S, known=lambda low_S, at_S, beyond_S: ~on_S | (at_S == top_k_S))
         return jnp.where(on_S, low_S, 0)
 
     kth_S = lax.cond(jnp.any(top_k_S > 0), by_k, lambda: zero_S)
@@ -189,25 +220,43 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
             """Two masses from low on would add more to the sum."""
             return ~on_S | (at_S - beyond_S + error_S < 2 * lax.bitcast_convert_type(low_S, jnp.float32))
 
-        return jnp.where(on_S, _highest(weight, top_p_S * whole_S, kth_S, whole_S, known), kth_S)
+        return jnp.where(on_S, _highest(weight, top_p_S * whole_S, kth_S, whole_S, known=known), kth_S)
 
     floor_S = lax.cond(jnp.any(top_p_S < 1), by_p, lambda: kth_S)
     return lax.bitcast_convert_type(floor_S, jnp.float32)
 
 
-def _highest(
-    measure: Callable[[jax.Array], jax.Array],
-    wanted_S: jax.Array,
-    low_S: jax.Array,
-    at_S: jax.Array,
-    known: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-) -> jax.Array:
+def _highest(measure: Measure, wanted_S: jax.Array, low_S: jax.Array, at_S: jax.Array, *, known: Known) -> jax.Array:
     """The highest bit pattern whose measure is `wanted` or more, or a lower one with no other mass in between.
 
     measure: a sum over the masses above a pattern; at low it is at_S, wanted or more, and above the pattern of 1 it is
     0. known(low, measure at low, measure at high): whether the masses above are those above the highest pattern; once
-    this is so for all slots, the bisection ends.
+    this is so for all slots, the bisection ends. On a GPU the host would wait for that in each step.
     """
+    return lax.platform_dependent(
+        *(wanted_S, low_S, at_S),
+        cuda=lambda *given: _by_quarters(measure, *given),
+        default=lambda *given: _by_halves(measure, *given, known),
+    )
+
+
+def _by_quarters(measure: Measure, wanted_S: jax.Array, low_S: jax.Array, at_S: jax.Array) -> jax.Array:
+    """The highest pattern itself, in QUARTERINGS passes over the masses, three sums in each."""
+    del at_S
+
+    def quarter(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low_S, high_S = bounds
+        step_S = (high_S - low_S + 3) // 4
+        points = [low_S + n * step_S for n in (1, 2, 3)]
+        for point_S, enough_S in [(point_S, measure(point_S) >= wanted_S) for point_S in points]:
+            low_S = jnp.where(enough_S, point_S, low_S)
+        return low_S, jnp.minimum(low_S + step_S, high_S)
+
+    return lax.fori_loop(0, QUARTERINGS, quarter, (low_S, jnp.full_like(low_S, ONE_BITS + 1)))[0]
+
+
+def _by_halves(measure: Measure, wanted_S: jax.Array, low_S: jax.Array, at_S: jax.Array, known: Known) -> jax.Array:
+    """Bisection that ends early."""
 
     def undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
         step, low_S, _, at_S, beyond_S = carry

@@ -11,6 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from benchmarks import device, plan_tables
+from benchmarks.programs import cases as programs
 from benchmarks.real_model import record as real_model_record
 from benchmarks.real_model import table as real_model
 from benchmarks.seeds import table
@@ -44,9 +45,11 @@ def tables() -> str:
     parts["Text addressed to a judge"] = _rows("judge", _read(BASELINES / "swayed.json"))
     parts["One H100"] = device.table(_read(BASELINES / "device-h100.json"))
     parts["One H200"] = device.table(_read(BASELINES / "device-h200.json"))
+    parts["Compiled programs"] = programs.table(programs.kept())
     opening = (
         "# Tables\n\n[Results](results.md) says how they were measured and what they show, "
-        "[reliability](reliability.md) the same of the last four.\n"
+        "[reliability](reliability.md) the same of the four before the last, "
+        "[plans](plans.md#what-compiled-programs-do) of that.\n"
     )
     return "\n".join([opening, *(f"## {name}\n\n{text}\n" for name, text in parts.items())])
 

@@ -13,8 +13,8 @@ vocabulary: milliseconds for a token of every slot, in dispatches of 16 tokens, 
 mean length is that, the difference of whole answers and of one token each, over the tokens between. `update` is one
 optimiser step over one micro-batch of full rows, all tokens but the first trained: seconds; with --prompt the rows are
 answers to one prompt of so many tokens, which is computed once.
-`rates`: FLOP/s of a large bfloat16 product, bytes/s of an addition of large vectors, seconds of a tiny operation in a
-loop. Prints one JSON line.
+`rates`: FLOP/s of a large bfloat16 product, bytes/s of memory that is read and of an addition of large vectors, which
+writes as much as it reads, seconds of a tiny operation in a loop. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from scope_jax.selftest.programs import Numbers
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 STEPS = 16  # tokens of a dispatch
+PASSES = 10  # over the array that is read
 CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
 
 
@@ -236,13 +237,33 @@ def update(
     }
 
 
+def read_once(x_NM: jax.Array, y_N: jax.Array) -> jax.Array:
+    """A float32 number of each row of a bfloat16 matrix. It depends on y, so that no pass can be left out."""
+    return jnp.sum(jnp.abs(x_NM - y_N.astype(x_NM.dtype)[:, None]), axis=1, dtype=jnp.float32) / x_NM.shape[1]
+
+
+def read_often(x_NM: jax.Array) -> jax.Array:
+    """PASSES over the matrix, which is only read, as decoding reads weights and keys."""
+    return lax.fori_loop(0, PASSES, lambda _, y_N: read_once(x_NM, y_N), jnp.zeros(len(x_NM), jnp.float32))
+
+
+def bytes_of_read_often(rows: int, columns: int) -> int:
+    """Bytes that it moves: the matrix, and the numbers of its rows read and written, in each pass."""
+    return PASSES * (2 * rows * columns + 2 * 4 * rows)
+
+
 def rates() -> dict[str, float]:
-    """What the device reaches in the simplest programs."""
+    """What the device reaches in the simplest programs; the fastest of several runs."""
     found = {}
     for size in (4096, 8192):
         a, b = (_random((size, size), jnp.bfloat16, jnp.uint32(seed)) for seed in (1, 2))
         product = jax.jit(lambda a, b: lax.fori_loop(0, 20, lambda _, x: (x @ b) * 0.1, a))
         found[f"flops_{size}"] = 20 * 2 * size**3 / min(timed(lambda f=product, a=a, b=b: f(a, b), 2, 5))
+    rows, columns = 2**13, 2**17  # 2 GiB: far more than any cache holds
+    read = jax.jit(read_often)
+    matrix = _random((rows, columns), jnp.bfloat16, jnp.uint32(3))
+    found["bytes_read"] = bytes_of_read_often(rows, columns) / min(timed(lambda: read(matrix), 2, 20))
+    matrix.delete()
     x = jnp.ones(2**30, jnp.bfloat16)
     add = jax.jit(lambda x: lax.fori_loop(0, 10, lambda _, y: y + jnp.bfloat16(1), x))
     found["bytes"] = 10 * 2 * x.nbytes / min(timed(lambda: add(x), 2, 5))

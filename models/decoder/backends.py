@@ -1,5 +1,5 @@
 """The kernels of a platform, and checks of each against plain XLA in float32: attention over pages, norm and rotation,
-the learner's attention, products of experts.
+states, the learner's attention, products of experts.
 
 `scope-jax selftest` runs the checks, and a run those of the kernels that it would use (`run.kernels`)."""
 
@@ -17,6 +17,7 @@ import numpy as np
 from scope_jax.models.decoder import moe
 from scope_jax.models.decoder.check import ROUNDING, Check, apart
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig
+from scope_jax.models.decoder.delta import KeptState, Streams, Taps, one_each
 from scope_jax.models.decoder.kinds import plain_heads
 from scope_jax.models.decoder.pages import Loop, Ragged
 from scope_jax.models.decoder.paging import PAGE, SHARED, Implementation, Where
@@ -28,11 +29,13 @@ HEADS = Attention(8, 2, 128, Rope(1e6), qk_norm="head")
 DENSE = ModelConfig("qwen3", 512, 256, (Layer(HEADS, Dense(512)),) * 2, 1e-6, False, 1024)
 PICKS = Experts(128, 16, 4, normalised=True)
 EXPERTS = replace(DENSE, architecture="qwen3_moe", layers=(Layer(HEADS, PICKS),) * 2)
+STATE = 128, 128  # of a head of Gated DeltaNet: dimensions of its keys and values
 XLA = "XLA in float32"
 # How the names of the checks of each kernel begin.
-PAGES, ROTATION, LEARNER, UNMASKED, PRODUCTS, FEW = (
+PAGES, ROTATION, STATES, LEARNER, UNMASKED, PRODUCTS, FEW = (
     "attention over pages",
     "norm and rotation of decoding rows",
+    "states of decoding rows",
     "attention of the learner",
     "attention without a mask",
     "products of experts",
@@ -84,6 +87,7 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
     learning = "" if backend in ("cudnn", "splash") else f"{platform} has no kernel for it in {dtype}: XLA's is used"
     unmasked = "" if backend == "cudnn" else f"{platform} has no kernel for it in {dtype}"
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
+    states = "" if how.token_step(*STATE) is not None else f"{platform} has no kernel for states"
 
     def page(name: str, queries: int, window: int | None, sinks: bool = False) -> Check:
         one = with_sinks if sinks else how
@@ -106,6 +110,7 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
         page("prompts, with a window", 32, 100),
         page("prompts, with sinks", 32, None, True),
         Check(ROTATION, "XLA", bound, partial(norm_and_rotation, how, dtype, sizes), heads),
+        Check(STATES, XLA, bound, partial(token_states, how, dtype), states),
         learner("", None),
         learner(", with a window", 100),
         learner(", with sinks", None, True),
@@ -175,6 +180,27 @@ def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -
 
     ours = jax.jit(partial(heads, how.heads))(q_B1n, k_B1n, of_q, of_k)
     return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
+
+
+def token_states(how: Implementation, dtype: str) -> float:
+    """A token of four rows, of which one begins a text, beside two that add none; outputs and states."""
+    key, value = STATE
+    q, k, v, *before = _rounded(
+        *(dtype, (4, 1, 2, key), (4, 1, 2, key), (4, 1, 4, value)),
+        *((6, 2, 3, key), (6, 2, 3, key), (6, 4, 3, value)),
+        *((2, key, 4), (2, key, 4), (4, value, 4)),
+    )
+    decay, beta, state = _rounded("float32", (4, 1, 4), (4, 1, 4), (6, 4, key, value), seed=1)
+    streams = Streams(q, k, v, -jnp.exp(decay), jax.nn.sigmoid(beta))
+    kept, taps = KeptState(state, *before[:3]), Taps(*before[3:])
+    where = jnp.asarray([0, 5, 63, 700], jnp.int32), jnp.ones(4, jnp.int32)
+
+    def stepped(kernel: Any, *arguments: Any) -> Any:
+        out, new = one_each(*arguments[:2], *where, arguments[2], kernel)
+        return out, new.state_BHhe
+
+    ours = jax.jit(partial(stepped, how.token_step(key, value)))(streams, taps, kept)
+    return apart(ours, _exactly(partial(stepped, None), streams, taps, kept))
 
 
 def learner_attention(

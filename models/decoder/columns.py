@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array
 
 from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.paging import Paging, Where, by_kv_head, by_query
+from scope_jax.models.decoder.paging import Paging, Where, by_kv_head, by_query, no_token_step
 from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
@@ -58,6 +58,7 @@ class Columns:
     cascade = False
     heads = staticmethod(plain_heads)
     table_bytes: int | None = None
+    token_step = staticmethod(no_token_step)
 
     def __init__(self, longest: int) -> None:
         blocks = -(-longest // BLOCK)

@@ -115,6 +115,11 @@ def inverse(low_cc: Float[Array, "... c c"]) -> Float[Array, "... c c"]:
     return result
 
 
+def unit(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Vectors of length 1 in the same direction."""
+    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPS)
+
+
 def delta_rule(
     q_BTHh: Float[Array, "B T H h"],
     k_BTHh: Float[Array, "B T H h"],
@@ -138,10 +143,6 @@ def delta_rule(
     dtype = jnp.promote_types(v_BTHe.dtype, jnp.float32)
     size = min(chunk, 1 << max(length - 1, 0).bit_length())
     pad, count = -length % size, -(-length // size)
-
-    def unit(x: jax.Array) -> jax.Array:
-        x = x.astype(dtype)
-        return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + EPS)
 
     def chunks(x_BTHn: jax.Array) -> jax.Array:  # [n, B, H, c, ...]
         x = jnp.pad(x_BTHn.astype(dtype), [(0, 0), (0, pad)] + [(0, 0)] * (x_BTHn.ndim - 2))
@@ -169,7 +170,8 @@ def delta_rule(
         far = near[..., -1, :, None]
         return reach[..., -1:, :] * state + product(jnp.swapaxes(k * far, -1, -2), new), out
 
-    xs = (*map(chunks, (unit(q_BTHh) * width**-0.5, unit(k_BTHh), v_BTHe, decay_BTH, beta_BTH)), since)
+    q_BTHh, k_BTHh = unit(q_BTHh.astype(dtype)) * width**-0.5, unit(k_BTHh.astype(dtype))
+    xs = (*map(chunks, (q_BTHh, k_BTHh, v_BTHe, decay_BTH, beta_BTH)), since)
     state, out = lax.scan(jax.checkpoint(one, prevent_cse=False), state_BHhe, xs)
     out = jnp.moveaxis(out, (0, 2), (1, 3)).reshape(rows, -1, heads, v_BTHe.shape[-1])
     return out[:, :length], state
@@ -247,6 +249,20 @@ def _dtype(name: str, dtype: Any) -> Any:
     return jnp.float32 if name.startswith("state") else dtype
 
 
+def _last(
+    kept: KeptState, streams: Streams, counts_B: Int[Array, " B"]
+) -> tuple[Float[Array, "B K n h"], Float[Array, "B K n h"], Float[Array, "B H n e"]]:
+    """The last tokens before the convolution, after counts_B of T more."""
+
+    def last(before_BKah: jax.Array, x_BTKh: jax.Array) -> jax.Array:
+        whole = jnp.concatenate([before_BKah, x_BTKh.swapaxes(1, 2).astype(before_BKah.dtype)], axis=2)
+        at_Ba = counts_B[:, None] + jnp.arange(before_BKah.shape[2])
+        return jnp.take_along_axis(whole, at_Ba[:, None, :, None], axis=2)
+
+    q, k, v = (last(before, x) for before, x in zip(kept[1:], streams[:3], strict=True))
+    return q, k, v
+
+
 def advanced(
     streams: Streams,
     taps: Taps,
@@ -263,13 +279,7 @@ def advanced(
     decay, beta = (jnp.where(real_BT1, x, 0) for x in streams[3:])
     out, state = _recurred(Streams(*streams[:3], decay, beta), taps, since_BT, kept, chunk)
     state = jnp.where((counts_B > 0)[:, None, None, None], state, kept.state_BHhe)
-
-    def last(before_BKah: jax.Array, x_BTKh: jax.Array) -> jax.Array:
-        whole = jnp.concatenate([before_BKah, x_BTKh.swapaxes(1, 2).astype(before_BKah.dtype)], axis=2)
-        at_Ba = counts_B[:, None] + jnp.arange(before_BKah.shape[2])
-        return jnp.take_along_axis(whole, at_Ba[:, None, :, None], axis=2)
-
-    return out, KeptState(state, *(last(before, x) for before, x in zip(kept[1:], streams[:3], strict=True)))
+    return out, KeptState(state, *_last(kept, streams, counts_B))
 
 
 class RowBounds(NamedTuple):
@@ -284,13 +294,36 @@ class RowBounds(NamedTuple):
     """int32, another row for the same, or that one again."""
 
 
+TokenStep = Callable[..., tuple[jax.Array, jax.Array]]  # `models.kernels.delta_gpu.token_step`
+
+
 def one_each(
-    streams: Streams, taps: Taps, starts_R: jax.Array, counts_R: jax.Array, kept: KeptState
+    streams: Streams,
+    taps: Taps,
+    starts_R: jax.Array,
+    counts_R: jax.Array,
+    kept: KeptState,
+    step: TokenStep | None = None,
 ) -> tuple[jax.Array, KeptState]:
-    """`advanced` by a token at most, of the first R of the rows that are kept."""
+    """`advanced` by a token at most, of the first R of the rows that are kept. step: a kernel that computes the states
+    in place of `delta_rule`, in float32."""
     own = jax.tree.map(lambda x: x[: len(starts_R)], kept)
-    out, new = advanced(streams, taps, starts_R, counts_R, own, chunk=1)
-    return out, jax.tree.map(lambda x, part: lax.dynamic_update_slice_in_dim(x, part, 0, 0), kept, new)
+    if step is None:
+        out, new = advanced(streams, taps, starts_R, counts_R, own, chunk=1)
+        return out, jax.tree.map(_put_first, kept, new)
+    convolve = zip(streams[:3], taps, own[1:], strict=True)
+    q, k, v = (convolved(x, tap, starts_R[:, None], before)[:, 0] for x, tap, before in convolve)
+    q, k = (unit(_by_value_head(x[:, None], v.shape[1])[:, 0].astype(jnp.float32)) for x in (q, k))
+    decay_RH, beta_RH = streams.decay_BTH[:, 0], streams.beta_BTH[:, 0]
+    reach_RH = jnp.where((starts_R > 0)[:, None], jnp.exp(decay_RH), 0)  # a text's first token reads no state
+    numbers = q * q.shape[-1] ** -0.5, k, v.astype(jnp.float32), reach_RH, beta_RH, counts_R > 0
+    out, state_BHhe = step(*numbers, kept.state_BHhe)
+    last = map(_put_first, kept[1:], _last(own, streams, counts_R))
+    return out[:, None].astype(v.dtype), KeptState(state_BHhe, *last)
+
+
+def _put_first(x: jax.Array, part: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(x, part, 0, 0)
 
 
 def in_order(

@@ -1,12 +1,19 @@
-"""FLOPs that a model needs: 2 per weight and token of a forward pass, and attention; backward takes twice as much."""
+"""FLOPs that a model needs: 2 per weight and token of a forward pass, and attention; backward takes twice as much. And
+those that an update executes, which computes some of them again.
+
+Needed FLOPs by seconds and the chip's published peak are the model FLOPs utilisation (MFU), executed ones the hardware
+FLOPs utilisation (HFU; both Chowdhery et al. 2022, "PaLM", appendix B).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.kinds import mixer_of, multiplied
+from scope_jax.models.decoder.transformer import Remat
 
 
 def weights_per_token(model: ModelConfig) -> int:
@@ -44,6 +51,44 @@ def update_flops(model: ModelConfig, rows: int, length: int, trained: int, froze
     gradient, as under an adapter, whose own products are left out: 4 N D."""
     forward = forward_flops(model, rows, length, trained)
     return 2 * forward + rows * attention_flops(model, length) if frozen else 3 * forward
+
+
+@dataclass(frozen=True)
+class Executed:
+    """FLOPs that an update of one row executes."""
+
+    products: float
+    """Of dense matrix products."""
+    attention: float
+    """Over pairs that see each other."""
+    experts: float
+    """Of grouped products."""
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.experts
+
+
+def executed_flops(
+    model: ModelConfig, length: int, trained: int, remat: Remat, *, frozen: bool = False, splash: bool = False
+) -> Executed:
+    """Of one row. Beside `update_flops` they have what the backward pass finds nowhere: of the layers what `remat` does
+    not keep, the scores of attention, the logits. splash: the kernels' backward pass has 7 products over the pairs
+    instead of 5 (`splash_flops`)."""
+    grouped, recomputed = expert_flops(model, 1, 3), remat != "none"
+    # Of "qkv" and "dots" attention counts as computed again, as in the rows of benchmarks/calibration.
+    attending = 0 if remat == "attention" else 2 * recomputed
+    dense = 2.0 * weights_per_token(model) - grouped
+    qkv = 2.0 * model.width * sum(mixer_of(layer).projected(layer.mixer) for layer in model.layers)
+    again = {"full": dense, "attention": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[remat]
+    backward = 1 if frozen else 2
+    head = 2.0 * trained * model.width * model.vocab_size * (2 + backward)
+    pairs_products = 2 + (7 if splash else 5) + attending
+    return Executed(
+        length * (dense * (1 + backward) + again) + head,
+        attention_flops(model, length) / 2 * pairs_products,
+        expert_flops(model, length, (6 if frozen else 9) + 2 * recomputed),
+    )
 
 
 def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, recomputed: bool) -> float:

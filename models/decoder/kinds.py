@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -235,8 +236,11 @@ def _delta(mixer: Delta, w: Params, x_BTD: jax.Array, call: LayerCall) -> jax.Ar
         return w[name].reshape(-1, dim, mixer.taps)
 
     h, e = mixer.key_dim, mixer.value_dim
-    beta_BTH = jax.nn.sigmoid(product(x_BTD, w["beta_DH"]).astype(f32)) * (2 if mixer.doubled else 1)
-    step_BTH = jax.nn.softplus(product(x_BTD, w["decay_DH"]).astype(f32) + w["decay_bias_H"].astype(f32))
+    # XLA joins products of one array and one precision. On GPUs it reads wide matrices where they are, but with these
+    # two beside them it would copy all of them first, for every token.
+    exact = partial(product, x_BTD, precision=lax.Precision.HIGHEST)
+    beta_BTH = jax.nn.sigmoid(exact(w["beta_DH"]).astype(f32)) * (2 if mixer.doubled else 1)
+    step_BTH = jax.nn.softplus(exact(w["decay_DH"]).astype(f32) + w["decay_bias_H"].astype(f32))
     decay_BTH = -jnp.exp(w["rate_H"].astype(f32)) * step_BTH
     streams = Streams(projected("q_D_Kh", h), projected("k_D_Kh", h), projected("v_D_He", e), decay_BTH, beta_BTH)
     o_BTHe = call.attend(streams, Taps(taps("q_taps_Kh_a", h), taps("k_taps_Kh_a", h), taps("v_taps_He_a", e)))

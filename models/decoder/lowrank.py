@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from scope_jax.models.decoder.quantized import Quantized, quantized_product
@@ -65,23 +66,25 @@ def factors_of(weight: Param, rank: int, dtype: Any, init: Initializer | None = 
     return a, Param((*lead, rank, columns), (*axes, None, column_axis), zeros, dtype)
 
 
-def product(x: jax.Array, w: jax.Array | LowRank | Quantized) -> jax.Array:
-    """x w over the last dimension of x; x is [R, ..., in].
+def product(x: jax.Array, w: jax.Array | LowRank | Quantized, precision: lax.Precision | None = None) -> jax.Array:
+    """x w over the last dimension of x; x is [R, ..., in]. precision: of the product with the matrix.
 
     The matmul runs on [tokens, in]: with batch and token dimensions separate, the gradient of w contracts two
     dimensions, for which XLA's CPU backend has no fast path (the gradient of a SwiGLU layer took twice as long).
     """
     flat = x.reshape(-1, x.shape[-1])
     if not isinstance(w, LowRank):
-        return _times(flat, w).reshape(*x.shape[:-1], w.shape[-1])
+        return _times(flat, w, precision).reshape(*x.shape[:-1], w.shape[-1])
     low = flat @ w.a
     if w.gate is not None:
         low = (low.reshape(x.shape[0], -1, low.shape[-1]) * w.gate[:, None]).reshape(low.shape)
-    return (_times(flat, w.weight) + w.scale * (low @ w.b)).reshape(*x.shape[:-1], w.shape[-1])
+    return (_times(flat, w.weight, precision) + w.scale * (low @ w.b)).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _times(x_TI: jax.Array, w: jax.Array | Quantized) -> jax.Array:
-    return quantized_product(x_TI, w) if isinstance(w, Quantized) else x_TI @ w
+def _times(x_TI: jax.Array, w: jax.Array | Quantized, precision: lax.Precision | None) -> jax.Array:
+    if isinstance(w, Quantized):
+        return quantized_product(x_TI, w, precision)
+    return jnp.matmul(x_TI, w, precision=precision)
 
 
 def gathered(shards: Shards, w: Any, spec: Any, dtype: Any) -> Any:

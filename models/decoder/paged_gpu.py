@@ -17,9 +17,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from scope_jax.models.decoder.delta import TokenStep
 from scope_jax.models.decoder.pages import Before, Loop, LoopPages
 from scope_jax.models.decoder.paging import PAGE, Where
 from scope_jax.models.kernels.cascade import MASKED, Carry
+from scope_jax.models.kernels.delta_gpu import takes, token_step
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product
@@ -36,6 +38,9 @@ class Triton(Loop):
 
     def __init__(self, *, interpret: bool = False) -> None:
         self._interpret = interpret
+
+    def token_step(self, key_dim: int, value_dim: int) -> TokenStep | None:
+        return partial(token_step, interpret=self._interpret) if takes(key_dim, value_dim) else None
 
     def _attention(
         self, layer: LoopPages, q_RKmh: jax.Array, where: Where, queries: int, window: int | None, before: Before

@@ -36,6 +36,7 @@ from scope_jax.models.decoder.paging import (
     by_query,
     copy_pages,
     layer_groups,
+    no_token_step,
     page_shapes,
     picks_group,
 )
@@ -73,6 +74,7 @@ class Loop:
     cascade = True
     heads = staticmethod(plain_heads)
     table_bytes: int | None = None
+    token_step = staticmethod(no_token_step)
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
@@ -140,6 +142,7 @@ class Ragged:
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
     table_bytes: int | None = SMEM - 2**12  # the rest is for scalars of the kernel
+    token_step = staticmethod(no_token_step)
 
     @staticmethod
     def heads(
@@ -266,7 +269,11 @@ def feed(
 
             def recur(streams: Streams, taps: Taps, held: KeptState = kept[len(states)]) -> Array:
                 given = streams, taps, where.starts_R, where.counts_R, held
-                out, new = one_each(*given) if where.rows is None else in_order(*given, where.rows)
+                if where.rows is None:
+                    dims = held.state_BHhe.shape[2:]
+                    out, new = one_each(*given, how.token_step(*dims))
+                else:
+                    out, new = in_order(*given, where.rows)
                 states.append(new)
                 return out
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array
 
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.delta import RowBounds
+from scope_jax.models.decoder.delta import RowBounds, TokenStep
 from scope_jax.models.decoder.kinds import Heads
 from scope_jax.models.decoder.moe import picked_dtype
 from scope_jax.models.kernels.cascade import Tiles
@@ -171,17 +171,26 @@ class Where(NamedTuple):
         )
 
 
+def no_token_step(key_dim: int, value_dim: int) -> TokenStep | None:
+    """For states of no size there is a kernel: XLA computes them."""
+    del key_dim, value_dim
+
+
 @runtime_checkable
 class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. paging: what a page holds. heads_axis: the arrays' dimension
     of the kv heads. cascade: whether it can use `Where.tiles`. heads: norm and rotation of queries and keys.
-    table_bytes: the most that page tables and row lengths may take (see `tables_in_smem`), None without a limit."""
+    table_bytes: the most that page tables and row lengths may take (see `tables_in_smem`), None without a limit.
+    token_step(key_dim, value_dim): the kernel for a token of layers with states of this size (`delta.one_each`), None
+    if there is none."""
 
     paging: Paging
     heads_axis: int
     cascade: bool
     heads: Heads
     table_bytes: int | None
+
+    def token_step(self, key_dim: int, value_dim: int) -> TokenStep | None: ...
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 

@@ -53,11 +53,11 @@ def dequantized(w: Quantized) -> jax.Array:
     return w.values.astype(jnp.float32) * w.scale[..., None, :]
 
 
-def quantized_product(x_TI: jax.Array, w: Quantized) -> jax.Array:
+def quantized_product(x_TI: jax.Array, w: Quantized, precision: lax.Precision | None = None) -> jax.Array:
     """x W, [T, out] in the dtype of x; the sum over inputs is scaled in float32."""
     # With x: alone the values, which a loop over tokens does not change, would be converted before it, all at once.
     values, x_TI = lax.optimization_barrier((w.values, x_TI))
-    sums = jnp.matmul(x_TI, values.astype(x_TI.dtype), preferred_element_type=jnp.float32)
+    sums = jnp.matmul(x_TI, values.astype(x_TI.dtype), precision=precision, preferred_element_type=jnp.float32)
     return (sums * w.scale).astype(x_TI.dtype)
 
 

@@ -203,13 +203,7 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     share, size = rows_per_shard(section, learner.row_shards), learner.layout.compute_dtype.itemsize
     rows, again = share / tensor / context, section.remat != "none"
     tokens = rows * length
-    dense = 2.0 * flops.weights_per_token(model) - flops.expert_flops(model, 1, 3)
-    qkv = 2.0 * model.width * sum(mixer_of(layer).projected(layer.mixer) for layer in model.layers)
-    # Of "qkv" and "dots" attention counts as computed again, as in the rows of benchmarks/calibration.
-    attending = 0 if section.remat == "attention" else 2 * again
-    recomputed = {"full": dense, "attention": dense, "qkv": dense - qkv, "dots": 0.0, "none": 0.0}[section.remat]
-    backward = 1 if frozen else 2
-    head = 2.0 * model.width * model.vocab_size * (2 + backward)  # logits are computed again for their gradient
+    done = executed(learner, on, length, length)
     count, picked = model.num_layers, max(_picked(model), 1)
     heads = sum(mixer_of(layer).values(layer.mixer) for layer in model.layers) / count / 2  # of queries, keys
     values = 12 * model.width + 4 * heads + 6 * model.width * (picked - 1)
@@ -220,9 +214,9 @@ def update_work(learner: Learner, on: Hardware, length: int, micro_batches: int 
     passes = (2 if again else 1) + 2
     layers = model.num_layers * passes
     one = DeviceWork(
-        products=tokens * (dense * (1 + backward) + recomputed + head),
-        attention=rows * flops.attention_flops(model, length) / 2 * (_attention_products(learner, on) + attending),
-        experts=flops.expert_flops(model, tokens, (6 if frozen else 9) + 2 * again),
+        products=rows * done.products,
+        attention=rows * done.attention,
+        experts=rows * done.experts,
         memory=tokens * (layers * values * size + TRAINED * 4 * model.vocab_size),
         layers=layers,
     )
@@ -256,9 +250,11 @@ def _whole(learner: Learner) -> Any:
     return {**whole, "inputs": {name: w for name, w in whole["inputs"].items() if name != "table_V_Lp"}}
 
 
-def _attention_products(learner: Learner, on: Hardware) -> int:
-    """Forward 2 products over the pairs; backward 5, of the splash kernels 7: dq and dkv compute the scores again."""
-    return 2 + (7 if on.platform == "tpu" else 5)
+def executed(learner: Learner, on: Hardware, length: int, trained: int) -> flops.Executed:
+    """FLOPs that an update of one row executes."""
+    remat: Any = learner.section.remat  # a value, no longer "auto"
+    how = {"frozen": learner.adapter is not None, "splash": on.platform == "tpu"}
+    return flops.executed_flops(learner.model, length, trained, remat, **how)
 
 
 # ---------------------------------------------------------------------------------------------------------- collectives
@@ -294,8 +290,8 @@ def update_figures(
     learner: Learner, on: Hardware, bucket: int, one: Compiled | None, score: Compiled | None = None
 ) -> Mapping[str, Any]:
     """Of one optimiser step over one micro-batch of full rows, per device: useful FLOPs, with a known chip the
-    estimated seconds and share of the peak; of a compiled program also the FLOPs executed (dots of the program, kernels
-    by arithmetic), together with those of `score` if given, and its collectives in closed form."""
+    estimated seconds, MFU and HFU (`models.decoder.flops`); of a compiled program also the FLOPs executed (dots of the
+    program, kernels by arithmetic), together with those of `score` if given, and its collectives in closed form."""
     share = rows_per_shard(learner.section, learner.row_shards)
     rows = share / learner.mesh.shape["tensor"] / learner.context
     frozen, model = learner.adapter is not None, learner.model
@@ -306,7 +302,8 @@ def update_figures(
     if known(on) and not (one and one.refused):
         assert on.chip.peak is not None
         time = seconds(update_work(learner, on, bucket), on.chip, ASSUMED[on.platform])
-        found |= {"seconds": time, "mfu": useful / time / on.chip.peak}
+        done = executed(learner, on, bucket, bucket - 1).total * rows
+        found |= {"seconds": time, "mfu": useful / time / on.chip.peak, "hfu": done / time / on.chip.peak}
     return found
 
 

@@ -130,7 +130,7 @@ class Program:
         inside = Costs()
         for one in self.computations[self.entry].values():
             if one.opcode == "while":
-                inside = inside.plus(self._costs(_named(one, "body")))
+                inside = inside.plus(self._costs(named(one, "body")))
         return inside
 
     def largest_copy(self) -> int:
@@ -156,19 +156,16 @@ class Program:
         for one in lines.values():
             if one.opcode == "while":
                 number = self.trips(name, one)
-                inside = self._costs(_named(one, "body"), begun).times(1 if number is None else number)
+                inside = self._costs(named(one, "body"), begun).times(1 if number is None else number)
                 total = total.plus(inside).plus(Costs(unknown=int(number is None)))
             elif one.opcode == "conditional":
                 total = total.plus(self._branches(one, begun))
             elif one.opcode in CONTROL:
-                total = total.plus(self._costs(_named(one, "calls|to_apply"), begun))
+                total = total.plus(self._costs(named(one, "calls|to_apply"), begun))
         return total
 
     def _branches(self, one: Instruction, begun: frozenset[str]) -> Costs:
-        named = re.findall(r"(?:true_computation|false_computation)=%?([\w.\-]+)", one.attributes)
-        if listed := re.search(r"branch_computations=\{([^}]*)\}", one.attributes):
-            named += re.findall(r"%?([\w.\-]+)", listed[1])
-        found = [self._costs(branch, begun) for branch in named]
+        found = [self._costs(branch, begun) for branch in branches(one)]
         return max(found, key=lambda costs: costs.flops, default=Costs())
 
     def _plain(
@@ -185,7 +182,7 @@ class Program:
     def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, Transfers]]]:
         """(FLOPs, collectives by channel) of a fusion or call. The TPU compiler writes some reduce-scatters as a fusion
         of an all-reduce and a slice, of which each device computes only its own part."""
-        flops, moved = self._fused(_named(one, "calls|to_apply"))
+        flops, moved = self._fused(named(one, "calls|to_apply"))
         if SCATTERED.search(one.attributes):
             moved = {
                 name: ("reduce-scatter" if kind == "all-reduce" else kind, size) for name, (kind, size) in moved.items()
@@ -247,11 +244,11 @@ class Program:
         del name
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
             return int(known[1])
-        lines = self.computations[_named(loop, "condition")]
+        lines = self.computations[named(loop, "condition")]
         root = next(one for one in lines.values() if one.root)
         bounds = [lines[operand] for operand in root.operands]
         if root.opcode == "fusion":
-            inside = self.computations[_named(root, "calls")]
+            inside = self.computations[named(root, "calls")]
             root = next(one for one in inside.values() if one.root)
             bounds = [
                 bounds[int(inside[operand].arguments)] if inside[operand].opcode == "parameter" else inside[operand]
@@ -262,12 +259,20 @@ class Program:
         return int(bounds[1].arguments)
 
 
-def _named(one: Instruction, attribute: str) -> str:
+def named(one: Instruction, attribute: str) -> str:
     """The computation that an instruction names as this attribute."""
     found = re.search(rf"\b(?:{attribute})=%?([\w.\-]+)", one.attributes)
     if found is None:
         raise ValueError(f"{one.opcode} {one.name} of a compiled program names no computation as {attribute}.")
     return found[1]
+
+
+def branches(one: Instruction) -> list[str]:
+    """The computations of a conditional."""
+    found = re.findall(r"(?:true_computation|false_computation)=%?([\w.\-]+)", one.attributes)
+    if listed := re.search(r"branch_computations=\{([^}]*)\}", one.attributes):
+        found += re.findall(r"%?([\w.\-]+)", listed[1])
+    return found
 
 
 def _convolution(one: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:

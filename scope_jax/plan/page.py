@@ -106,7 +106,8 @@ def lines(found: Figures) -> Iterator[str]:
 def _estimates(found: Figures) -> Iterator[str]:
     """Times; none for a chip whose figures are not known."""
     if "mfu" in found:
-        yield f"estimate             {found['seconds']:.2f} s per micro-batch, MFU {found['mfu']:.2f}"
+        shares = f"MFU {found['mfu']:.2f}, HFU {found['hfu']:.2f}"
+        yield f"estimate             {found['seconds']:.2f} s per micro-batch, {shares}"
     decode = found["decode"]
     if "milliseconds" in decode:
         yield (

@@ -12,10 +12,10 @@ import jax
 
 from scope_jax.config import Config, ServedModel
 from scope_jax.models.decoder import backends as kernels
-from scope_jax.models.decoder.backends import FEW, LEARNER, PAGES, PRODUCTS, ROTATION, UNMASKED
+from scope_jax.models.decoder.backends import FEW, LEARNER, PAGES, PRODUCTS, ROTATION, STATES, UNMASKED
 from scope_jax.models.decoder.check import outcome
 from scope_jax.models.decoder.config import Layer, ModelConfig, Parallel
-from scope_jax.models.decoder.kinds import has_sinks
+from scope_jax.models.decoder.kinds import has_sinks, kept_bytes
 from scope_jax.multihost import distributed
 from scope_jax.run.world import Tell
 
@@ -28,9 +28,10 @@ def for_sampling(cfg: Card, model: ModelConfig, tell: Tell | None) -> tuple[Card
     All processes call it together, and replace what fails in any.
     """
     begins = [PAGES, ROTATION] if cfg.rollout.attention == "auto" else []
+    begins += [STATES] if begins and kept_bytes(model, 1) else []
     begins += [PRODUCTS, FEW] if model.num_experts else []
     for kernel, reason in failures(cfg, model, begins).items():
-        if kernel in (PAGES, ROTATION):
+        if kernel in (PAGES, ROTATION, STATES):
             _say(tell, kernel, reason, 'rollout.attention = "loop"')
             cfg = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"attention": "loop"})})
         else:

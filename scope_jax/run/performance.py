@@ -26,6 +26,7 @@ from scope_jax.learner.splitting import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
+from scope_jax.models.decoder.transformer import Remat
 from scope_jax.run import host_memory
 from scope_jax.run.device_memory import memory_of
 from scope_jax.run.meshes import divided_devices
@@ -41,6 +42,7 @@ NAMES = (
     "perf/generated_tokens_per_second",
     "perf/trained_tokens_per_second",
     "perf/mfu",
+    "perf/hfu",
     "perf/device_memory_peak_gib",
     "perf/process_memory_peak_gib",
     "perf/programs_compiled",
@@ -206,10 +208,11 @@ class _Counts:
 
 
 class Meter:
-    """Measures the steps of a run by what counters have gained."""
+    """Measures the steps of a run by what counters have gained. remat: the learner's."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, remat: Remat) -> None:
         self._world = world
+        self._remat: Remat = remat
         self._devices = jax.local_devices()
         self._chip = chip_of(str(self._devices[0].device_kind))
         self._before = self._counted()
@@ -243,10 +246,11 @@ class Meter:
             found["perf/search_calls"] = now.search_calls - before.search_calls
             found["perf/search_queries"] = now.searches - before.searches
         if rows and self._chip is not None and self._chip.peak is not None:
-            peak = self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
-            found["perf/mfu"] = (
-                trained_flops(self._world.model, rows, self._world.cfg.model.adapter is not None) / learning / peak
-            )
+            most = learning * self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
+            model, frozen = self._world.model, self._world.cfg.model.adapter is not None
+            splash = self._devices[0].platform == "tpu"
+            found["perf/mfu"] = trained_flops(model, rows, frozen) / most
+            found["perf/hfu"] = computed_flops(model, rows, self._remat, frozen=frozen, splash=splash) / most
         stats = [device.memory_stats() for device in self._devices]
         peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
         if peaks:
@@ -281,15 +285,23 @@ def trained_flops(model: ModelConfig, rows: Sequence[tuple[int, int]], frozen: b
     return sum(flops.update_flops(model, 1, length, trained, frozen) for length, trained in rows)
 
 
+def computed_flops(model: ModelConfig, rows: Sequence[tuple[int, int]], remat: Remat, **how: bool) -> float:
+    """FLOPs that updates of the same rows execute: `trained_flops`, and what they compute again. how: of
+    `flops.executed_flops`."""
+    return sum(flops.executed_flops(model, length, trained, remat, **how).total for length, trained in rows)
+
+
 class Instruments:
     """The meter, the watchdog and the profiler of a training loop, which marks its steps and phases with them.
 
-    profile, first, last: as for `Traced`.
+    profile, first, last: as for `Traced`. remat: as for `Meter`.
     """
 
-    def __init__(self, world: World, run: Path, profile: int | None, *, first: int, last: int | None) -> None:
+    def __init__(
+        self, world: World, remat: Remat, run: Path, profile: int | None, *, first: int, last: int | None
+    ) -> None:
         self._traced = Traced(profile, run, first=first, last=last)
-        self._meter, self._phases = Meter(world), Phases()
+        self._meter, self._phases = Meter(world, remat), Phases()
         self._step = first - 1
         card, tool = world.cfg.train, world.lookup
 

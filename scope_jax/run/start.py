@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -110,7 +111,8 @@ def start(
             end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
             say(_beginning(cfg, run, position.done, resumed, bool(end)))
             last = position.done if end else world.game.total_steps(cfg)
-            instruments = Instruments(world, run, profile, first=position.done + 1, last=last)
+            remat: Any = trainer.learner.section.remat  # no longer "auto"
+            instruments = Instruments(world, remat, run, profile, first=position.done + 1, last=last)
             signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
             parts = (trainer, position, checkpoints, instruments, resumed, signs)
             if cfg.train.max_staleness:

@@ -27,9 +27,13 @@ from scope_jax.models.decoder.delta import (
     over_rows,
     since_of,
 )
-from scope_jax.models.decoder.transformer import declare
+from scope_jax.models.decoder.paged_gpu import Triton
+from scope_jax.models.decoder.pages import Loop, feed, init_pages, init_states
+from scope_jax.models.decoder.paging import Stateful, Where
+from scope_jax.models.decoder.transformer import declare, unstack_layers
 from scope_jax.models.files import weights
 from scope_jax.models.files.families import from_hf
+from scope_jax.sharding.collectives import LOCAL
 
 HEADS, KEY, VALUE = 2, 4, 6
 
@@ -182,6 +186,68 @@ def test_rows_in_order():
     _, decoded = jax.jit(one_each)(token, taps, jnp.asarray([26, 16]), jnp.asarray([1, 0]), after)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1:], y[1:]), decoded, after)
     assert float(jnp.abs(decoded.state_BHhe[0] - after.state_BHhe[0]).max()) > 0
+
+
+def test_the_kernel_for_a_token_gives_what_products_give():
+    """Rows at the beginning of a text, within one, and one that adds nothing, whose bits stay, as those of rows that do
+    not step; states of 16 by 32, two value heads to a key head."""
+    rng, rows, heads, key, value = np.random.default_rng(0), 5, 4, 16, 32
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    streams = Streams(
+        *(normal(rows, 1, 2, key), normal(rows, 1, 2, key), normal(rows, 1, heads, value)),
+        *(-jnp.exp(normal(rows, 1, heads)), 2 * jax.nn.sigmoid(normal(rows, 1, heads))),
+    )
+    taps = Taps(normal(2, key, 4), normal(2, key, 4), normal(heads, value, 4))
+    kept = KeptState(
+        normal(8, heads, key, value), normal(8, 2, 3, key), normal(8, 2, 3, key), normal(8, heads, 3, value)
+    )
+    starts, counts = jnp.asarray([0, 1, 2, 70, 9]), jnp.asarray([1, 1, 1, 1, 0])
+    out, after = jax.jit(one_each)(streams, taps, starts, counts, kept)
+    kernel = Triton(interpret=True).token_step(key, value)
+    assert kernel is not None
+    ours, own = jax.jit(partial(one_each, step=kernel))(streams, taps, starts, counts, kept)
+    np.testing.assert_allclose(ours[:4], out[:4], atol=1e-6)
+    np.testing.assert_allclose(own.state_BHhe, after.state_BHhe, atol=1e-6)
+    np.testing.assert_array_equal(own.state_BHhe[4:], kept.state_BHhe[4:])
+    jax.tree.map(np.testing.assert_array_equal, own[1:], after[1:])
+    assert float(jnp.abs(own.state_BHhe[3] - kept.state_BHhe[3]).max()) > 0.1
+
+
+@pytest.mark.slow
+def test_tokens_of_a_model_by_the_kernels_of_a_gpu():
+    """A prompt of 32 tokens and three more in two rows: hidden states and states as by products."""
+    cfg = from_hf(
+        TINY
+        | {"model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 16, "num_attention_heads": 4}
+        | {"linear_key_head_dim": 16, "linear_value_head_dim": 32}
+    )
+    rng, rows = np.random.default_rng(0), jnp.arange(2)
+    params = jax.tree.map(lambda param: jnp.asarray(0.3 * rng.normal(size=param.shape), jnp.float32), declare(cfg))
+    params, ids_RT = unstack_layers(cfg, params), jnp.asarray(rng.integers(0, cfg.vocab_size, (2, 35)))
+
+    def run(how):
+        step = jax.jit(partial(feed, cfg, how, shards=LOCAL))
+        cache = Stateful(init_pages(cfg, how, 3, jnp.float32), init_states(cfg, 4, jnp.float32))
+        table, outs = 1 + rows.reshape(2, 1, 1), []
+        for first, count in ((0, 32), (32, 1), (33, 1), (34, 1)):
+            bounds = RowBounds(rows, rows, rows) if count > 1 else None
+            where = Where(table, jnp.full(2, first), jnp.full(2, count), rows=bounds)
+            out, cache = step(params, cache, ids_RT[:, first : first + count], where)
+            outs.append(out)
+        return jnp.concatenate(outs, axis=1), [kept.state_BHhe for kept in cache.kept]
+
+    jax.tree.map(
+        lambda ours, plain: np.testing.assert_allclose(ours, plain, atol=1e-5), run(Triton(interpret=True)), run(Loop())
+    )
+
+
+def test_states_that_the_kernel_does_not_take():
+    assert Triton().token_step(128, 128) is not None
+    assert all(Triton().token_step(*sides) is None for sides in ((4, 6), (96, 128), (128, 512)))
+    assert Loop().token_step(128, 128) is None
 
 
 def test_key_heads_that_a_context_axis_does_not_divide():

@@ -297,6 +297,26 @@ def test_flops_in_theory():
     assert flops.expert_flops(model, 10, 11) == 0
 
 
+def test_flops_that_an_update_executes():
+    """Each forward product is one, each gradient another; logits and, with "full", layers are computed again. Attention
+    has 2 products forward and 5 backward, of splash 7, and 2 where the layer is computed again."""
+    model = from_hf(MODEL)
+    layers, head, attention = flops.weights_per_token(model), 30 * 256 * 512, flops.attention_flops(model, 100)
+    done = flops.executed_flops(model, 100, 30, "none")
+    assert (done.products, done.attention, done.experts) == (3 * 2 * layers * 100 + 4 * 2 * head, attention / 2 * 7, 0)
+    full = flops.executed_flops(model, 100, 30, "full", splash=True)
+    assert (full.products, full.attention) == (4 * 2 * layers * 100 + 4 * 2 * head, attention / 2 * (2 + 2 + 7))
+    qkv = 3 * 256 * (4 + 2 * 2) * 128
+    assert flops.executed_flops(model, 100, 30, "qkv").products == full.products - 2 * qkv * 100
+    assert flops.executed_flops(model, 100, 30, "dots").products == done.products
+    frozen = flops.executed_flops(model, 100, 30, "full", frozen=True)
+    assert frozen.products == 3 * 2 * layers * 100 + 3 * 2 * head
+    # beyond what is needed: logits once, and 1 of 7 products over the pairs
+    assert done.total == flops.update_flops(model, 1, 100, 30) + 2 * head + attention / 2
+    experts = from_hf(SHAPES["Qwen3-30B-A3B-Instruct-2507"])
+    assert flops.executed_flops(experts, 10, 10, "full").experts == flops.expert_flops(experts, 10, 9 + 2)
+
+
 def test_an_abstract_batch_has_the_shapes_of_a_packed_one():
     section = LearnerSection(buckets=(64,), micro_batch_rows=6, logprob_chunk=128)
     sampled_T = np.arange(64) >= 24

@@ -1,6 +1,7 @@
 """Draws against numpy: the distribution, its truncation by top-k and top-p, and the reported log-prob."""
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -170,7 +171,8 @@ def plain_floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> 
     ["broad", "peaked", "ties", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("flat", "one", "zeros"))],
 )
 def test_the_masses_kept_are_those_of_the_whole_bisection(kind):
-    """It ends as soon as they are known, in whichever way the slots truncate."""
+    """It ends as soon as they are known, in whichever way the slots truncate; on a GPU after as many passes as find the
+    floor itself."""
     slots, shape = 32, (50, 41)
     rng = np.random.default_rng(len(kind))
     z = rng.normal(size=(slots, *shape)) * {"broad": 3, "peaked": 9, "flat": 1e-4}.get(kind, 2)
@@ -182,13 +184,19 @@ def test_the_masses_kept_are_those_of_the_whole_bisection(kind):
     if kind == "zeros":
         mass[rng.random(mass.shape) < 0.99] = 0
         mass[:, 0, 0] = 1
-    floors = jax.jit(sampling._floor), jax.jit(plain_floor)
+
+    def by_quarters(*given: Any) -> jax.Array:
+        with mock.patch.object(sampling, "_highest", lambda *of, known: sampling._by_quarters(*of)):
+            return sampling._floor(*given)
+
+    floors = jax.jit(sampling._floor), jax.jit(plain_floor), jax.jit(by_quarters)
     for draws in range(20):
         top_k = rng.choice([0, 0, 1, 2, 20, 700, 2050, 10**6], size=slots).astype(np.int32)
         top_p = rng.choice([1, 1, 1e-6, 0.3, 0.9, 0.95, 0.999999], size=slots).astype(np.float32)
         top_k, top_p = (top_k * 0, top_p) if draws == 0 else (top_k, top_p * 0 + 1) if draws == 1 else (top_k, top_p)
-        ours, plain = (np.asarray(floor(mass, top_k, top_p))[:, None, None] for floor in floors)
+        ours, plain, gpus = (np.asarray(floor(mass, top_k, top_p))[:, None, None] for floor in floors)
         assert np.array_equal((mass >= ours) & (mass > 0), (mass >= plain) & (mass > 0))
+        assert np.array_equal((mass >= gpus) & (mass > 0), (mass >= plain) & (mass > 0))
 
 
 @pytest.mark.slow

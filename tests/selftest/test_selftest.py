@@ -25,6 +25,26 @@ class Wrong(Loop):
         return 0.95 * super()._attention(*arguments)
 
 
+class Forgetful(Loop):
+    """States of which a twentieth is lost."""
+
+    def token_step(self, key_dim, value_dim):
+        kernel = Triton(interpret=True).token_step(key_dim, value_dim)
+        assert kernel is not None
+
+        def step(*arguments):
+            out, state = kernel(*arguments)
+            return out, 0.95 * state
+
+        return step
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_decoding_rows(dtype):
+    assert kernels.token_states(Triton(interpret=True), dtype) <= ROUNDING[dtype]
+    assert kernels.token_states(Forgetful(), dtype) > ROUNDING[dtype]
+
+
 CASES = [(1, None, False), (1, 100, False), (32, None, False), (32, 100, False), (32, None, True)]
 QUICK = [(*CASES[0], "float32"), (*CASES[1], "bfloat16"), (*CASES[3], "float32"), (*CASES[4], "bfloat16")]
 OTHERS = [(*case, dtype) for case in CASES for dtype in ("float32", "bfloat16") if (*case, dtype) not in QUICK]
@@ -128,9 +148,9 @@ def test_the_command(monkeypatch):
     found = run(app, ["selftest", "--only", "products of experts", "--only", "decoding", "--json"])
     assert found.exit_code == 0
     report = json.loads(found.stdout)
-    assert [check["status"] for check in report["checks"]] == ["skipped"] * 3 + ["ok"]
+    assert [check["status"] for check in report["checks"]] == ["skipped"] * 4 + ["ok"]
     assert report["failed"] == 0 and "cpu" in report["devices"]
-    assert "1 of 1 checks passed, 3 have nothing to compare here." in found.stderr
+    assert "1 of 1 checks passed, 4 have nothing to compare here." in found.stderr
 
     monkeypatch.setattr(kernels, "grouped_products", lambda dtype: 0.5)
     found = run(app, ["selftest", "--only", "products of experts"])

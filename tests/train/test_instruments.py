@@ -15,7 +15,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.run import performance
-from scope_jax.run.performance import Phases, Traced, trained_flops
+from scope_jax.run.performance import Phases, Traced, computed_flops, trained_flops
 from scope_jax.run.programs import programs
 from scope_jax.sharding.chips import CHIPS, chip_of
 from tests.learner.conftest import TINY
@@ -102,6 +102,8 @@ def test_flops_of_rows_are_those_of_each_row() -> None:
     assert trained_flops(model, []) == 0
     expected = flops.update_flops(model, 1, 10, 4) + flops.update_flops(model, 1, 7, 7)
     assert trained_flops(model, [(10, 4), (7, 7)]) == expected
+    executed = flops.executed_flops(model, 10, 4, "full").total + flops.executed_flops(model, 7, 7, "full").total
+    assert computed_flops(model, [(10, 4), (7, 7)], "full") == executed > expected
 
 
 def test_compiled_programs_are_counted() -> None:
