@@ -191,6 +191,18 @@ def test_remat_computes_again_what_it_does_not_keep(tiny, params):
     assert flops("full", 256) - flops("attention", 256) == tiny.num_layers * 2 * 2 * pairs * heads
 
 
+@pytest.mark.parametrize("remat", ["full", "attention", "dots", "none"])
+def test_the_scan_over_layers_keeps_no_copy_of_the_weights(tiny, params, remat):
+    """What its forward pass gives to the backward pass has none of the stacked weights' shapes."""
+    rows = [jnp.asarray(rows) for rows in ([[3] * 7], [list(range(7))], [[7] * 7])]
+    how = {"shards": LOCAL, "remat": remat, "compute_dtype": jnp.float32}
+    program = jax.make_jaxpr(jax.grad(lambda params: transformer.hidden(tiny, params, *rows, **how).sum()))(params)
+    forward, backward = (one for one in program.jaxpr.eqns if one.primitive.name == "scan")
+    weights = {leaf.shape for leaf in jax.tree.leaves(params["layers"])}
+    assert not weights & {out.aval.shape for out in forward.outvars}
+    assert weights <= {out.aval.shape for out in backward.outvars}  # their gradients
+
+
 def test_bfloat16_compute_stays_near_float32(tiny, params):
     row = ([[3, 4, 5, 6, 7]], [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]])
     half = run(tiny, params, *row, dtype=jnp.bfloat16)
