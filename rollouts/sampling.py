@@ -246,7 +246,7 @@ def _highest(measure: Measure, wanted_S: jax.Array, low_S: jax.Array, at_S: jax.
     return lax.platform_dependent(
         *(wanted_S, low_S, at_S),
         cuda=lambda *given: _by_quarters(measure, *given),
-        default=lambda *given: _by_halves(measure, *given, known),
+        default=lambda *given: _by_halves(measure, *given, known=known),
     )
 
 
