@@ -24,6 +24,7 @@ EPSILON = 2.0**-24  # relative error of a float32 sum of two numbers, at most
 
 Measure = Callable[[jax.Array], jax.Array]
 Known = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Part = Callable[[], jax.Array]
 
 
 class Sampling(NamedTuple):
@@ -100,10 +101,10 @@ def sample(
     log_total_S = jnp.log(jnp.sum(sums_Sc, axis=1))
 
     other_S = ~how.tempered_S & (temperature_S != 1)
-    top_k_S, top_p_S = jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S)
+    filters = jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S)
 
     def again() -> jax.Array:
-        """The same inside a condition: a TPU would move them again."""
+        """The arranged logits inside a condition: a TPU would move them again."""
         return lax.platform_dependent(logits_Src, tpu=lambda x: x, default=lambda _: arranged())
 
     def first_best() -> jax.Array:
@@ -113,31 +114,40 @@ def sample(
     def log_plain_total() -> jax.Array:
         return jnp.log(total(jnp.exp(again() - top_S[:, None, None])))
 
-    zeros_S = jnp.zeros(slots, jnp.float32)
-
-    def by_settings() -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(floor, most likely token, log of the total at temperature 1), each where a slot needs it."""
+    def floor() -> jax.Array:
         kept_Src = lax.platform_dependent(mass_Src, cuda=lambda _: masses(arranged()), default=lambda x: x)
-        return (
-            _floor(kept_Src, top_k_S, top_p_S),
-            lax.cond(jnp.any(greedy_S), first_best, lambda: jnp.zeros(slots, ids_rc.dtype)),
-            lax.cond(jnp.any(other_S), log_plain_total, lambda: zeros_S),
-        )
+        return _floor(kept_Src, *filters)
 
-    # One condition for all: on a GPU each is a wait of the host for the device, in every token.
-    some = jnp.any(greedy_S | other_S | (top_k_S > 0) | (top_p_S < 1))
-    neither = zeros_S, jnp.zeros(slots, ids_rc.dtype), zeros_S
-    floor_S, best_S, log_plain_S = lax.cond(some, by_settings, lambda: neither)
+    needs = (filters[0] > 0) | (filters[1] < 1), greedy_S, other_S
+    floor_S, best_S, log_plain_S = _where_needed(needs, floor, first_best, log_plain_total)
     kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
-    u_S2 = uniforms(how.keys_S2, index_S)
-    column_S = _invert(jnp.sum(kept_Src, axis=1), u_S2[:, 0])
-    kept_Sr = lax.platform_dependent(kept_Src, column_S, tpu=_column_by_sum, default=_column)
-    drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
-    token_S = jnp.where(greedy_S, best_S, drawn_S)
+    token_S = jnp.where(greedy_S, best_S, _drawn(kept_Src, uniforms(how.keys_S2, index_S)))
     behind_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0] - top_S
     tempered_S = behind_S / temperature_S - log_total_S
     plain_S = behind_S - log_plain_S
     return token_S, jnp.where(other_S, plain_S, tempered_S)
+
+
+def _drawn(mass_Src: jax.Array, u_S2: jax.Array) -> jax.Array:
+    """A token of each slot by its two numbers: the column, then the row in it."""
+    column_S = _invert(jnp.sum(mass_Src, axis=1), u_S2[:, 0])
+    mass_Sr = lax.platform_dependent(mass_Src, column_S, tpu=_column_by_sum, default=_column)
+    return _invert(mass_Sr, u_S2[:, 1]) * mass_Src.shape[2] + column_S
+
+
+def _where_needed(
+    needs: tuple[jax.Array, ...], floor: Part, first_best: Part, log_plain_total: Part
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(floor, most likely token, log of the total at temperature 1) of the slots, zeros where no slot needs one. One
+    condition is for all three: on a GPU each is a wait of the host for the device, in every token."""
+    filtered_S, greedy_S, other_S = needs
+    zeros_S, nobody_S = jnp.zeros(len(greedy_S), jnp.float32), jnp.zeros(len(greedy_S), jnp.int32)
+
+    def each() -> tuple[jax.Array, jax.Array, jax.Array]:
+        best_S = lax.cond(jnp.any(greedy_S), first_best, lambda: nobody_S)
+        return floor(), best_S, lax.cond(jnp.any(other_S), log_plain_total, lambda: zeros_S)
+
+    return lax.cond(jnp.any(filtered_S | greedy_S | other_S), each, lambda: (zeros_S, nobody_S, zeros_S))
 
 
 def draw(
@@ -236,7 +246,7 @@ def _highest(measure: Measure, wanted_S: jax.Array, low_S: jax.Array, at_S: jax.
     return lax.platform_dependent(
         *(wanted_S, low_S, at_S),
         cuda=lambda *given: _by_quarters(measure, *given),
-        default=lambda *given: _by_halves(measure, *given, known),
+        default=lambda *given: _by_halves(measure, *given, known=known),
     )
 
 
