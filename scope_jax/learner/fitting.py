@@ -59,7 +59,9 @@ def fitted(section: LearnerSection, layout: Layout, room: Room | None) -> Learne
     where the room is not known ROWS rows and their inputs alone.
 
     Speed of `benchmarks/learner.py` (16 rows of 192 tokens, 4 layers of width 256, two quiet cores) relative to plain
-    torch: all 16 rows with "full" 0.84, 4 with "full" 0.91, 8 with "none" 1.06, 2 with "none" ("auto") 1.13.
+    torch: all 16 rows with "full" 0.84, 4 with "full" 0.91, 8 with "none" 1.06, 2 with "none" ("auto") 1.13. Processor
+    seconds of four rows of 512 tokens, 4 layers of SmolLM2-135M, which fit no cache: 4 rows with "full" 4.1, 2 with
+    "full" 3.5, 2 with "none" 3.4 (least of six, on a busy machine).
     """
     mesh, platform = layout.mesh.shape, layout.mesh.devices.flat[0].platform
     shards, rows = row_shards(layout.mesh), ROWS
