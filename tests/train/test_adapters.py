@@ -50,8 +50,8 @@ GAMES = {  # what makes a step of a game's card short; SCOPE's three steps are o
 class AdapterRecorder(Recorder):
     """Also records what is published of adapters."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, quantized: bool = False) -> None:
+        super().__init__(quantized)
         self.adapters: list[tuple[str, float]] = []
         self.cleared = 0
 
@@ -60,6 +60,17 @@ class AdapterRecorder(Recorder):
 
     def clear(self) -> None:
         self.cleared += 1
+
+
+def test_base_and_adapters_are_loaded_again_around_a_block_with_whole_weights() -> None:
+    recorder, base = AdapterRecorder(quantized=True), {"w": jax.numpy.full(3, -1.0)}
+    sampler = Sampler(recorder, adapters=True)
+    sampler.publish(states_of(base, challenger=1.0, solver=2.0))
+    sampler.use("solver")
+    with sampler.unquantized():
+        sampler.use("challenger")
+    sampler.use(BASE)
+    assert len(recorder.loaded) == 3 and recorder.adapters == 3 * [("challenger", 1.0), ("solver", 2.0)]
 
 
 def states_of(base: Any, **values: float) -> dict[str, TrainState]:

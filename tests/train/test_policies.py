@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,10 @@ def same(a: Any, b: Any) -> bool:
 class Recorder:
     """An engine that records the weights it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, quantized: bool = False) -> None:
         self.loaded: list[Any] = []
         self.used: list[Any] = []
+        self.quantized = quantized
 
     def load_params(self, params: Any) -> None:
         self.loaded.append(params)
@@ -74,11 +77,29 @@ class Recorder:
     def load_adapter(self, policy: str, factors: Any) -> None:
         raise AssertionError("these policies are whole weights")
 
+    @contextmanager
+    def unquantized(self) -> Iterator[bool]:
+        yield self.quantized
+
     def clear(self) -> None:
         raise AssertionError("the cache of whole weights is freed with them")
 
     def run(self, requests: Any) -> list[Completion]:
         return []
+
+
+@pytest.mark.parametrize(("quantized", "values"), [(False, [1.0]), (True, [1.0, 1.0, 1.0])])
+def test_whole_weights_are_loaded_for_a_block_where_the_engine_does_not_have_them(
+    quantized: bool, values: list[float]
+) -> None:
+    recorder = Recorder(quantized)
+    sampler = Sampler(recorder)
+    sampler.publish(states_of(1.0, 2.0))
+    sampler.use("challenger")
+    with sampler.unquantized():
+        sampler.use("challenger")
+    sampler.use("challenger")
+    assert [float(params["w"][0]) for params in recorder.loaded] == values
 
 
 def states_of(*values: float) -> dict[str, TrainState]:
