@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scope_jax.config import Config
 from scope_jax.data.rows import read
+from scope_jax.errors import UserError
 from scope_jax.games import load_card
 from scope_jax.grading.words import contains
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
@@ -25,6 +26,8 @@ def recall(cfg: Config, exam: Path) -> tuple[float, int]:
     """(the share of rows whose answer is found, rows)."""
     lookup = lookup_of(cfg, exam.parent, make_mesh(MeshConfig(1, 1, 1)), None, None)
     search = search_of(cfg, Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint), lookup)
+    if search is None:
+        raise UserError("the card has no [retrieval]; give one that searches.")
     rows = [row for _, row in read(str(exam))]
     results = search.results([row["question"] for row in rows])
     found = [
@@ -41,13 +44,11 @@ def main() -> None:
     parser.add_argument("exam", type=Path)
     parser.add_argument("--passages", type=int, nargs="+")
     given = parser.parse_args()
-    cfg = load_card(given.card)
-    assert cfg.retrieval is not None, "the card has no [retrieval]"
-    for count in given.passages or [cfg.retrieval.top_k]:
-        card = load_card(given.card, [f"retrieval.top_k={count}"])
-        share, rows = recall(card, given.exam)
+    for count in given.passages or [None]:
+        sets, which = ([], "the card's") if count is None else ([f"retrieval.top_k={count}"], str(count))
+        share, rows = recall(load_card(given.card, sets), given.exam)
         error = math.sqrt(share * (1 - share) / rows)
-        print(f"{count} passages: {100 * share:.1f} ± {100 * error:.1f} % of {rows} rows", flush=True)
+        print(f"{which} passages: {100 * share:.1f} ± {100 * error:.1f} % of {rows} rows", flush=True)
 
 
 if __name__ == "__main__":
