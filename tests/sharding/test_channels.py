@@ -176,23 +176,24 @@ def test_all_come_to_the_end_with_numbers_that_add_up(three: Processes) -> None:
 @pytest.mark.parametrize(
     ("come", "sentence"),
     [
-        ((0, 2), "process 1 has not come to the end of the step within 0.003 minutes"),
-        ((0, 1, 2), "all processes have come to the end of the step, but 0.003 minutes later not all rows"),
+        ((0, 2), "process 1 has not come to the end of the step within 0 minutes"),
+        ((0, 1, 2), "all processes have come to the end of the step, but 0 minutes later not all rows"),
     ],
 )
 def test_who_does_not_come_is_named(
     three: Processes, monkeypatch: pytest.MonkeyPatch, come: tuple[int, ...], sentence: str
 ) -> None:
-    monkeypatch.setattr(channels, "LATE", 0.18)
+    ready = threading.Barrier(len(come), lambda: monkeypatch.setattr(channels, "LATE", 0.0), timeout=LIMIT)
 
     def process(index: int) -> str:
         shared = Channels()
-        try:
-            while index in come and not shared.proceed(1, 5):
-                pass
-        except ConnectionError as error:
-            return str(error)
-        return "went on"
+        if index not in come:
+            return ""
+        assert not shared.proceed(1, 5)
+        ready.wait()  # all have said so, and no time is left
+        with pytest.raises(ConnectionError) as raised:
+            shared.proceed(1, 5)
+        return str(raised.value)
 
     said = three.all(process)
     assert all(said[index].startswith(sentence) for index in come)
