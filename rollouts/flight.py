@@ -58,9 +58,7 @@ class FlightRollouts(LocalRollouts):
         self._flight: DecodeLoop | None = None
         self._failure: BaseException | None = None
         self.up = False  # rows may be sampled
-        self.given: dict[
-            RowName, list[SampledTokens]
-        ] = {}  # what earlier processes have sampled, in rows not asked for here
+        self.given: dict[RowName, list[SampledTokens]] = {}  # of rows not asked for yet, by an earlier process
         self._rows: dict[int, list[ActiveEpisode]] = {}  # of plays, by their order
 
     def seat(self, order: int, name: tuple[Any, ...]) -> FlightSeat:
