@@ -20,12 +20,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import orbax.checkpoint as ocp
 
 from scope_jax.errors import UserError, disk_fault
+from scope_jax.models.decoder.transformer import Remat
 from scope_jax.models.files.seal import fault as fault  # asked of checkpoints, too
 from scope_jax.models.files.seal import unfit
 from scope_jax.play.game import Memory
@@ -45,7 +46,7 @@ class CheckpointError(UserError):
 @dataclass(frozen=True)
 class Saved:
     """One checkpoint: `states` by policy name, the memory, and meta = {"step", "seed", "fingerprint", "layout",
-    "base", "files"}; files: how far those of the run go."""
+    "base", "remat", "files"}; files: how far those of the run go."""
 
     step: int
     states: dict[str, Any]
@@ -194,11 +195,24 @@ def has_reference(state: Any) -> bool:
 def reference_of(checkpoint: Path) -> str | None:
     """The folder of the reference beside a checkpoint, None if it has none or holds it itself, as those of scope-jax
     0.1.0 do. Of a damaged checkpoint the answer means nothing."""
+    named = _noted(checkpoint, "reference")
+    return named if re.fullmatch(f"{REFERENCE}[0-9]{{1,12}}", named) else None
+
+
+def remat_of(folder: Path) -> str | None:
+    """What `learner.remat = "auto"` was in the run of these checkpoints; None if none says so, as those of before did
+    not."""
+    noted = (_noted(place, "remat") for place in reversed(checkpoints_in(folder)))
+    return next((name for name in noted if name in get_args(Remat)), None)
+
+
+def _noted(checkpoint: Path, name: str) -> str:
+    """A text of the checkpoint's meta; "" if there is none, or it cannot be read."""
     try:
-        found = json.loads((checkpoint / "meta" / "metadata").read_text(encoding="utf-8")).get("reference")
+        text = json.loads((checkpoint / "meta" / "metadata").read_text(encoding="utf-8")).get(name)
     except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) and re.fullmatch(f"{REFERENCE}[0-9]{{1,12}}", found) else None
+        return ""
+    return text if isinstance(text, str) else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- quiet

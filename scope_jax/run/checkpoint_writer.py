@@ -123,7 +123,7 @@ class Checkpoints:
 
     mirror: of a run on object storage; gets every checkpoint as soon as it is complete. base: checksum of the base of
     adapters, whose states are nothing without it; None for whole weights. extents: how far the run's files go, which
-    every checkpoint records.
+    every checkpoint records. remat: what the learner keeps for the backward pass, see `checkpoint.remat_of`.
     """
 
     def __init__(
@@ -133,13 +133,15 @@ class Checkpoints:
         mirror: Mirror | None = None,
         base: str | None = None,
         extents: Callable[[], Extents] = dict,
+        remat: str | None = None,
     ) -> None:
         self.folder = folder.absolute()
         self.at_resume: Extents = {}  # how far the files went at the checkpoint that was resumed from, if it says so
         self._extents = extents
         self._mirror = mirror
         self.keep = cfg.train.keep
-        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT, "base": base}
+        card = {"seed": cfg.seed, "fingerprint": fingerprint(cfg)}
+        self.meta = card | {"layout": LAYOUT, "base": base, "remat": remat}
         self._base = cfg.model.checkpoint
         self._moves = cfg.train.offload  # an update gets copies, on the accelerator
         self._saving: Path | None = None

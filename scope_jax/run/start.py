@@ -24,6 +24,7 @@ from scope_jax.run.checkpoint import (
     check_base,
     checkpoints_in,
     load,
+    remat_of,
     saved_memory,
     step_of,
 )
@@ -85,13 +86,15 @@ def start(
         if mirror is None and profile is None and (over := by_one(lambda: _over(cfg, run))) is not None:
             say(_beginning(cfg, run, over, resumed=True, over=True))
             return over, log, RunEnd(_watch(cfg, run), complete=True)
-        checkpoints = Checkpoints(
-            run / "checkpoints", card, mirror, base, extents=lambda: log.extents() | world.recording.extents()
-        )
+        cfg = _as_begun(cfg, run, schedule)
         before(cfg)
         say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
         trainer = assemble(cfg, run, part, say, services=services)
         world = trainer.world
+        remat: Any = trainer.learner.section.remat  # no longer "auto"
+        checkpoints = Checkpoints(
+            run / "checkpoints", card, mirror, base, lambda: log.extents() | world.recording.extents(), remat
+        )
         with or_closed(world):
             follow(world.status)
             schemas = {name: tool.schema for name, tool in world.toolbox.items()}
@@ -111,7 +114,6 @@ def start(
             end = RunEnd(_watch(cfg, run), world.finished(position.memory, position.done))
             say(_beginning(cfg, run, position.done, resumed, bool(end)))
             last = position.done if end else world.game.total_steps(cfg)
-            remat: Any = trainer.learner.section.remat  # no longer "auto"
             instruments = Instruments(world, remat, run, profile, first=position.done + 1, last=last)
             signs = Signs(by_one(lambda: Signs.after(read_records(run / METRICS)).state))
             parts = (trainer, position, checkpoints, instruments, resumed, signs)
@@ -119,6 +121,16 @@ def start(
                 rows = open_schedule(run, position.done, schedule)
                 return OverlappingSteps(*parts, schedule=rows, log=log), log, end
             return Steps(*parts), log, end
+
+
+def _as_begun(cfg: Config, run: Path, schedule: Path | None) -> Config:
+    """The card with what "auto" keeps for the backward pass as the run began with it, or the run whose schedule it
+    follows: on another machine it might be something else, and sums would be rounded otherwise."""
+    places = [place / "checkpoints" for place in (run, schedule) if place is not None]
+    remat = by_one(lambda: next((kept for place in places if (kept := remat_of(place)) is not None), None))
+    if cfg.learner.remat != "auto" or remat is None:
+        return cfg
+    return cfg.model_copy(update={"learner": cfg.learner.model_copy(update={"remat": remat})})
 
 
 def _over(cfg: Config, run: Path) -> int | None:

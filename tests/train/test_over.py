@@ -74,3 +74,27 @@ def test_all_others_are_loaded(run: Path, what: str) -> None:
             file.write(bytes(16) + b"\n")
     with Progress(Console(file=io.StringIO())) as progress, pytest.raises(LoadedError):
         train(cfg, run, progress, profile=1 if what == "a trace" else None)
+
+
+@pytest.mark.parametrize(
+    ("noted", "remat", "taken"), [("dots", "auto", "dots"), ("dots", "full", "full"), (None, "auto", "auto")]
+)
+def test_what_auto_keeps_for_the_backward_pass_is_that_of_the_run(
+    run: Path, noted: str | None, remat: str, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever memory this machine has: another value would round sums otherwise."""
+    cfg = card("train.steps=5", f'learner.remat="{remat}"')
+    cards: list[Config] = []
+
+    def assemble(cfg: Config, *given: Any, **options: Any) -> None:
+        cards.append(cfg)
+        raise LoadedError
+
+    monkeypatch.setattr(start, "assemble", assemble)
+    (run / "config.toml").unlink()
+    later = Checkpoints(run / "checkpoints", cfg, remat=noted)
+    later.save(DONE + 1, {"actor": {"weight": jnp.ones(3)}}, {"game": {"drawn": 9}, "baselines": {}})
+    later.wait()
+    with Progress(Console(file=io.StringIO())) as progress, pytest.raises(LoadedError):
+        train(cfg, run, progress)
+    assert [cfg.learner.remat for cfg in cards] == [taken]

@@ -19,7 +19,7 @@ from scope_jax.grading import judge_client
 from scope_jax.models.files.seal import fault, seal
 from scope_jax.play.step import Played, Step
 from scope_jax.report.progress import Progress
-from scope_jax.run import checkpoint_writer, stopping
+from scope_jax.run import checkpoint, checkpoint_writer, stopping
 from tests.train import runs
 
 SMALL = (
@@ -183,3 +183,4 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
     assert error or str(caught.value).endswith(" after step 2")
     for step in runs.saved(tmp_path / "run"):
         assert fault(tmp_path / "run" / "checkpoints" / f"{step}") is None
+    assert checkpoint.remat_of(tmp_path / "run" / "checkpoints") == "none"  # short rows of a small model on a CPU
