@@ -143,7 +143,7 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
         table = toml.tables(path)
     except ValueError as error:
         raise CardError(f"{path}: {error}.") from None
-    if path.name == "config.toml":
+    if toml.has_sum(path):
         _remove_former(table)
     parent = table.pop("extends", None)
     if parent is None:

@@ -16,6 +16,12 @@ def with_sum(text: str) -> str:
     return f"# CRC-32 of the lines below: {zlib.crc32(text.encode()):08x}\n{text}"
 
 
+def has_sum(path: Path) -> bool:
+    """Whether a file begins with a check sum: a run wrote it, and nobody has edited it."""
+    with path.open("rb") as file:
+        return _SUM.match(file.readline()) is not None
+
+
 def tables(path: Path) -> dict[str, Any]:
     """The contents of a TOML file, with or without a byte order mark, as some editors write it.
 

@@ -15,6 +15,7 @@ from scope_jax.run import engines
 from scope_jax.run.config_file import differing, to_toml
 from scope_jax.run.engines import engine_for
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.text.toml import with_sum
 from tests.rollouts.world import CFG
 from tests.shapes import like
 
@@ -56,8 +57,11 @@ def test_the_card_that_a_run_has_written_may_have_keys_of_before(tmp_path):
     assert "prefill_tokens" in text
     written = text.replace("[rollout]\n", '[rollout]\nprefill_buckets = [64]\nprefill_batch = 4\ncache = "dense"\n')
     assert written != text
-    (tmp_path / "config.toml").write_text(written)
+    (tmp_path / "config.toml").write_text(with_sum(written))
     assert differing(load_card(tmp_path / "config.toml"), load_card(card)) == []
+    (tmp_path / "config.toml").write_text(written)  # somebody's card of that name
+    with pytest.raises(CardError, match="is a key no more"):
+        load_card(tmp_path / "config.toml")
 
 
 def test_groups_attend_together_over_pages_that_they_share():
