@@ -32,20 +32,19 @@ def pointer(name: str, path: str) -> str:
 
 def holds_solutions(path: str) -> bool:
     """Whether the answer of a file's first row is one of GSM8K's solutions."""
-    return GSM8K in _converting(path, "questions")
+    return GSM8K in _converting(_first(path), "questions")
 
 
 def recipe_of(path: str, kind: Kind) -> str:
     """The data set whose recipe makes a row of this kind of a file's first one, and whose description names most of its
     columns; "" if there is none."""
-    converting = _converting(path, kind)
-    columns = _first(path).keys() if converting else ()
+    row = _first(path)
 
     def named(name: str) -> int:
         words = RECIPES[name].about.replace(",", " ").split()
-        return sum(column in words for column in columns)
+        return sum(column in words for column in row)
 
-    return max(converting, key=named, default="")
+    return max(_converting(row, kind), key=named, default="")
 
 
 def _first(path: str) -> Row:
@@ -55,9 +54,9 @@ def _first(path: str) -> Row:
     return {}
 
 
-def _converting(path: str, kind: Kind) -> list[str]:
-    """The recipes that make a row of this kind of a file's first one."""
-    row, names = _first(path), []
+def _converting(row: Row, kind: Kind) -> list[str]:
+    """The recipes that make a row of this kind of this one."""
+    names = []
     for name, recipe in RECIPES.items():
         if not row or recipe.baseline or recipe.kind not in READ_AS.get(kind, (kind,)) or recipe.kind not in SCHEMAS:
             continue

@@ -27,9 +27,18 @@ def state() -> Any:
 
 
 def client(address: str, index: int, init_timeout: int, heartbeat_timeout: int) -> Any:
-    """A client of the coordination service at host:port for process `index`, not yet connected; timeouts in seconds."""
+    """A client of the coordination service at host:port for process `index`, not yet connected; timeouts in seconds.
+
+    Its `connect` raises RuntimeError if not all are there in time: without a callback jaxlib ends the process with a
+    C++ stack trace instead.
+    """
     return _jax.get_distributed_runtime_client(
-        address, index, init_timeout=init_timeout, heartbeat_timeout=heartbeat_timeout, use_compression=True
+        address,
+        index,
+        init_timeout=init_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        missed_heartbeat_callback=lambda status: None,
+        use_compression=True,
     )
 
 

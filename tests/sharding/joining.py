@@ -1,7 +1,7 @@
 """A process of a run for test_strangers.py: joins, reads a JSON object of texts and puts them, unsigned, under its keys
 as a stranger would; reads a line, tells the others its number, and prints what all told.
 
-python joining.py, with the place and key in the environment
+python joining.py [SECONDS TO WAIT], with the place and key in the environment
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from scope_jax.run.processes import joined, together
 
 
 def main() -> None:
+    for seconds in sys.argv[1:]:
+        distributed.JOIN = int(seconds)
     with joined():
         print("joined", flush=True)
         for key, text in json.loads(sys.stdin.readline() or "{}").items():

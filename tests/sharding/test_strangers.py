@@ -62,9 +62,9 @@ def started(script: str, *words: str, folder: Path = ROOT, **variables: str) -> 
     )
 
 
-def joining(number: int, port: int, key: str, folder: Path) -> subprocess.Popen[str]:
+def joining(number: int, port: int, key: str, folder: Path, *words: str) -> subprocess.Popen[str]:
     place = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
-    return started("joining.py", folder=folder, **place, **{signing.KEY: key})
+    return started("joining.py", *words, folder=folder, **place, **{signing.KEY: key})
 
 
 def stranger(port: int, texts: dict[str, str], data: dict[str, str]) -> subprocess.Popen[str]:
@@ -178,3 +178,12 @@ def test_where_the_coordinator_listens(monkeypatch) -> None:
 def test_an_address_that_is_no_host_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="give host:port"):
         distributed.check(Place(address, 0, 2))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_whom_nobody_joins_says_so(processes, number: int, tmp_path: Path) -> None:
+    processes.append(joining(number, port := free_port(), KEY, tmp_path, "2"))
+    _, said = processes[0].communicate()
+    assert f"scope-jax: Process {number} of 2 did not find all others at localhost:{port} within 2 s; start" in said
+    assert "stack trace" not in said and "Traceback" not in said
+    assert processes[0].returncode == 2
