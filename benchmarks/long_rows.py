@@ -45,6 +45,7 @@ from jax.sharding import Mesh
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.games import GAMES, load_card
+from scope_jax.learner.batching import CHUNK
 from scope_jax.learner.learner import Learner
 from scope_jax.models.files.families import from_hf
 from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
@@ -121,7 +122,7 @@ def main() -> None:
         print(json.dumps({"benchmark": "long_rows", "card": given.card, "topology": given.topology, "gib": found}))
         return
     found = {}
-    for name, chunk in (("chunked", LearnerSection().logprob_chunk), ("whole", WHOLE)):
+    for name, chunk in (("chunked", CHUNK), ("whole", WHOLE)):
         found[name] = measured(given.model, given.topology, chunk)
         print(name, found[name], file=sys.stderr, flush=True)
     print(json.dumps({"benchmark": "long_rows", "model": given.model, "topology": given.topology, "gib": found}))

@@ -216,8 +216,9 @@ class LearnerSection(Section):
     also queries, keys and values, `dots` also the results of its dense products (not of experts), `none` everything;
     the rest is computed again. `auto`: the most that has room by the plan's arithmetic, on CPUs `none` if it fits the
     cache (docs/plans.md#what-auto-keeps)."""
-    logprob_chunk: Count = 128
-    """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB)."""
+    logprob_chunk: Count | Literal["auto"] = "auto"
+    """Logits in memory at a time, in tokens × vocabulary (128 tokens of Qwen3: 74 MiB); `auto`: 128, on GPUs 1024 if
+    they have room for it."""
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"
     """`auto` is `splash` on TPU, cuDNN's kernels on a GPU in bfloat16 or float16 and `dot_product` there in float32,
     `reference` elsewhere; `dot_product` is cuDNN's kernel with a mask where `auto` is cuDNN, else XLA's program

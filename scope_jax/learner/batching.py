@@ -40,6 +40,7 @@ ROWS = ("ids", "positions", "ends")  # the arrays with an axis of tokens; the ot
 PICKED = "picked"  # but for this one, which has further axes
 FEW_MICRO_BATCHES = 16  # their places cost memory only
 FEW_SEQUENCES = 256
+CHUNK = 128  # `learner.logprob_chunk` where it is left to us, but see `fitting`
 FEW_SLOTS = 4096  # up to here padding costs less than compiling another program
 Leaf = Any  # an array of the shape in its name; in other trees of this type a sharding, a PartitionSpec or a slice
 
@@ -201,6 +202,11 @@ def _deal(rows: Sequence[Node], bins: int, capacity: int) -> list[list[Node]]:
         if len(dealt[number]) < capacity:
             heapq.heappush(heap, (sampled + row.sampled, number))
     return dealt
+
+
+def chunk_of(section: LearnerSection) -> int:
+    """Tokens whose logits over the whole vocabulary are in memory at a time."""
+    return CHUNK if section.logprob_chunk == "auto" else section.logprob_chunk
 
 
 def slots_for(most: int, chunk: int) -> int:
@@ -378,7 +384,7 @@ def abstract(
         )
     places = np.argsort(token_order(width, context))[width - 1 - sampled : width - 1]
     most = int(np.bincount(places // (width // context)).max(initial=0))  # on one device of a context group
-    slots = context * slots_for(share * most, section.logprob_chunk)
+    slots = context * slots_for(share * most, chunk_of(section))
     padded = _power_of_four(max(micro_batches, FEW_MICRO_BATCHES))
     arrays = {
         name: jax.ShapeDtypeStruct((padded, row_shards * one.shape[1], *one.shape[2:]), one.dtype)
@@ -443,7 +449,7 @@ def pack(
     shared_tokens = sum(len(piece.datum.ids_T) for piece in pieces) - row_tokens
     real, share = micro_batches(section, row_shards, len(rows), -(-width // buckets[0]))
     dealt = _deal(rows, real * row_shards, share)
-    slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
+    slots = slots_for(max(sum(row.sampled for row in rows) for rows in dealt), chunk_of(section))
     padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
     taught = card is not None and card.teacher != "none"
     stale = any(piece.stale is not None for piece in pieces)
@@ -451,7 +457,7 @@ def pack(
     for place, dealt_rows in enumerate(dealt):
         _write_bin(arrays, place, dealt_rows)
     if context > 1:
-        arrays = _over_context(arrays, context, section.logprob_chunk)
+        arrays = _over_context(arrays, context, chunk_of(section))
 
     def laid_out(name: str) -> np.ndarray:
         """[bins, rows or slots, …] as [M, row_shards · …], ordered by micro-batch, then by shard."""

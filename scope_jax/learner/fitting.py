@@ -1,5 +1,5 @@
-"""What `learner.micro_batch_rows` and `learner.remat` are where they are left to us ("auto"), and the memory of an
-optimiser step by arithmetic."""
+"""What `learner.micro_batch_rows`, `remat` and `logprob_chunk` are where they are left to us ("auto"), and the memory
+of an optimiser step by arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from scope_jax.config import LearnerSection
-from scope_jax.learner.batching import rows_per_shard
+from scope_jax.learner.batching import CHUNK, chunk_of, rows_per_shard
 from scope_jax.learner.layout import Layout
 from scope_jax.models.decoder import stacks
 from scope_jax.models.decoder.config import Attention, Dense, Layer, ModelConfig
@@ -25,6 +25,8 @@ CPU_ROWS = 2  # of a micro-batch on each shard, where a row fits no cache
 CACHE = 32 * 2**20
 # `learner.remat`, the fastest first. Everything kept costs an accelerator more traffic than it saves work.
 FASTEST = {"cpu": ("none", "dots", "attention"), "gpu": ("dots", "attention"), "tpu": ("dots", "attention")}
+# Where there is room: fewer and larger blocks of the vocabulary move fewer bytes (docs/reliability.md).
+LARGE_CHUNK = {"gpu": 1024}  # `logprob_chunk`
 ROUGH = 1.3  # times what `temporaries` says a step may need
 # Of the intermediate values of a layer, see `temporaries`; compiled with Qwen3-0.6B's layers, with Atlas'.
 UNROLLED, KEPT = 1.6, 3.0
@@ -55,8 +57,9 @@ def fitted(section: LearnerSection, layout: Layout, room: Room | None) -> Learne
 
     On CPUs memory bandwidth is scarce: if what the backward pass needs of all layers fits the cache for one of the
     longest rows, nothing is computed again, and a micro-batch has as many rows as fit. Otherwise it has CPU_ROWS on
-    each shard there, elsewhere ROWS rows, and of the layers as much is kept as has room, of what is worth it (FASTEST);
-    where the room is not known ROWS rows and their inputs alone.
+    each shard there, elsewhere ROWS rows, and of the layers as much is kept as has room, of what is worth it (FASTEST),
+    before blocks of the vocabulary become larger (LARGE_CHUNK); where the room is not known ROWS rows and their inputs
+    alone.
 
     Speed of `benchmarks/learner.py` (16 rows of 192 tokens, 4 layers of width 256, two quiet cores) relative to plain
     torch: all 16 rows with "full" 0.84, 4 with "full" 0.91, 8 with "none" 1.06, 2 with "none" ("auto") 1.13. Processor
@@ -71,18 +74,23 @@ def fitted(section: LearnerSection, layout: Layout, room: Room | None) -> Learne
         if row <= CACHE:
             return _with(section, shards * min(CACHE // row, MOST_ROWS), "none")
         rows = shards * CPU_ROWS if room is not None else ROWS
+    least = _with(section, rows, "full")
     if room is None or section.micro_batch_rows == 0:  # all rows, whose number is known only when it runs
-        return _with(section, rows, "full")
-    for remat in FASTEST.get(platform, ()):
-        choice = _with(section, rows, remat)
-        if ROUGH * sum(temporaries(layout, choice, max(section.buckets)).values()) <= room.left(layout):
-            return choice
-    return _with(section, rows, "full")
+        return least
+    wanted = [_with(section, rows, remat) for remat in FASTEST.get(platform, ())]
+    found = next((choice for choice in wanted if _fits(layout, choice, room)), least)
+    larger = _with(section, rows, found.remat, LARGE_CHUNK.get(platform, CHUNK))
+    return larger if _fits(layout, larger, room) else found
 
 
-def _with(section: LearnerSection, rows: int, remat: str) -> LearnerSection:
+def _fits(layout: Layout, section: LearnerSection, room: Room) -> bool:
+    needed = sum(temporaries(layout, section, max(section.buckets)).values())
+    return ROUGH * needed <= room.left(layout)
+
+
+def _with(section: LearnerSection, rows: int, remat: str, chunk: int = CHUNK) -> LearnerSection:
     """The section with these where it says "auto"."""
-    chosen = {"micro_batch_rows": rows, "remat": remat}
+    chosen = {"micro_batch_rows": rows, "remat": remat, "logprob_chunk": chunk}
     return section.model_copy(update={name: value for name, value in chosen.items() if vars(section)[name] == "auto"})
 
 
@@ -128,7 +136,7 @@ def temporaries(layout: Layout, section: LearnerSection, bucket: int) -> dict[st
         "gradients": 2.0 * device_bytes(shapes) * 4 / layout.param_dtype.itemsize,
         "activations": model.num_layers * tokens * model.width * size + vectors + kept,
         "gathered weights": 0.0 if there else 2 * gathered * size + 2 * table * size,
-        "logits": (2.0 if cpu else 3.0) * min(section.logprob_chunk, tokens) * model.table_rows / tensor * 4,
+        "logits": (2.0 if cpu else 3.0) * min(chunk_of(section), tokens) * model.table_rows / tensor * 4,
     }
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.errors import UserError
 from scope_jax.learner import losses
-from scope_jax.learner.batching import STALEST, Batch
+from scope_jax.learner.batching import STALEST, Batch, chunk_of
 from scope_jax.learner.fitting import Room, fitted
 from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
@@ -128,7 +128,7 @@ class LearnerPrograms:
             table_VD,
             micro.targets_MN,
             micro.temperature_MN,
-            self.section.logprob_chunk,
+            chunk_of(self.section),
             self.shards,
             self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
             self.model.final_softcap,

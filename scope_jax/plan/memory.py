@@ -28,6 +28,7 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import LossCard
+from scope_jax.learner.batching import chunk_of
 from scope_jax.learner.fitting import largest, layer_bytes, numbers, temporaries
 from scope_jax.learner.learner import Learner, scored
 from scope_jax.learner.types import Update
@@ -302,7 +303,7 @@ def arithmetic_peak(
         parts |= needed
     if phase == "rate":
         teacher = max(teachers, key=lambda teacher: device_bytes(teacher.program.resident))
-        parts, name = parts | rating_temporaries(teacher, learner.section.logprob_chunk), teacher.program.name
+        parts, name = parts | rating_temporaries(teacher, chunk_of(learner.section)), teacher.program.name
     if phase == "generate":
         rows, tensor = row_shards(searching), searching.shape["tensor"]
         parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor

@@ -129,7 +129,7 @@ class Scoring:
         for place, row in enumerate(rows):
             if count := int(np.count_nonzero(row.sampled_T)):
                 bucket = min(bucket for bucket in section.buckets if bucket >= len(row.ids_T))
-                alike.setdefault((bucket, batching.slots_for(count, section.logprob_chunk)), []).append(place)
+                alike.setdefault((bucket, batching.slots_for(count, batching.chunk_of(section))), []).append(place)
         found = [np.zeros(0, np.float32) for _ in rows]
         for (bucket, _), places in alike.items():
             single = _row_by_row(section, bucket, shards)

@@ -54,7 +54,7 @@ def test_rows_fit_the_cache_of_a_cpu(where, buckets, rows, remat):
 
 
 def test_what_a_card_says_stays():
-    section = LearnerSection(buckets=(192,), micro_batch_rows=3, remat="qkv")
+    section = LearnerSection(buckets=(192,), micro_batch_rows=3, remat="qkv", logprob_chunk=64)
     plenty = Room(1e12, 1, True)
     assert fitted(section, layout("cpu"), plenty) == section == fitted(section, layout("gpu"), plenty)
     half = fitted(LearnerSection(buckets=(192,), remat="full"), layout("cpu"), None)
@@ -86,6 +86,20 @@ def test_as_much_is_kept_as_has_room(platform, steps):
         enough, less = (fitted(section, here, Room(size + others + more, 2, True, 1000.0)) for more in (1, -1))
         assert (enough.micro_batch_rows, enough.remat) == choice
         assert (less.micro_batch_rows, less.remat) == following
+
+
+def test_blocks_of_the_vocabulary_are_large_on_a_gpu_with_room():
+    """Behind what is kept of the layers; with a byte less they stay small."""
+    section = LearnerSection(buckets=(4096,))
+    held = Room(0.0, 1, True).left(layout("gpu"))
+    large = section.model_copy(update={"micro_batch_rows": 8, "remat": "dots", "logprob_chunk": 1024})
+    size = ROUGH * sum(temporaries(layout("gpu"), large, 4096).values()) - held
+    chunks = [fitted(section, layout("gpu"), Room(size + more, 1, True)).logprob_chunk for more in (1, -1)]
+    assert chunks == [1024, 128]
+    assert fitted(section, layout("gpu"), None).logprob_chunk == 128  # its memory is not known
+    plenty = Room(1e12, 1, True)
+    assert fitted(section, layout("tpu"), plenty).logprob_chunk == 128
+    assert fitted(section, layout("cpu"), plenty).logprob_chunk == 128
 
 
 def test_what_is_kept_by_hand():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.config import LearnerSection
+from scope_jax.learner.batching import CHUNK
 from scope_jax.learner.logprobs import LANES, token_logprobs, token_logprobs_and_entropy, vocabulary_block
 from scope_jax.sharding.collectives import LOCAL
 
@@ -182,7 +182,7 @@ def full(hidden_ND, table_VD, targets_N):
 
 
 def chunked(hidden_ND, table_VD, targets_N):
-    return token_logprobs(hidden_ND, table_VD, targets_N, jnp.float32(1), LearnerSection().logprob_chunk, LOCAL)
+    return token_logprobs(hidden_ND, table_VD, targets_N, jnp.float32(1), CHUNK, LOCAL)
 
 
 def value_and_gradient(log_probs):
@@ -239,7 +239,7 @@ def test_values_and_gradients_at_qwens_vocabulary(spread):
     of 3, where gradients reach 10: full logits themselves are then 1.8e-5 from float64.
     """
     positions, width, vocab = 256, 8, 151936
-    assert vocab % vocabulary_block(vocab, positions, width, LearnerSection().logprob_chunk)
+    assert vocab % vocabulary_block(vocab, positions, width, CHUNK)
     rng = np.random.default_rng(0)
     hidden_ND, table_VD = (rng.normal(size=size).astype(np.float32) for size in ((positions, width), (vocab, width)))
     table_VD *= np.float32(spread / np.sqrt(width))
