@@ -29,7 +29,7 @@ from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.delta import RowBounds
 from scope_jax.models.decoder.pages import Loop
-from scope_jax.models.decoder.paging import Implementation, Where, picks_group, tables_in_smem
+from scope_jax.models.decoder.paging import Implementation, Where, page_shapes, picks_group, tables_in_smem
 from scope_jax.models.decoder.transformer import Params
 from scope_jax.rollouts.budget import PageBudget, PageNeeds, page_bytes, state_bytes
 from scope_jax.rollouts.paged_state import Chunk, PagedState, Unfinished
@@ -119,7 +119,9 @@ class Engine:
             self.columns if window is None else min(self.columns, self.paging.touched(window + CHUNK - 1))
             for window in self.windows
         )
-        if most is not None and (needed := tables_in_smem(rows, columns)) > most:
+        kv_heads = max(kv_heads for kv_heads, _ in page_shapes(self.model))
+        each = max(1, kv_heads // self.mesh.shape["tensor"]) if self.how.by_head else 1
+        if most is not None and (needed := tables_in_smem(rows * each, columns)) > most:
             raise UserError(
                 f"rollout.{setting} = {getattr(self.config, setting)} is too much for episodes of "
                 f"{self.config.max_length} tokens: the page tables of {rows} rows take {needed / 2**20:.2f} MiB of the "

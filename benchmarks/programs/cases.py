@@ -61,7 +61,7 @@ CASES = (
     Case("Qwen3-0.6B", "update", "1xH100"),
     Case("Qwen3-8B", "update", "8xH100"),
     *(Case("Qwen3-0.6B", "decode", on) for on in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")),
-    Case("gpt-oss-20b", "decode", "v6e:2x2"),
+    *(Case(model, "decode", "v6e:2x2") for model in ("Qwen3.5-9B", "gpt-oss-20b")),
     Case("Qwen3-0.6B", "prefill", "v6e:2x2"),
     Case("Qwen3-0.6B", "update", "v6e:2x2"),
 )

@@ -19,11 +19,12 @@ from scope_jax.models.decoder.check import ROUNDING, Check, apart
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig
 from scope_jax.models.decoder.delta import KeptState, Streams, Taps, one_each
 from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.pages import Loop, Ragged
+from scope_jax.models.decoder.pages import Loop, Ragged, RaggedByHead
 from scope_jax.models.decoder.paging import PAGE, SHARED, Implementation, Where
 from scope_jax.models.kernels import attention
 from scope_jax.models.kernels.packed import Packing
 from scope_jax.models.kernels.rope import Rope
+from scope_jax.sharding.chips import LANES
 
 HEADS = Attention(8, 2, 128, Rope(1e6), qk_norm="head")
 DENSE = ModelConfig("qwen3", 512, 256, (Layer(HEADS, Dense(512)),) * 2, 1e-6, False, 1024)
@@ -64,8 +65,8 @@ def heads_of(model: ModelConfig) -> tuple[Heads, ...]:
 def attention_over_pages(platform: str, head_dim: int, sinks: bool = False) -> Implementation:
     """The kernel of a platform where it takes heads of this size, and sinks if the model has some, else the loop over
     pages, which runs on any and takes all."""
-    if platform == "tpu" and head_dim % 128 == 0 and not sinks:
-        return Ragged()
+    if platform == "tpu" and head_dim % LANES == 0 and not sinks:
+        return Ragged() if head_dim == LANES else RaggedByHead()
     if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
         from scope_jax.models.decoder.paged_gpu import Triton  # Pallas takes a second to import
 

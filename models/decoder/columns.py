@@ -58,6 +58,7 @@ class Columns:
     cascade = False
     heads = staticmethod(plain_heads)
     table_bytes: int | None = None
+    by_head = False
     token_step = staticmethod(no_token_step)
 
     def __init__(self, longest: int) -> None:

@@ -2,7 +2,7 @@
 implementations of the attention.
 
 Implementations differ in layout and rounding only: `Loop`, XLA operations on any platform, `columns.Columns`, the same
-over a long page for each slot, `Ragged`, JAX's Pallas kernel for TPU, and `paged_gpu.Triton`. In all, the values of a
+over a long page for each slot, `Ragged` and `RaggedByHead`, JAX's Pallas kernel for TPU, and `paged_gpu.Triton`. In all, the values of a
 row depend on its own tokens alone, whatever the other rows hold, whichever pages it has, and however long the others
 are.
 """
@@ -74,6 +74,7 @@ class Loop:
     cascade = True
     heads = staticmethod(plain_heads)
     table_bytes: int | None = None
+    by_head = False
     token_step = staticmethod(no_token_step)
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
@@ -142,6 +143,7 @@ class Ragged:
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
     table_bytes: int | None = SMEM - 2**12  # the rest is for scalars of the kernel
+    by_head = False
     token_step = staticmethod(no_token_step)
 
     @staticmethod
@@ -198,6 +200,37 @@ class Ragged:
             num_queries_per_block=min(KERNEL_QUERIES, rows * queries),
         )
         return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
+
+
+class RaggedByHead(Ragged):
+    """The same for wider heads, which the kernel only takes one at a time: [P, K, PAGE, 2, h], and each kv head of a row
+    is a row of the kernel, with pages of its own."""
+
+    heads_axis = 1
+    by_head = True
+
+    def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Array:
+        return jnp.zeros((pages, kv_heads, PAGE, 2, head_dim), dtype)
+
+    def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
+        both_NK2h = jnp.stack([k_NKh, v_NKh], axis=2).astype(layer.dtype)
+        return layer.at[page_N, :, column_N].set(both_NK2h, mode="drop", unique_indices=True)
+
+    def attend(
+        self, layer: Array, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
+    ) -> Array:
+        rows, queries, _, head_dim = q_RQHh.shape
+        heads = layer.shape[1]
+        q_RQKgh = q_RQHh.reshape(rows, queries, heads, -1, head_dim)
+        q_rQgh = q_RQKgh.swapaxes(1, 2).reshape(rows * heads, queries, -1, head_dim)
+        table_RKb = where.table[:, None] * heads + jnp.arange(heads)[:, None]
+        each = where._replace(
+            table=table_RKb.reshape(rows * heads, -1),
+            starts_R=jnp.repeat(where.starts_R, heads),
+            counts_R=jnp.repeat(where.counts_R, heads),
+        )
+        out_rQgh = super().attend(layer.reshape(-1, *layer.shape[2:]), q_rQgh, each, window, sinks_H)
+        return out_rQgh.reshape(rows, heads, queries, -1, head_dim).swapaxes(1, 2).reshape(q_RQHh.shape)
 
 
 # --------------------------------------------------------------------------------------------------------------- model

@@ -181,6 +181,7 @@ class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. paging: what a page holds. heads_axis: the arrays' dimension
     of the kv heads. cascade: whether it can use `Where.tiles`. heads: norm and rotation of queries and keys.
     table_bytes: the most that page tables and row lengths may take (see `tables_in_smem`), None without a limit.
+    by_head: whether they have a row for each kv head of a row.
     token_step(key_dim, value_dim): the kernel for a token of layers with states of this size (`delta.one_each`), None
     if there is none."""
 
@@ -189,6 +190,7 @@ class Implementation(Protocol):
     cascade: bool
     heads: Heads
     table_bytes: int | None
+    by_head: bool
 
     def token_step(self, key_dim: int, value_dim: int) -> TokenStep | None: ...
 

@@ -13,7 +13,7 @@ import pytest
 
 from scope_jax.models.decoder import transformer
 from scope_jax.models.decoder.paged_gpu import Triton
-from scope_jax.models.decoder.pages import Loop, Ragged, feed, init_pages
+from scope_jax.models.decoder.pages import Loop, Ragged, RaggedByHead, feed, init_pages
 from scope_jax.models.decoder.paging import PAGE, SHARED, Where, layer_groups
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.loop import DecodeLoop
@@ -168,7 +168,7 @@ def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
     k, v = (jnp.asarray(np.concatenate(rows), jnp.float32) for rows in (k_rows, v_rows))
     page = np.concatenate([table[row][np.arange(count) // PAGE] for row, count in enumerate(counts)])
     column = np.concatenate([np.arange(count) % PAGE for count in counts])
-    for how in (Loop(), Ragged(), Triton(interpret=True)):
+    for how in (Loop(), Ragged(), RaggedByHead(), Triton(interpret=True)):
         pages: Any = jax.tree.map(lambda x: x + 1e6, how.empty(17, kv_heads, head_dim, jnp.float32))
         pages = how.write(pages, k, v, jnp.asarray(page), jnp.asarray(column))
         attend = how.attend if isinstance(how, Ragged) else jax.jit(how.attend, static_argnums=3)  # a loop over rows
@@ -430,6 +430,15 @@ def test_page_tables_beyond_the_scalar_memory_of_a_tpu_are_refused(changes, sett
             engine(Ragged())
     near = like(long, layer_windows=(4096,) * CFG.num_layers)
     engine(Ragged(), near)  # the kernel gets the columns of the window alone
+
+
+def test_page_tables_for_each_head_take_more_scalar_memory():
+    long = dataclasses.replace(CFG, max_positions=2**17)
+    config = dataclasses.replace(ENGINE, slots=64, max_length=2**17)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    Engine(long, config, mesh, Ragged())
+    with pytest.raises(ValueError, match=r"rollout\.slots = 64 .* 1\.00 MiB"):
+        Engine(long, config, mesh, RaggedByHead())  # two kv heads
 
 
 @pytest.mark.slow
