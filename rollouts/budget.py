@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.kinds import kept_bytes
+from scope_jax.models.decoder.kinds import kept_bytes, vector_bytes
 from scope_jax.models.decoder.paging import SHARED, Paging, arrays, layer_groups, page_shapes, picks_bytes
 from scope_jax.rollouts.pages import CHUNK, Counts, snapshots_for
 from scope_jax.rollouts.slots import EngineConfig
@@ -40,10 +40,13 @@ def page_bytes(
     model: ModelConfig, dtype: Any, tensor: int, picks: bool = False, paging: Paging = SHARED
 ) -> tuple[int, ...]:
     """Bytes of one page of each shape on each of the `tensor` devices that share its heads, all layers of a group
-    together. picks: with the picked experts, which each device has whole."""
-    of_shape, size = arrays(model, paging), 2 * paging.length * jnp.dtype(dtype).itemsize
-    shapes = enumerate(page_shapes(model))
-    found = [size * of_shape.count(shape) * max(1, heads // tensor) * dim for shape, (heads, dim) in shapes]
+    together. dtype: int8 has a scale in float32 for each token and head. picks: with the picked experts, which each
+    device has whole."""
+    of_shape = arrays(model, paging)
+    found = [
+        2 * paging.length * of_shape.count(shape) * max(1, heads // tensor) * vector_bytes(dtype, dim)
+        for shape, (heads, dim) in enumerate(page_shapes(model))
+    ]
     if picks:
         found[arrays(model, paging, picks)[-1]] += paging.length * picks_bytes(model)
     return tuple(found)
@@ -56,7 +59,7 @@ def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: fl
     But shapes of which every group has a window get all that the slots need, up to half of the rest: it grows with the
     episodes, which may be shorter than max_length, up to the window alone.
     """
-    sizes = np.asarray(page_bytes(model, config.compute_dtype, mesh.shape["tensor"], config.picks))
+    sizes = np.asarray(page_bytes(model, config.cache_dtype, mesh.shape["tensor"], config.picks))
     if len(sizes) == 1:
         return (int(limit) // int(sizes[0]),)
     needs = PageNeeds(model, config, row_shards(mesh))
@@ -74,7 +77,7 @@ def pages_within(model: ModelConfig, config: EngineConfig, mesh: Mesh, limit: fl
 
 def least_bytes(model: ModelConfig, config: EngineConfig, tensor: int) -> int:
     """Bytes of the pages that one episode of max_length needs, on each of `tensor` devices."""
-    sizes = page_bytes(model, config.compute_dtype, tensor, config.picks)
+    sizes = page_bytes(model, config.cache_dtype, tensor, config.picks)
     return int(np.dot(PageNeeds(model, config, 1).least, sizes))
 
 

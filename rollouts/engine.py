@@ -104,7 +104,7 @@ class Engine:
         self.pages = tuple(pages.tolist())
         tensor, dtype = mesh.shape["tensor"], config.compute_dtype
         states = state_bytes(model, dtype, config.slots // shards, tensor)
-        sizes = page_bytes(model, dtype, tensor, config.picks, paging)
+        sizes = page_bytes(model, config.cache_dtype, tensor, config.picks, paging)
         self.budget = PageBudget(self.pages, tuple(needs.least.tolist()), sizes, states)
         self.weights = EngineWeights(model, config, mesh)
         self.jitted = PagedPrograms(self.weights, how, [count - paging.by_slot for count in self.pages])
@@ -367,10 +367,16 @@ class Engine:
         return Engine(model, config, self.mesh, self.how)
 
     def unquantized(self) -> Engine:
-        """The engine, or one like it, that keeps whole matrices."""
-        if not self.config.quantized:
+        """The engine, or one like it, whose matrices and cache are whole; in the same memory, so far as an episode of
+        max_length fits it."""
+        if not self.config.in_8_bits:
             return self
-        return Engine(self.model, replace(self.config, quantized=False), self.mesh, self.how)
+        config = replace(self.config, quantized=False, cache_in_8_bits=False)
+        if config.pages is not None:
+            whole = page_bytes(self.model, config.cache_dtype, self.mesh.shape["tensor"], config.picks, self.paging)
+            pages = np.asarray(self.pages) * self.budget.page_bytes // np.asarray(whole)
+            config = replace(config, pages=tuple(np.maximum(self._needs.least, pages).tolist()))
+        return Engine(self.model, config, self.mesh, self.how)
 
     def abstract_weights(self) -> Params:
         """Shapes and shardings of the weights as the programs get them, one tree per layer."""

@@ -101,21 +101,22 @@ class LocalRollouts:
 
     @contextmanager
     def unquantized(self) -> Iterator[bool]:
-        """In this block the engine keeps whole matrices. Gives whether it otherwise does not: then weights are to be
-        loaded anew at both ends."""
-        quantized = self.engine
-        if not quantized.config.quantized:
+        """In this block the engine keeps whole matrices and a whole cache. Gives whether its matrices otherwise are
+        not: then weights are to be loaded anew at both ends."""
+        narrow = self.engine
+        if not narrow.config.in_8_bits:
             yield False
             return
         if self._whole is None:
-            self._whole = quantized.unquantized()
-        self.use(None)
+            self._whole = narrow.unquantized()
+        anew = narrow.config.quantized
+        self.use(None if anew else self._params)
         self.engine = self._whole
         try:
-            yield True
+            yield anew
         finally:
-            self.use(None)
-            self.engine = quantized
+            self.use(None if anew else self._params)
+            self.engine = narrow
 
     def clear(self) -> None:
         """Frees the cache, with the prompts kept for later calls; weights stay."""

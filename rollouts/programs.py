@@ -90,7 +90,7 @@ class PagedPrograms:
         self.snapshots = snapshots_for(self.slots) if self.states else 0  # of one shard
 
         def empty() -> Pages | Stateful:
-            pages = init_pages(model, how, counts, config.compute_dtype, mesh.shape["tensor"], config.picks)
+            pages = init_pages(model, how, counts, config.cache_dtype, mesh.shape["tensor"], config.picks)
             if not self.states:
                 return pages
             count = self.row_shards * (self.slots + self.snapshots)

@@ -52,8 +52,20 @@ class EngineConfig:
     """Keep the experts that routers pick of each token, for `Engine.picks`."""
     quantized: bool = False
     """Keep matrices in 8 bits (`models.decoder.quantized`)."""
+    cache_in_8_bits: bool = False
+    """Keep keys and values in 8 bits, too; states stay as they are."""
     cascade: int = 0
     """Slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each alone."""
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether something is."""
+        return self.quantized or self.cache_in_8_bits
+
+    @property
+    def cache_dtype(self) -> Any:
+        """Of keys and values."""
+        return jnp.int8 if self.cache_in_8_bits else self.compute_dtype
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "decode_steps", "prefill_tokens"):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.kinds import cached, has_sinks, head_dim, kept_bytes
+from scope_jax.models.decoder.kinds import cached_bytes, has_sinks, head_dim, kept_bytes
 from scope_jax.models.decoder.transformer import check_mesh, declare
 from scope_jax.plan.architectures import SHAPES, public
 from scope_jax.plan.estimates import pace
@@ -43,9 +43,9 @@ def largest(on: Hardware, slots: int, length: int) -> Largest | None:
     models = {name: model for name in SHAPES if (model := public(name)) is not None}
     weights = {name: _weights(model) for name, model in models.items()}
     for name in sorted(models, key=lambda name: -weights[name]):  # of equal ones the first that is listed
-        cache = slots * cached(models[name], 1, lambda window: min(length, window or length))
-        cache += slots * kept_bytes(models[name], 2) // 2
-        if 2 * (weights[name] + cache) > len(on.devices) * limit:  # however they are divided
+        cache = slots * cached_bytes(models[name], 1, jnp.bfloat16, lambda window: min(length, window or length))
+        cache += slots * kept_bytes(models[name], 2)
+        if 2 * weights[name] + cache > len(on.devices) * limit:  # however they are divided
             continue
         fits = [one for one in _held(on, name, models[name], slots, length) if one.bytes <= limit]
         if fits:

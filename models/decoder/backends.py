@@ -90,10 +90,11 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
     states = "" if how.token_step(*STATE) is not None else f"{platform} has no kernel for states"
 
-    def page(name: str, queries: int, window: int | None, sinks: bool = False) -> Check:
+    def page(name: str, queries: int, window: int | None, sinks: bool = False, cache: str | None = None) -> Check:
         one = with_sinks if sinks else how
-        none = "" if type(one) is not Loop else f"{platform} has no kernel for it: the loop over pages is the reference"
-        measure = partial(page_attention, one, dtype, queries, window, sizes, sinks)
+        kernel = type(one) is not Loop and (cache is None or isinstance(one, Loop))
+        none = "" if kernel else f"{platform} has no kernel for it: the loop over pages is the reference"
+        measure = partial(page_attention, one, dtype, queries, window, sizes, sinks, cache)
         return Check(f"{PAGES}, {name}", XLA, bound, measure, none)
 
     def learner(name: str, window: int | None, sinks: bool = False) -> Check:
@@ -110,6 +111,7 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
         page("prompts", 32, None),
         page("prompts, with a window", 32, 100),
         page("prompts, with sinks", 32, None, True),
+        page("decoding, keys and values in 8 bits", 1, None, cache="int8"),
         Check(ROTATION, "XLA", bound, partial(norm_and_rotation, how, dtype, sizes), heads),
         Check(STATES, XLA, bound, partial(token_states, how, dtype), states),
         learner("", None),
@@ -143,9 +145,16 @@ def _exactly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def page_attention(
-    how: Implementation, dtype: str, queries: int, window: int | None, sizes: Heads = Heads(), sinks: bool = False
+    how: Implementation,
+    dtype: str,
+    queries: int,
+    window: int | None,
+    sizes: Heads = Heads(),
+    sinks: bool = False,
+    cache: str | None = None,
 ) -> float:
-    """Four rows of different lengths, with pages in any order, the last page partly filled."""
+    """Four rows of different lengths, with pages in any order, the last page partly filled. cache: the dtype of pages
+    in both; None: that of the arrays."""
     starts_R = np.array([0, 63, 130, 331] if queries == 1 else [0, 64, 130, 301])
     counts_R = np.array([1, 1, 1, 1] if queries == 1 else [queries, 7, queries, queries])
     longest = SHARED.count(int(starts_R.max()) + queries)
@@ -160,7 +169,7 @@ def page_attention(
     where = Where(table_R1b, starts, counts)
 
     def attend(how: Implementation, q_RQHh: Any, k_NKh: Any, v_NKh: Any, sinks_H: Any) -> jax.Array:
-        layer = how.empty(1 + table_Rb.size, sizes.kv, sizes.dim, q_RQHh.dtype)
+        layer = how.empty(1 + table_Rb.size, sizes.kv, sizes.dim, jnp.dtype(cache or q_RQHh.dtype))
         layer = how.write(layer, k_NKh, v_NKh, page_N, column_N)
         out_RQHh = how.attend(layer, q_RQHh, where.seen(0, window, queries), window, sinks_H if sinks else None)
         return jnp.where((jnp.arange(queries) < counts_R[:, None])[..., None, None], out_RQHh, 0)

@@ -133,7 +133,7 @@ class Columns:
 
         def add(keys: Array, values: Array, start: int, b: Array, carry: Carry) -> Carry:
             behind_RQt = position_RQ[..., None] - ((start + b) * BLOCK + jnp.arange(BLOCK))
-            return carry.with_tokens(q_RKmh, keys[page_R, :, b], values[page_R, :, b], _seen(behind_RQt, window))
+            return carry.with_tokens(q_RKmh, _seen(behind_RQt, window), keys[page_R, :, b], values[page_R, :, b])
 
         carry, start = Carry.empty(q_RKmh), 0
         carry = carry if sinks_H is None else carry.with_sinks(sinks_H)

@@ -519,8 +519,17 @@ def head_dim(cfg: ModelConfig) -> int:
     return math.gcd(*(cfg.layers[number].attention.head_dim for number in cfg.attention_layers))
 
 
-def cached(cfg: ModelConfig, tensor: int, kept: Callable[[int | None], float], read: bool = False) -> float:
-    """Keys and values in the cache of a row, as numbers, on one of `tensor` devices that share its heads; kept(window):
-    tokens that a layer keeps. read: of every layer that reads some, not of those that keep some."""
+def vector_bytes(dtype: Any, head_dim: int) -> int:
+    """Of a key or value of one head in the cache: in int8 it has a scale in float32."""
+    return head_dim * jnp.dtype(dtype).itemsize + (4 if jnp.dtype(dtype) == jnp.int8 else 0)
+
+
+def cached_bytes(
+    cfg: ModelConfig, tensor: int, dtype: Any, kept: Callable[[int | None], float], read: bool = False
+) -> float:
+    """Of keys and values in the cache of a row, on one of `tensor` devices that share its heads; kept(window): tokens
+    that a layer keeps. read: of every layer that reads some, not of those that keep some."""
     mixers = (cfg.layers[number].attention for number in (cfg.attention_layers if read else cfg.cache_layers))
-    return sum(2 * max(1.0, one.num_kv_heads / tensor) * one.head_dim * kept(one.window) for one in mixers)
+    return sum(
+        2 * max(1.0, one.num_kv_heads / tensor) * vector_bytes(dtype, one.head_dim) * kept(one.window) for one in mixers
+    )

@@ -79,16 +79,24 @@ class Triton(Loop):
         carry, specs = (), ()
         if before is not None:
             carry, specs = (before[1], *map(padded, before[0])), (row, numbers, numbers, vectors)
+        cache = [one for one in layer if one is not None]
         shape = (rows, num_kv, blocks * size)
         sums = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, shape, (*shape, head_dim))]
         found = pl.pallas_call(
-            partial(_kernel, queries=queries, size=size, window=window, begun=before is not None),
+            partial(
+                _kernel,
+                queries=queries,
+                size=size,
+                window=window,
+                begun=before is not None,
+                scaled=layer.k_PKt is not None,
+            ),
             grid=(rows, num_kv, blocks),
             in_specs=[
                 vectors,
                 pl.BlockSpec((None, where.table.shape[1]), lambda r, k, m: (r, 0)),
                 *[row] * 2,
-                *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+                *[pl.BlockSpec(memory_space=pl.ANY)] * len(cache),
                 *specs,
             ],
             out_specs=[vectors] if ends else [numbers, numbers, vectors],
@@ -96,7 +104,7 @@ class Triton(Loop):
             compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
             interpret=self._interpret,
             name="paged_attention" if ends else "shared_pages_attention",
-        )(padded(q_RKmh), where.table, where.starts_R, ends_R, layer.k_PKht, layer.v_PKth, *carry)
+        )(padded(q_RKmh), where.table, where.starts_R, ends_R, *cache, *carry)
         return tuple(x[:, :, :together] for x in found)
 
 
@@ -112,8 +120,11 @@ def _kernel(
     size: int,
     window: int | None,
     begun: bool,
+    scaled: bool,
 ) -> None:
-    """others: with `begun` the first page and the three parts of a carry; then the outputs, one or three."""
+    """others: of keys and values in 8 bits the scales; with `begun` the first page and the three parts of a carry; then
+    the outputs, one or three."""
+    scales, others = others[: 2 * scaled], others[2 * scaled :]
     head, q_Mh = pl.program_id(1), q_ref[...]
     start, end = start_ref[...], end_ref[...]
     # Rows of a block are ordered by query head, then by query; those beyond the last one are padding.
@@ -126,11 +137,15 @@ def _kernel(
         page = table_ref[b]
         behind_Mt = position_M[:, None] - (b * PAGE + jnp.arange(PAGE))[None]
         seen_Mt = behind_Mt >= 0 if window is None else (behind_Mt >= 0) & (behind_Mt < window)
-        scores_Mt = jnp.where(seen_Mt, product(q_Mh, k_ref[page, head]).astype(jnp.float32) * scale, MASKED)
+        scores_Mt = product(q_Mh, k_ref[page, head].astype(q_Mh.dtype)).astype(jnp.float32) * scale
+        if scaled:
+            scores_Mt *= scales[0][page, head][None]
+        scores_Mt = jnp.where(seen_Mt, scores_Mt, MASKED)
         new_top_M = jnp.maximum(top_M, jnp.max(scores_Mt, axis=1))
         shrink_M = jnp.exp(top_M - new_top_M)
         weights_Mt = jnp.exp(scores_Mt - new_top_M[:, None])
-        part_Mh = product(weights_Mt.astype(v_ref.dtype), v_ref[page, head]).astype(jnp.float32)
+        scaled_Mt = weights_Mt * scales[1][page, head][None] if scaled else weights_Mt
+        part_Mh = product(scaled_Mt.astype(q_Mh.dtype), v_ref[page, head].astype(q_Mh.dtype)).astype(jnp.float32)
         mass_M = mass_M * shrink_M + jnp.sum(weights_Mt, axis=1)
         return new_top_M, mass_M, total_Mh * shrink_M[:, None] + part_Mh
 

@@ -2,9 +2,9 @@
 implementations of the attention.
 
 Implementations differ in layout and rounding only: `Loop`, XLA operations on any platform, `columns.Columns`, the same
-over a long page for each slot, `Ragged` and `RaggedByHead`, JAX's Pallas kernel for TPU, and `paged_gpu.Triton`. In all, the values of a
-row depend on its own tokens alone, whatever the other rows hold, whichever pages it has, and however long the others
-are.
+over a long page for each slot, `Ragged` and `RaggedByHead`, JAX's Pallas kernel for TPU, and `paged_gpu.Triton`. In
+all, the values of a row depend on its own tokens alone, whatever the other rows hold, whichever pages it has, and
+however long the others are.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from scope_jax.models.decoder.paging import (
     page_shapes,
     picks_group,
 )
+from scope_jax.models.decoder.quantized import round_vectors
 from scope_jax.models.decoder.transformer import block, embed, final_norm, layer_inputs
 from scope_jax.models.kernels.attention import storable
 from scope_jax.models.kernels.cascade import Carry, begin
@@ -56,10 +57,15 @@ Before = tuple[Carry, Array] | None  # attention over a row's first pages, and t
 
 # ------------------------------------------------------------------------------------------------------------ XLA loop
 class LoopPages(NamedTuple):
-    """Both products of attention read contiguous memory in this layout."""
+    """Both products of attention read contiguous memory in this layout.
+
+    Keys and values in 8 bits have a scale for each token and head (`quantized.round_vectors`); otherwise there is none.
+    """
 
     k_PKht: Any
     v_PKth: Any
+    k_PKt: Any = None
+    v_PKt: Any = None
 
 
 class Loop:
@@ -79,13 +85,22 @@ class Loop:
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
-        return LoopPages(jnp.zeros((*shape, head_dim, PAGE), dtype), jnp.zeros((*shape, PAGE, head_dim), dtype))
+        k_PKht, v_PKth = jnp.zeros((*shape, head_dim, PAGE), dtype), jnp.zeros((*shape, PAGE, head_dim), dtype)
+        if dtype != jnp.int8:
+            return LoopPages(k_PKht, v_PKth)
+        return LoopPages(k_PKht, v_PKth, *(jnp.ones((*shape, PAGE), jnp.float32) for _ in range(2)))
 
     def write(self, layer: LoopPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> LoopPages:
+        scales: list[Array] = []
+        if layer.k_PKt is not None:
+            (k_NKh, k_NK), (v_NKh, v_NK) = round_vectors(k_NKh), round_vectors(v_NKh)
+            for scale_PKt, scale_NK in ((layer.k_PKt, k_NK), (layer.v_PKt, v_NK)):
+                at = scale_PKt.at[page_N, :, column_N]
+                scales.append(at.set(scale_NK, mode="drop", unique_indices=True))
         k_NKh, v_NKh = k_NKh.astype(layer.k_PKht.dtype), v_NKh.astype(layer.v_PKth.dtype)
         k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh, mode="drop", unique_indices=True)
         v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
-        return LoopPages(k_PKht, v_PKth)
+        return LoopPages(k_PKht, v_PKth, *scales)
 
     copy = staticmethod(copy_pages)
 
@@ -127,7 +142,7 @@ class Loop:
             behind_RQt = position_RQ[..., None] - (b * PAGE + jnp.arange(PAGE))
             seen_RQt = behind_RQt >= 0 if window is None else (behind_RQt >= 0) & (behind_RQt < window)
             seen_RQt &= (b >= first_R)[:, None, None]
-            return carry.with_tokens(q_RKmh, layer.k_PKht[page_R], layer.v_PKth[page_R], seen_RQt)
+            return carry.with_tokens(q_RKmh, seen_RQt, *jax.tree.map(lambda x: x[page_R], layer))
 
         columns = where.table.shape[1]
         lowest = jnp.min(jnp.where(ends_R > 0, first_R, columns))
@@ -203,8 +218,8 @@ class Ragged:
 
 
 class RaggedByHead(Ragged):
-    """The same for wider heads, which the kernel only takes one at a time: [P, K, PAGE, 2, h], and each kv head of a row
-    is a row of the kernel, with pages of its own."""
+    """The same for wider heads, which the kernel only takes one at a time: [P, K, PAGE, 2, h], and each kv head of a
+    row is a row of the kernel, with pages of its own."""
 
     heads_axis = 1
     by_head = True

@@ -1,7 +1,8 @@
 """Matrices in 8 bits with a scale for each output, as the engine may keep them: W ≈ q s, q = round(W / s).
 
 s = max |W| / 127 over an output's inputs, so that the largest one is exact (symmetric, without a zero point). Half of
-the bytes of bfloat16 are read for each token, and the scale comes after the product.
+the bytes of bfloat16 are read for each token, and the scale comes after the product. Keys and values of the cache are
+rounded alike, with a scale for each token and head.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ def quantize(w: jax.Array) -> Quantized:
     largest = jnp.max(jnp.abs(wide), axis=-2)
     scale = jnp.where(largest > 0, largest / LARGEST, 1.0)
     return Quantized(jnp.round(wide / scale[..., None, :]).astype(jnp.int8), scale)
+
+
+def round_vectors(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(int8 [..., h], float32 [...]): vectors in 8 bits and their scales. One without numbers has scale 1, one that is
+    not finite none that is."""
+    wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), axis=-1)
+    scale = jnp.where(largest == 0, 1.0, largest / LARGEST)
+    return jnp.round(wide / scale[..., None]).astype(jnp.int8), scale
 
 
 def dequantized(w: Quantized) -> jax.Array:

@@ -48,21 +48,35 @@ class Carry(NamedTuple):
         shrink = jnp.exp(self.top - top)
         return Carry(top, self.mass * shrink + jnp.exp(sinks_Km - top), self.total * shrink[..., None])
 
-    def with_tokens(self, q_RKmh: jax.Array, k_RKht: jax.Array, v_RKth: jax.Array, seen_RQt: jax.Array) -> Carry:
+    def with_tokens(
+        self,
+        q_RKmh: jax.Array,
+        seen_RQt: jax.Array,
+        k_RKht: jax.Array,
+        v_RKth: jax.Array,
+        k_RKt: jax.Array | None = None,
+        v_RKt: jax.Array | None = None,
+    ) -> Carry:
         """The same with some more tokens of each row; m: heads, then their queries (Milakov & Gimelshein 2018).
 
-        Tokens that a query does not see add exact zeros; before the first that it sees their masked scores count as
-        ones, which the rescaling by exp(MASKED - maximum) = 0 removes exactly.
+        k_RKt, v_RKt: scales of keys and values in 8 bits. Tokens that a query does not see add exact zeros; before the
+        first that it sees their masked scores count as ones, which the rescaling by exp(MASKED - maximum) = 0 removes
+        exactly.
         """
         rows, num_kv, _, head_dim = q_RKmh.shape
         queries, tokens = seen_RQt.shape[1:]
+        narrow = k_RKt is not None
+        k_RKht, v_RKth = (x.astype(q_RKmh.dtype) if narrow else x for x in (k_RKht, v_RKth))
         scores = jnp.matmul(q_RKmh, k_RKht, preferred_element_type=jnp.float32) * (1 / math.sqrt(head_dim))
+        if k_RKt is not None:
+            scores *= k_RKt[:, :, None]
         scores = scores.reshape(rows, num_kv, -1, queries, tokens)
         scores = jnp.where(seen_RQt[:, None, None], scores, MASKED).reshape(rows, num_kv, -1, tokens)
         top = jnp.maximum(self.top, jnp.max(scores, axis=-1))
         shrink = jnp.exp(self.top - top)
         weights = jnp.exp(scores - top[..., None])
-        part = jnp.matmul(weights.astype(v_RKth.dtype), v_RKth, preferred_element_type=jnp.float32)
+        scaled = weights if v_RKt is None else weights * v_RKt[:, :, None]
+        part = jnp.matmul(scaled.astype(v_RKth.dtype), v_RKth, preferred_element_type=jnp.float32)
         return Carry(top, self.mass * shrink + jnp.sum(weights, axis=-1), self.total * shrink[..., None] + part)
 
     def output(self) -> jax.Array:

@@ -218,6 +218,9 @@ class RolloutSection(Section):
     """Weights of the engine's matrices in 8 bits while a step is played, with a scale for each output
     (docs/rollouts.md#weights-in-8-bits). Needs `rollout_cap`, `rollout_mask` or `old_logprobs = "rollout"` in the
     losses; exams have whole weights."""
+    kv_cache_dtype: Literal["int8"] | None = None
+    """Keys and values of the engine's cache in 8 bits while a step is played, with a scale for each token and head;
+    needs the same of the losses (docs/rollouts.md#a-cache-in-8-bits)."""
     devices: Count | None = None
     """Number of devices of each process, the last ones, that generate and search while the others learn
     (docs/rollouts.md#devices-of-its-own); default: all do both."""

@@ -23,7 +23,7 @@ from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.models.decoder.kinds import cached, feed_of, kept_bytes, kv_heads, mixer_of
+from scope_jax.models.decoder.kinds import cached_bytes, feed_of, kept_bytes, kv_heads, mixer_of
 from scope_jax.models.decoder.paging import PAGE
 from scope_jax.plan import theory
 from scope_jax.plan.assumptions import ASSUMED, Assumptions
@@ -147,7 +147,7 @@ def decode_work(engine: Engine, on: Hardware, length: float, slots: float | None
         attention=slots / tensor * flops.pair_flops(model, seen),
         experts=slots / tensor * grouped,
         weights=weights + experts,
-        cache=slots * cached(model, tensor, seen, read=True) * size,
+        cache=slots * cached_bytes(model, tensor, engine.config.cache_dtype, seen, read=True),
         # What is kept of a text is read and written.
         memory=SAMPLED * 4 * slots * model.vocab_size / tensor + 2 * slots * kept_bytes(model, size) / tensor,
         layers=model.num_layers,
@@ -177,7 +177,7 @@ class Pace:
 def pace(engine: Engine, on: Hardware, cache: float, length: float) -> Pace:
     """cache: bytes of pages on each device. length: tokens of a slot, on average."""
     model, tensor, shards = engine.model, engine.mesh.shape["tensor"], row_shards(engine.mesh)
-    token = _token_bytes(model, tensor, jnp.dtype(engine.config.compute_dtype).itemsize, length)
+    token = _token_bytes(model, tensor, engine.config.cache_dtype, length)
     live = min(engine.config.slots / shards, (cache - engine.budget.state_bytes) / (token * length))
     work = decode_work(engine, on, length, live)
     time = seconds(work, on.chip, ASSUMED[on.platform])
@@ -190,9 +190,9 @@ def _picked(model: ModelConfig) -> int:
     return 0 if experts is None else experts.picked
 
 
-def _token_bytes(model: ModelConfig, tensor: int, size: int, length: float) -> float:
+def _token_bytes(model: ModelConfig, tensor: int, dtype: Any, length: float) -> float:
     """Bytes of a token's keys and values on a device; of a layer with a window, its share of those that it keeps."""
-    return cached(model, tensor, lambda window: min(1.0, (window or math.inf) / length)) * size
+    return cached_bytes(model, tensor, dtype, lambda window: min(1.0, (window or math.inf) / length))
 
 
 # --------------------------------------------------------------------------------------------------------------- update

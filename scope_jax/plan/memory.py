@@ -171,8 +171,8 @@ def residents(
     process += SEARCH if index else 0.0
     devices = {*learner.mesh.devices.flat, *engine.mesh.devices.flat}
     state = learner.abstract_state(reference)
-    # Whole ones, which exams have, and of which a layer is there before it is quantised.
-    weights, held = engine.unquantized().abstract_weights(), engine.abstract_state()
+    whole = engine.unquantized()  # as exams have it; a layer of the weights is there before it is quantised
+    weights, held = whole.abstract_weights(), whole.abstract_state()
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)

@@ -37,11 +37,14 @@ def teacher_names(opened: OpenedCard) -> None:
 
 def quantization(opened: OpenedCard) -> None:
     """Losses correct for what samples in 8 bits."""
-    key = "rollout.quantization"
-    updates = opened.game.updates(opened.cfg) if opened.cfg.rollout.quantization is not None else ()
-    for update in updates:
+    keys = [f"rollout.{name}" for name in ("quantization", "kv_cache_dtype") if vars(opened.cfg.rollout)[name]]
+    key = " and ".join(keys)
+    for update in opened.game.updates(opened.cfg) if keys else ():
         if update.card.objective != "policy":
-            raise UserError(f"{key} is about rollouts, but {opened.cfg.system} trains on given texts; remove it.")
+            raise UserError(
+                f"{key} {'are' if len(keys) > 1 else 'is'} about rollouts, but {opened.cfg.system} trains on given "
+                "texts; remove it."
+            )
         if not update.card.corrects_rollout and update.card.old_logprobs == "learner":
             raise UserError(
                 f"with {key} the episodes of {update.name} come from other weights than it trains, but its loss does "

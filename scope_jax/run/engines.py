@@ -90,11 +90,13 @@ def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bo
 def implementation(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, longest: int) -> Implementation:
     """Layout of the engine's pages, and attention over them. On a CPU, where XLA gathers pages more slowly than it
     reads columns where they are, each slot has a page for the longest episode, unless the card has a budget, cascade
-    attention or the loop."""
+    attention, a cache in 8 bits, which the kernel of TPUs does not take either, or the loop."""
     card, platform = cfg.rollout, mesh.devices.flat[0].platform
-    if platform == "cpu" and card.attention == "auto" and card.cache_gib is None and not card.cascade:
+    plain = card.attention == "auto" and card.kv_cache_dtype is None
+    if platform == "cpu" and plain and card.cache_gib is None and not card.cascade:
         return Columns(longest)
-    platform = "any" if card.attention == "loop" else platform
+    if card.attention == "loop" or (platform == "tpu" and card.kv_cache_dtype is not None):
+        platform = "any"
     return attention_over_pages(platform, head_dim(model), has_sinks(model))
 
 
@@ -130,6 +132,7 @@ def _engine_config(cfg: Config | ServedModel, model: ModelConfig, processes: int
         compute_dtype=DTYPES[cfg.model.compute_dtype],
         cascade=card.cascade,
         quantized=card.quantization is not None,
+        cache_in_8_bits=card.kv_cache_dtype is not None,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
@@ -142,7 +145,7 @@ def check_budget(cfg: Config | ServedModel, model: ModelConfig) -> None:
     budget, mesh = cfg.rollout.cache_gib, cfg.rollout.mesh or cfg.mesh
     if budget is None or mesh.tensor < 1:  # all devices: known when there are some
         return
-    config = _engine_config(cfg, model, 1)
+    config = replace(_engine_config(cfg, model, 1), cache_in_8_bits=False)  # as exams have it
     needed = least_bytes(model, config, mesh.tensor) / 2**30
     if needed > budget:
         raise UserError(

@@ -22,8 +22,9 @@ C = TypeVar("C", bound=Config | ServedModel)
 
 
 def all_generate(cfg: C) -> C:
-    """The card for a command that does not learn: without `rollout.devices`, and with whole weights."""
-    return cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"devices": None, "quantization": None})})
+    """The card for a command that does not learn: without `rollout.devices`, and with whole weights and cache."""
+    whole = {"devices": None, "quantization": None, "kv_cache_dtype": None}
+    return cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update=whole)})
 
 
 def divided_devices(cfg: Config | ServedModel, devices: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -169,7 +169,7 @@ RULES = (
     Rule("game", ("training",), card_rules.game),
     Rule("policies", ("training",), card_rules.policies),
     Rule("names of teachers", ("training",), card_rules.teacher_names),
-    Rule("weights in 8 bits", ("training",), card_rules.quantization),
+    Rule("weights or a cache in 8 bits", ("training",), card_rules.quantization),
     Rule("steps played ahead", ("training",), card_rules.ahead),
     Rule("steps that overlap", ("training",), card_rules.overlapping),
     Rule("replay of experts", ("training",), card_rules.replay),

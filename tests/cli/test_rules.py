@@ -89,12 +89,23 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("names of teachers", "ssp", ['teachers.actor.checkpoint="{base}"'], "[teachers.actor] has the name of a policy"),
     ("names of teachers", "ssp", ['teachers.base.checkpoint="{base}"'], "[teachers.base] has the name of a policy"),
     (
-        "weights in 8 bits",
+        "weights or a cache in 8 bits",
         "ssp",
         ['rollout.quantization="int8"'],
         "its loss does not correct for that; set rollout_cap",
     ),
-    ("weights in 8 bits", "sft", ['rollout.quantization="int8"'], "is about rollouts, but sft trains on given texts"),
+    (
+        "weights or a cache in 8 bits",
+        "sft",
+        ['rollout.quantization="int8"'],
+        "is about rollouts, but sft trains on given texts",
+    ),
+    (
+        "weights or a cache in 8 bits",
+        "ssp",
+        ['rollout.quantization="int8"', 'rollout.kv_cache_dtype="int8"'],
+        "with rollout.quantization and rollout.kv_cache_dtype the episodes of",
+    ),
     ("steps played ahead", "ssp", ["train.one_step_off_policy=true", "rollout.devices=1"], "set rollout_cap there"),
     (
         "steps that overlap",

@@ -14,7 +14,7 @@ from scope_jax.learner.state import advance, fresh
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Parallel
 from scope_jax.models.decoder.flops import weights_per_token
 from scope_jax.models.decoder.hf import hf_shapes
-from scope_jax.models.decoder.kinds import MIXERS, cached
+from scope_jax.models.decoder.kinds import MIXERS, cached_bytes
 from scope_jax.models.files.families import from_hf, to_hf
 from scope_jax.models.kernels.rope import Rope
 from scope_jax.plan.architectures import SHAPES
@@ -82,8 +82,11 @@ def test_the_last_layers_share_keys_and_each_has_a_vector_of_its_own():
         weights_per_token(cfg) - weights_per_token(from_hf(to_hf(cfg) | {"hidden_size_per_layer_input": 0})) == 4 * 768
     )
     last = MIXERS[Attention].multiplied(32, cfg.layers[3].attention)
-    assert last == 2 * 32 * 64 and cached(cfg, 1, lambda _: 1) == 2 * (2 * 8 + 16)
-    assert cached(cfg, 1, lambda _: 1, read=True) == 2 * cached(cfg, 1, lambda _: 1)
+    kept = cached_bytes(cfg, 1, "bfloat16", lambda _: 1)
+    assert last == 2 * 32 * 64 and kept == 2 * 2 * (2 * 8 + 16)
+    assert cached_bytes(cfg, 1, "bfloat16", lambda _: 1, read=True) == 2 * kept
+    # Two heads of 8 and one of 16, keys and values: a byte each, and a scale for a vector.
+    assert cached_bytes(cfg, 1, "int8", lambda _: 1) == 2 * (2 * 8 + 16 + 3 * 4)
 
 
 def test_a_layer_reads_the_keys_of_an_earlier_one_with_the_same_attention():

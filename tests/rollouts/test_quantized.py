@@ -9,7 +9,10 @@ import pytest
 
 from scope_jax.models.decoder.adapter import merge
 from scope_jax.models.decoder.lowrank import LowRank, product
-from scope_jax.models.decoder.quantized import dequantized, is_quantized, quantize
+from scope_jax.models.decoder.pages import Loop, LoopPages
+from scope_jax.models.decoder.quantized import dequantized, is_quantized, quantize, round_vectors
+from scope_jax.rollouts.budget import page_bytes
+from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.types import RolloutError
 from scope_jax.rollouts.weights import MATRICES
 from tests.rollouts.test_adapters import ADAPTED, ADAPTER, POLICIES, factors_of
@@ -26,6 +29,7 @@ from tests.rollouts.world import (
 )
 
 QUANTIZED = dataclasses.replace(ENGINE, max_length=128, quantized=True)
+CACHED = dataclasses.replace(ENGINE, max_length=128, cache_in_8_bits=True)
 
 
 def rounded(params):
@@ -122,3 +126,58 @@ def test_whole_weights_sample_in_a_block_and_are_loaded_anew(quantized, params):
     assert [bits(each) for each in quantized.run(mixed(6))] == before
     with whole.unquantized():
         assert whole.params is not None  # nothing changes
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+class Rounded(Loop):
+    """Keeps what keys and values in 8 bits stand for."""
+
+    def write(self, layer: LoopPages, k_NKh, v_NKh, page_N, column_N) -> LoopPages:
+        k_NKh, v_NKh = (q.astype(jnp.float32) * s[..., None] for q, s in map(round_vectors, (k_NKh, v_NKh)))
+        return super().write(layer, k_NKh, v_NKh, page_N, column_N)
+
+
+def test_a_vector_is_rounded_to_127_steps_and_one_that_is_not_finite_stays_so():
+    values, scale = round_vectors(jnp.asarray([[1.0, -0.25, 0.0], [0.0, 0.0, 0.0], [jnp.nan, 1.0, 2.0]]))
+    np.testing.assert_array_equal(values[:2], [[127, -32, 0], [0, 0, 0]])
+    np.testing.assert_allclose(scale[:2], [1 / 127, 1.0], rtol=1e-6)
+    assert values.dtype == jnp.int8 and bool(jnp.isnan(scale[2]))
+
+
+@pytest.fixture(scope="module")
+def narrow(params):
+    return make_rollouts(make_paged(CACHED), params)
+
+
+def test_a_cache_in_8_bits_is_one_of_rounded_keys_and_values(narrow, params):
+    """The same tokens, and log-probs within 2e-5, as of an engine that keeps in float32 what they stand for; over a
+    hundred times as far from whole ones."""
+    whole = dataclasses.replace(CACHED, cache_in_8_bits=False)
+    rounded_cache = make_rollouts(Engine(CFG, whole, narrow.engine.mesh, Rounded()), params)
+    ours, theirs = narrow.run(plain(6)), rounded_cache.run(plain(6))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.ids_T.tolist() == other.ids_T.tolist()
+        np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=2e-5, rtol=0)
+    assert furthest(params, ours) > 100 * 2e-5
+
+
+def test_rows_of_such_a_cache_do_not_depend_on_the_others(narrow):
+    """Nor on whether a prompt was computed before, or by whom."""
+    together = narrow.run(mixed(16))
+    assert [bits(narrow.run([one])[0]) for one in mixed(16)] == [bits(one) for one in together]
+
+
+def test_exams_have_a_whole_cache_in_the_same_memory(params):
+    """Two kv heads of 8 in two layers, 64 tokens, keys and values: 8 + 4 bytes in 8 bits, 32 in float32."""
+    assert page_bytes(CFG, jnp.int8, 1) == (2 * 2 * 2 * 64 * 12,)
+    assert page_bytes(CFG, jnp.float32, 1) == (2 * 2 * 2 * 64 * 32,)
+    narrow = make_paged(dataclasses.replace(CACHED, pages=40))
+    whole = narrow.unquantized()
+    assert whole.pages == (40 * 12 // 32,) and not whole.config.in_8_bits
+    few = make_paged(dataclasses.replace(CACHED, pages=8))
+    assert few.unquantized().pages == few.budget.least
+    rollouts = make_rollouts(narrow, params)
+    with rollouts.unquantized() as anew:
+        assert not anew  # the weights are those of both
+        assert furthest(params, rollouts.run(plain(3))) < 2e-4
+    assert furthest(params, rollouts.run(plain(3))) > 2e-3

@@ -60,6 +60,13 @@ def test_attention_over_pages(dtype, queries, window, sinks):
     assert kernels.page_attention(Wrong(), *what) > ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_attention_over_keys_and_values_in_8_bits(dtype):
+    what = dtype, 1, None, kernels.Heads(), False, "int8"
+    assert kernels.page_attention(Triton(interpret=True), *what) <= ROUNDING[dtype]
+    assert kernels.page_attention(Wrong(), *what) > ROUNDING[dtype]
+
+
 def test_kernels_for_tpus(monkeypatch):
     """Interpreted, in float32, they pass; with another rotation or other experts they do not."""
     bound = ROUNDING["float32"]
@@ -148,7 +155,7 @@ def test_the_command(monkeypatch):
     found = run(app, ["selftest", "--only", "products of experts", "--only", "decoding", "--json"])
     assert found.exit_code == 0
     report = json.loads(found.stdout)
-    assert [check["status"] for check in report["checks"]] == ["skipped"] * 4 + ["ok"]
+    assert [check["status"] for check in report["checks"]] == ["skipped"] * 5 + ["ok"]
     assert report["failed"] == 0 and "cpu" in report["devices"]
     assert "1 of 1 checks passed, 4 have nothing to compare here." in found.stderr
 
