@@ -546,9 +546,12 @@ def hidden_and_gradients(cfg, backend, packing, params, ids_BT, ends_BT, positio
 @only()
 @pytest.mark.parametrize("kind", ["single", "several", "forked"])
 def test_rows_of_every_kind_in_kernels_without_a_mask(pair, kind, ids_BT, monkeypatch):
-    """Hidden states and gradients are the reference's, the kernels being those of `cudnn_in_xla`: within `tolerance_of`,
-    or what a rounding of the weights changes, if that is more (in Gemma 4 E4B, whose scores are not scaled, 2.4e-5 to
-    1.1e-4, by the draw). A state is of one text, so that models with some have no rows whose texts part."""
+    """Hidden states and gradients are the reference's, the kernels being those of `cudnn_in_xla`.
+
+    They are within `tolerance_of`, or what a rounding of the weights changes, if that is more: in Gemma 4 E4B, whose
+    scores are not scaled, 2.4e-5 to 1.1e-4 by the draw. A state is of one text, so that models with some have no rows
+    whose texts part.
+    """
     in_place_of_cudnn(monkeypatch)
     _, cfg, params, _ = pair
     rows, packing = {
