@@ -82,7 +82,7 @@ class DraftCounts:
 
 
 @dataclass
-class _Row:
+class _DraftedRow:
     """What is known of a row."""
 
     text: Text = field(default_factory=Text)
@@ -102,14 +102,14 @@ class Drafter:
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares
-        self._rows: WeakKeyDictionary[ActiveEpisode, _Row] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[ActiveEpisode, _DraftedRow] = WeakKeyDictionary()
         self._texts: dict[Hashable, Text] = {}
         self._kept = 0  # tokens in them
         self.counts = DraftCounts()
 
     def draft(self, row: ActiveEpisode, most: int) -> list[int]:
         """Up to `most` tokens that may follow the last one of a row."""
-        known = self._rows.setdefault(row, _Row())
+        known = self._rows.setdefault(row, _DraftedRow())
         known.text.add(row.ids[len(known.text.ids) :].tolist())
         texts = [self._texts[name] for name in self._names(row) if name in self._texts]
         return continuation([known.text, *texts], known.text.ids[-LONGEST:], most, known.least)
@@ -117,12 +117,12 @@ class Drafter:
     def verified(self, row: ActiveEpisode, drafted: int, accepted: int) -> None:
         """What became of a draft of so many tokens."""
         self.counts += DraftCounts(1, drafted, accepted)
-        known = self._rows.setdefault(row, _Row())
+        known = self._rows.setdefault(row, _DraftedRow())
         known.least = SHORTEST if accepted else min(known.least + 1, LONGEST)
 
     def turn_over(self, row: ActiveEpisode) -> None:
         """A turn of the row has ended: others may be drafted from it, and from the first prompt of its group."""
-        known = self._rows.setdefault(row, _Row())
+        known = self._rows.setdefault(row, _DraftedRow())
         known.text, first, known.turns = Text(), known.turns, len(row.turns)
         if self._shares:
             new = first == 0 and (row.request.group is None or self._names(row)[0] not in self._texts)

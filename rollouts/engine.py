@@ -229,12 +229,16 @@ class Engine:
         return state, [one.slot for queue in state.unfinished for one in queue]
 
     def draft_room(self, state: PagedState) -> dict[int, int]:
-        """Most tokens that may be drafted for each live slot, of those for which any may be: by its limit, and by what
-        other slots of its shard leave. The results of all dispatches have been read."""
+        """Most tokens that may be drafted for each live slot, of those for which any may be: by its limit, and by the
+        rows that its shard has free, which must be one for each live slot at least: with fewer, drafts cost more than
+        they give. The results of all dispatches have been read."""
         free = [len(rows) for rows in free_rows(state.live, self.jitted.shape)]
-        left = [limit - length - 2 for limit, length in zip(state.limit, state.length, strict=True)]
-        most = [min(self.config.draft_tokens, free[slot // self.slots], left[slot]) for slot in range(len(left))]
-        return {slot: most[slot] for slot, live in enumerate(state.live) if live and most[slot] > 0}
+        room: dict[int, int] = {}
+        for slot, live in enumerate(state.live):
+            rows, left = free[slot // self.slots], state.limit[slot] - state.length[slot] - 2
+            if live and 2 * rows >= self.jitted.shape.rows and (most := min(self.config.draft_tokens, rows, left)) > 0:
+                room[slot] = most
+        return room
 
     def trimmed(self, state: PagedState, drafts: Drafts) -> dict[int, list[int]]:
         """What of drafts, of at most `draft_room` tokens each, there are rows for in one dispatch."""

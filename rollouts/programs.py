@@ -42,7 +42,7 @@ from scope_jax.rollouts.slots import (
     sample_tokens,
     started,
 )
-from scope_jax.rollouts.verification import DraftRows, Shape, check_drafts, verifying
+from scope_jax.rollouts.verification import BatchShape, DraftRows, check_drafts, verifying
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.collectives import Shards
 from scope_jax.sharding.mesh import ROWS, row_shards
@@ -72,7 +72,7 @@ class PagedPrograms:
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
-        self.shape = Shape(self.slots, max(self.slots, config.draft_tokens + 1), config.draft_tokens)
+        self.shape = BatchShape(self.slots, max(self.slots, config.draft_tokens + 1), config.draft_tokens)
         self._copied = self.slots if how.paging.by_slot else MOVED  # pages per dispatch
         self._moved = 1 if how.paging.by_slot else MOVED
         self.lanes = config.cascade  # slots of a tile

@@ -58,7 +58,7 @@ def check_drafts(count: int, cascade: int, model: ModelConfig) -> None:
         )
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Of a step on each row shard."""
 
     slots: int
@@ -73,14 +73,14 @@ class Shape(NamedTuple):
         return np.minimum(np.arange(self.rows, dtype=np.int32), self.slots)
 
 
-def free_rows(live: Sequence[bool], shape: Shape) -> list[list[int]]:
+def free_rows(live: Sequence[bool], shape: BatchShape) -> list[list[int]]:
     """Of each shard, the rows that no live slot needs for its next token."""
     shards = [live[first : first + shape.slots] for first in range(0, len(live), shape.slots)]
     beyond = range(shape.slots, shape.rows)
     return [[*(row for row, on in enumerate(own) if not on), *beyond] for own in shards]
 
 
-def trimmed(drafts: Drafts, live: Sequence[bool], shape: Shape) -> dict[int, list[int]]:
+def trimmed(drafts: Drafts, live: Sequence[bool], shape: BatchShape) -> dict[int, list[int]]:
     """What of the drafts there are rows for. The free rows of a shard are dealt in rounds, one to each slot that has
     more drafted tokens, in the order of the slots."""
     kept: dict[int, list[int]] = {}
@@ -94,7 +94,7 @@ def trimmed(drafts: Drafts, live: Sequence[bool], shape: Shape) -> dict[int, lis
     return kept
 
 
-def arranged(drafts: Drafts, live: Sequence[bool], shape: Shape, steps: int) -> DraftRows:
+def arranged(drafts: Drafts, live: Sequence[bool], shape: BatchShape, steps: int) -> DraftRows:
     """The rows of a dispatch of so many steps, or of one with drafts, which are `trimmed`."""
     shards = len(live) // shape.slots
     slot_R = np.tile(shape.slots_in_order, (shards, 1))

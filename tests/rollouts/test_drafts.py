@@ -16,7 +16,7 @@ from scope_jax.rollouts.drafter import Drafter
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.slots import Placement
 from scope_jax.rollouts.types import Completion, Request
-from scope_jax.rollouts.verification import Shape, arranged, trimmed
+from scope_jax.rollouts.verification import BatchShape, arranged, trimmed
 from tests.models import gpt_oss
 from tests.rollouts import test_ahead, test_windows
 from tests.rollouts.scripted_drafts import Scripted
@@ -36,14 +36,14 @@ def test_free_rows_are_dealt_in_rounds():
     other one slot is."""
     live = [True, False, True, False, False, False, False, True]
     drafts = {0: [1, 2, 3], 2: [4, 5], 7: [6]}
-    assert trimmed(drafts, live, Shape(4, 5, 3)) == {0: [1, 2], 2: [4], 7: [6]}
-    assert trimmed({0: [1]}, [True] * 4, Shape(4, 4, 3)) == {}
-    assert trimmed({0: [1], 3: [2]}, [True] * 4, Shape(4, 5, 3)) == {0: [1]}
+    assert trimmed(drafts, live, BatchShape(4, 5, 3)) == {0: [1, 2], 2: [4], 7: [6]}
+    assert trimmed({0: [1]}, [True] * 4, BatchShape(4, 4, 3)) == {}
+    assert trimmed({0: [1], 3: [2]}, [True] * 4, BatchShape(4, 5, 3)) == {0: [1]}
 
 
 def test_a_row_has_the_slot_and_the_place_of_its_token():
     live = [True, False, True, False, False, False, False, True]
-    rows = arranged({0: [1, 2], 2: [4], 7: [6]}, live, Shape(4, 5, 2), steps=9)
+    rows = arranged({0: [1, 2], 2: [4], 7: [6]}, live, BatchShape(4, 5, 2), steps=9)
     assert rows.steps == 1
     slots, offsets, tokens = (np.asarray(x).reshape(2, 5) for x in (rows.slot_R, rows.offset_R, rows.token_R))
     for slot, own in {0: [1, 2], 2: [4], 7: [6]}.items():
@@ -55,7 +55,7 @@ def test_a_row_has_the_slot_and_the_place_of_its_token():
             assert (slots[shard, row], offsets[shard, row], tokens[shard, row]) == (number, offset, token)
     used = [row for at in np.asarray(rows.row_SJ)[[0, 2]] for row in at.tolist() if row < 5]
     assert len(set(used)) == len(used) == 5
-    plain = arranged({}, live, Shape(4, 5, 2), steps=9)
+    plain = arranged({}, live, BatchShape(4, 5, 2), steps=9)
     assert plain.steps == 9 and plain.slot_R.tolist() == [0, 1, 2, 3, 4] * 2 and not plain.offset_R.any()
     assert plain.row_SJ.tolist() == [[number, 5, 5] for number in range(4)] * 2
 
@@ -110,11 +110,13 @@ def test_a_turn_ends_in_the_middle_of_a_draft(params):
 
 
 def test_how_many_tokens_may_be_drafted(params):
-    """At most `draft_tokens`, as many as the limit leaves, and as other slots leave rows."""
-    engine = make_paged(DRAFTED, slots=2)
+    """At most `draft_tokens`, as many as the limit leaves, and as other slots leave rows: of four rows two slots leave
+    two, and three slots too few."""
+    engine = make_paged(DRAFTED, slots=3)
     weights, state = engine.load_params(params), engine.init_decode_state()
     key, asked = np.zeros(2, np.uint32), request("x" * 5, stop_ids=())
-    for slot, limit, room in ((0, 6, {}), (0, 7, {0: 1}), (0, 160, {0: 3}), (1, 160, {0: 2, 1: 2})):
+    cases = ((0, 6, {}), (0, 7, {0: 1}), (0, 160, {0: 3}), (1, 160, {0: 2, 1: 2}), (2, 160, {}))
+    for slot, limit, room in cases:
         if slot == 0:
             state = engine.release(engine.pause(state, [0]), [0])
         state = engine.insert(state, [Placement(slot, asked.prompt_ids, limit, asked.params, key)])
