@@ -20,9 +20,10 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
@@ -41,6 +42,21 @@ DRAFTED = (2, 4, 8)  # tokens of a draft
 SOURCES = ("row", "group", "step")  # each with those before it
 
 
+class Counts(NamedTuple):
+    """Of dispatches of rows."""
+
+    sampled: int
+    """Tokens."""
+    dispatches: int
+    drafts: int
+    """Those of them that had a draft."""
+    accepted: int
+    """Tokens of drafts that were right."""
+
+    def plus(self, more: Counts) -> Counts:
+        return Counts(*map(sum, zip(self, more, strict=True)))
+
+
 @dataclass(eq=False)
 class Row:
     """A row that is being sampled again. Tokens are numbers of `rows_of`."""
@@ -56,8 +72,8 @@ class Row:
     done: int = 0
     """Tokens after the prompt that are there."""
 
-    def advance(self, drafted: int, others: Sequence[Text]) -> int:
-        """Goes on by one dispatch with a draft of so many tokens; how many were sampled."""
+    def advance(self, drafted: int, others: Sequence[Text]) -> Counts:
+        """Goes on by one dispatch with a draft of so many tokens."""
         draft = continuation([self.text, *others], self.text.ids[-LONGEST:], drafted)
         sampled = 0
         for token in [*draft, None]:
@@ -67,7 +83,7 @@ class Row:
             if not right or self.over or not self.sampled[self.done]:
                 break
         self.observe()
-        return sampled
+        return Counts(sampled, 1, len(draft) > 0, sampled - 1)
 
     def observe(self) -> None:
         """Takes over what was not sampled."""
@@ -111,12 +127,11 @@ def rows_of(run: Path) -> Iterator[tuple[int, str, list[Row]]]:
         yield step, role, rows
 
 
-def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> tuple[int, int]:
-    """(sampled tokens, dispatches of a row) of the rows of a role in a step."""
+def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> Counts:
+    """What the rows of a role in a step take."""
     waiting = [replace(row, text=Text(), done=0) for row in rows][::-1]
     groups: dict[str, Text] = {}
-    step, live = Text(), []
-    sampled = dispatches = 0
+    step, live, counts = Text(), [], Counts(0, 0, 0, 0)
     while waiting or live:
         while waiting and len(live) < slots:
             row = waiting.pop()
@@ -125,19 +140,19 @@ def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> tuple[
         for row in live:
             if not row.over:
                 texts = [groups.setdefault(row.group, Text()), step][: SOURCES.index(source)]
-                sampled += row.advance(drafted, texts)
-                dispatches += 1
+                counts = counts.plus(row.advance(drafted, texts))
         for row in (row for row in live if row.over):
             group = groups.setdefault(row.group, Text())
             ids = row.tokens if group.ids else [*row.prompt, *row.tokens]
             group.add(ids)
             step.add(ids)
         live = [row for row in live if not row.over]
-    return sampled, dispatches
+    return counts
 
 
 def measured(run: Path, slots: int) -> dict[str, dict[str, float]]:
-    """By role, tokens of a dispatch by source and length of the draft; and how many tokens a row has on average."""
+    """By role, tokens of a dispatch by source and length of the draft; how many tokens a row has on average; and for
+    all sources, the share of dispatches that have a draft, and the tokens of one that has."""
     parts: dict[str, list[list[Row]]] = {}
     for _, role, rows in rows_of(run):
         parts.setdefault(role, []).append(rows)
@@ -147,9 +162,11 @@ def measured(run: Path, slots: int) -> dict[str, dict[str, float]]:
         figures[role] = {"tokens of a row": tokens / sum(map(len, steps))}
         for source in SOURCES:
             for drafted in DRAFTED:
-                counts = [played(rows, drafted, source, slots) for rows in steps]
-                sampled, dispatches = (sum(count) for count in zip(*counts, strict=True))
-                figures[role][f"{source} {drafted}"] = sampled / dispatches
+                counts = reduce(Counts.plus, [played(rows, drafted, source, slots) for rows in steps])
+                figures[role][f"{source} {drafted}"] = counts.sampled / counts.dispatches
+                if source == SOURCES[-1]:
+                    figures[role][f"with a draft of {drafted}"] = counts.drafts / counts.dispatches
+                    figures[role][f"tokens with a draft of {drafted}"] = 1 + counts.accepted / max(1, counts.drafts)
     return figures
 
 
@@ -174,9 +191,11 @@ def dispatch_seconds(card: Path, on: str) -> dict[str, dict[int, float]]:
 
 def table(figures: dict[str, dict[str, float]], name: str) -> list[str]:
     """Markdown rows of a run."""
+    columns = [[f"{source} {drafted}" for drafted in DRAFTED] for source in SOURCES]
+    columns += [[f"{kind} {drafted}" for drafted in DRAFTED] for kind in ("with a draft of", "tokens with a draft of")]
     return [
         f"| {name} | {role} | {each['tokens of a row']:.0f} | "
-        + " | ".join(" ".join(f"{each[f'{source} {drafted}']:.2f}" for drafted in DRAFTED) for source in SOURCES)
+        + " | ".join(" ".join(f"{each[key]:.2f}" for key in keys) for keys in columns)
         + " |"
         for role, each in figures.items()
     ]
@@ -192,7 +211,8 @@ def main() -> None:
     given = parser.parse_args()
     record: dict[str, Any] = {"slots": given.slots, "tokens of a dispatch": {}, "seconds of a dispatch": {}}
     print(
-        "| run | role | sampled | of the row: k = 2, 4, 8 | and its group | and its step |\n|---|---|---|---|---|---|"
+        "| run | role | sampled | of the row: k = 2, 4, 8 | and its group | and its step | with a draft | tokens |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for run in given.runs:
         record["tokens of a dispatch"][run.name] = figures = measured(run, given.slots)

@@ -34,9 +34,10 @@ class Text:
             self._last[pair] = len(self.ids)
             self.ids.append(id)
 
-    def find(self, end: Sequence[int], least: int) -> tuple[int, int]:
-        """(how many of the last tokens of `end`, `least` to LONGEST, stand together in the text, followed by something;
-        the place behind them): the most there are, and of these places the latest; (0, 0) if there are fewer."""
+    def find(self, end: Sequence[int]) -> tuple[int, int]:
+        """(how many of the last tokens of `end`, SHORTEST to LONGEST, stand together in the text, followed by
+        something; the place behind them): the most there are, and of these places the latest; (0, 0) if there are
+        fewer."""
         best, after = 0, 0
         place = self._last.get((end[-2], end[-1]), -1) if len(end) >= SHORTEST else -1
         for _ in range(PLACES):
@@ -46,18 +47,18 @@ class Text:
                 length = SHORTEST
                 while length < min(LONGEST, len(end), place + 1) and self.ids[place - length] == end[-1 - length]:
                     length += 1
-                if length > max(best, least - 1):
+                if length > best:
                     best, after = length, place + 1
             place = self._before[place]
         return best, after
 
 
-def continuation(texts: Sequence[Text], end: Sequence[int], most: int, least: int = SHORTEST) -> list[int]:
+def continuation(texts: Sequence[Text], end: Sequence[int], most: int) -> list[int]:
     """Up to `most` tokens that followed the longest end there is in any of the texts, the first of those that have it;
-    [] if none has its last `least` tokens."""
+    [] if none has its last SHORTEST tokens."""
     best, found = 0, list[int]()
     for text in texts:
-        length, after = text.find(end, max(least, best + 1))
+        length, after = text.find(end)
         if length > best:
             best, found = length, text.ids[after : after + most].tolist()
     return found
@@ -89,16 +90,10 @@ class _DraftedRow:
     """Its tokens, while a turn is drafted for."""
     turns: int = 0
     """Those that are among the shared texts."""
-    least: int = SHORTEST
-    """Tokens of an end that is worth a draft."""
 
 
 class Drafter:
-    """The texts of the rows of a decode loop. shares: rows of one group or role are drafted from each other's turns.
-
-    A row whose draft was wrong from its first token on needs an end that is longer by one for the next, until one is
-    right.
-    """
+    """The texts of the rows of a decode loop. shares: rows of one group or role are drafted from each other's turns."""
 
     def __init__(self, shares: bool) -> None:
         self._shares = shares
@@ -112,13 +107,11 @@ class Drafter:
         known = self._rows.setdefault(row, _DraftedRow())
         known.text.add(row.ids[len(known.text.ids) :].tolist())
         texts = [self._texts[name] for name in self._names(row) if name in self._texts]
-        return continuation([known.text, *texts], known.text.ids[-LONGEST:], most, known.least)
+        return continuation([known.text, *texts], known.text.ids[-LONGEST:], most)
 
-    def verified(self, row: ActiveEpisode, drafted: int, accepted: int) -> None:
-        """What became of a draft of so many tokens."""
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Counts a draft of so many tokens."""
         self.counts += DraftCounts(1, drafted, accepted)
-        known = self._rows.setdefault(row, _DraftedRow())
-        known.least = SHORTEST if accepted else min(known.least + 1, LONGEST)
 
     def turn_over(self, row: ActiveEpisode) -> None:
         """A turn of the row has ended: others may be drafted from it, and from the first prompt of its group."""

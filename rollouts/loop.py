@@ -621,7 +621,7 @@ class DecodeLoop:
         for slot in slots:
             episode, finish = self._live[slot], None
             if self._drafter is not None and slot in dispatch.drafts:
-                self._drafter.verified(episode, len(dispatch.drafts[slot]), int(result.counts_S[slot]) - 1)
+                self._drafter.verified(len(dispatch.drafts[slot]), int(result.counts_S[slot]) - 1)
             try:
                 for token, logprob, entropy in result.sampled(slot):
                     finish = episode.take(token, logprob, entropy, None if self._schedule is None else self.version)

@@ -85,4 +85,4 @@ def test_compiled_for_an_h100_nothing_is_sorted():
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     sorts = json.loads(done.stdout.splitlines()[-1])
-    assert len(sorts) == 4 and not any(sorts.values()), sorts
+    assert len(sorts) == 6 and not any(sorts.values()), sorts
