@@ -15,7 +15,7 @@ from scope_jax.rollouts.episodes import ActiveEpisode
 
 LONGEST, SHORTEST = 8, 2  # tokens of an end that is looked for
 PLACES = 64  # most places of a text, the latest first, at which the last two tokens stand
-MOST = 2**19  # tokens of all turns that are kept; they take about 100 bytes each
+MOST = 2**19  # tokens of all turns that are kept; each takes 50 to 170 bytes
 
 
 class Text:
