@@ -1,13 +1,13 @@
-"""How many tokens drafts from what was written before would have saved: of recorded runs, before any drafter is built.
+"""How many tokens drafts from what was written before save, if a dispatch verifies one for every row: of recorded runs.
 
     python -m benchmarks.drafts RUN … [--slots N] [--plan CARD ON …] [--record FILE]
 
-RUN is a run with `log.tokens = true`. The drafter looks for the longest end of a row, of 2 to 8 tokens, that was
-written before: in the row itself and its prompt, in the finished rows of its group, and in those of its step and role;
-the latest place counts. It drafts the k tokens that followed there, and a dispatch that verifies them gives as many
-tokens as were right, and one more. As the tokens of a row follow from its key, what was sampled is what would be
-sampled. Rows of a role begin in the order of the record, at most --slots at a time, and all rows under way advance by
-one dispatch at a time; what tools return costs none.
+RUN is a run with `log.tokens = true`. The drafter (`rollouts.drafter`) looks for the longest end of a row, of 2 to 8
+tokens, that was written before: in the row itself and its prompt, in the finished rows of its group, and in those of
+its step and role; the latest place counts. It drafts the k tokens that followed there, and a dispatch that verifies
+them gives as many tokens as were right, and one more. As the tokens of a row follow from its key, what was sampled is
+what would be sampled. Rows of a role begin in the order of the record, at most --slots at a time, and all rows under
+way advance by one dispatch at a time; what tools return costs none.
 
 --plan names cards with the hardware of `scope-jax plan`: there a dispatch of k + 1 positions a row has the FLOPs of so
 many tokens and reads weights and cache once. The gain is tokens per dispatch over the seconds of such a dispatch,
@@ -20,9 +20,10 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scope_jax.config import Config
 from scope_jax.games import load_card
@@ -32,54 +33,48 @@ from scope_jax.plan.assumptions import ASSUMED
 from scope_jax.plan.estimates import decode_work, pace, seconds
 from scope_jax.plan.hardware import hardware, without_compiler
 from scope_jax.plan.planning import Planner
+from scope_jax.rollouts.drafter import LONGEST, Text, continuation
 from scope_jax.run.files import EPISODES, TOKENS, read_records
 from scope_jax.run.records import pieces
 from scope_jax.sharding.mesh import row_shards
 
-LONGEST, SHORTEST = 8, 2  # tokens of an end that is looked for
 DRAFTED = (2, 4, 8)  # tokens of a draft
 SOURCES = ("row", "group", "step")  # each with those before it
 
 
-@dataclass(eq=False)
-class Text:
-    """Tokens in which ends are looked for."""
+class Counts(NamedTuple):
+    """Of dispatches of rows."""
 
-    tokens: list[str] = field(default_factory=list)
-    _after: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """Where the latest occurrence of an end is over."""
+    sampled: int
+    """Tokens."""
+    dispatches: int
+    drafts: int
+    """Those of them that had a draft."""
+    accepted: int
+    """Tokens of drafts that were right."""
 
-    def add(self, tokens: Iterable[str]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            count = len(self.tokens)
-            for length in range(SHORTEST, min(LONGEST, count) + 1):
-                self._after[tuple(self.tokens[count - length :])] = count
-
-    def following(self, end: Sequence[str], count: int) -> list[str]:
-        """The tokens that followed the latest occurrence of this end, if any did."""
-        place = self._after.get(tuple(end))
-        return [] if place is None else self.tokens[place : place + count]
+    def plus(self, more: Counts) -> Counts:
+        return Counts(*map(sum, zip(self, more, strict=True)))
 
 
 @dataclass(eq=False)
 class Row:
-    """A row that is being sampled again."""
+    """A row that is being sampled again. Tokens are numbers of `rows_of`."""
 
     group: str
-    prompt: list[str]
-    tokens: list[str]
+    prompt: list[int]
+    tokens: list[int]
     """After the prompt."""
     sampled: list[bool]
     """Whether each of them was sampled."""
-    before: Text = field(default_factory=Text)
-    """The row up to the token before the last one: an end must have been followed by something."""
+    text: Text = field(default_factory=Text)
+    """The row so far."""
     done: int = 0
     """Tokens after the prompt that are there."""
 
-    def advance(self, drafted: int, others: Sequence[Text]) -> int:
-        """Goes on by one dispatch with a draft of so many tokens; how many were sampled."""
-        draft = self._draft(drafted, others) if drafted else []
+    def advance(self, drafted: int, others: Sequence[Text]) -> Counts:
+        """Goes on by one dispatch with a draft of so many tokens."""
+        draft = continuation([self.text, *others], self.text.ids[-LONGEST:], drafted)
         sampled = 0
         for token in [*draft, None]:
             right = token == self.tokens[self.done]
@@ -88,7 +83,7 @@ class Row:
             if not right or self.over or not self.sampled[self.done]:
                 break
         self.observe()
-        return sampled
+        return Counts(sampled, 1, len(draft) > 0, sampled - 1)
 
     def observe(self) -> None:
         """Takes over what was not sampled."""
@@ -100,21 +95,12 @@ class Row:
         return self.done == len(self.tokens)
 
     def begin(self) -> None:
-        self.before.add(self.prompt[:-1])
+        self.text.add(self.prompt)
         self.observe()
 
     def _take(self) -> None:
-        last = self.tokens[self.done - 1] if self.done else self.prompt[-1]
-        self.before.add([last])
+        self.text.add([self.tokens[self.done]])
         self.done += 1
-
-    def _draft(self, drafted: int, others: Sequence[Text]) -> list[str]:
-        here = [*self.prompt, *self.tokens[: self.done]]
-        for length in range(min(LONGEST, len(here)), SHORTEST - 1, -1):
-            for text in (self.before, *others):
-                if draft := text.following(here[-length:], drafted):
-                    return draft
-        return []
 
 
 def rows_of(run: Path) -> Iterator[tuple[int, str, list[Row]]]:
@@ -124,24 +110,28 @@ def rows_of(run: Path) -> Iterator[tuple[int, str, list[Row]]]:
     by_step = groupby(read_records(run / EPISODES), key=lambda line: line["step"])
     episodes = {step: list(lines) for step, lines in by_step}
     parts: dict[tuple[int, str], list[Row]] = {}
+    numbers: dict[str, int] = {}
+
+    def numbered(tokens: Iterable[str]) -> list[int]:
+        return [numbers.setdefault(token, len(numbers)) for token in tokens]
+
     for line in read_records(run / TOKENS):
         episode = episodes[line["step"]][line["episode"]]
         prompt = pieces(map(tokenizer.token_bytes, tokenizer.encode(episode["text"].get("prompt", ""))))
         for row in line["rows"]:
             sampled = [logprob is not None for logprob in row["logprobs"]]
             parts.setdefault((line["step"], episode["role"]), []).append(
-                Row(episode["group"], prompt or [""], row["pieces"], sampled)
+                Row(episode["group"], numbered(prompt or [""]), numbered(row["pieces"]), sampled)
             )
     for (step, role), rows in parts.items():
         yield step, role, rows
 
 
-def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> tuple[int, int]:
-    """(sampled tokens, dispatches of a row) of the rows of a role in a step."""
-    waiting = [replace(row, before=Text(), done=0) for row in rows][::-1]
+def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> Counts:
+    """What the rows of a role in a step take."""
+    waiting = [replace(row, text=Text(), done=0) for row in rows][::-1]
     groups: dict[str, Text] = {}
-    step, live = Text(), []
-    sampled = dispatches = 0
+    step, live, counts = Text(), [], Counts(0, 0, 0, 0)
     while waiting or live:
         while waiting and len(live) < slots:
             row = waiting.pop()
@@ -150,17 +140,19 @@ def played(rows: Sequence[Row], drafted: int, source: str, slots: int) -> tuple[
         for row in live:
             if not row.over:
                 texts = [groups.setdefault(row.group, Text()), step][: SOURCES.index(source)]
-                sampled += row.advance(drafted, texts)
-                dispatches += 1
+                counts = counts.plus(row.advance(drafted, texts))
         for row in (row for row in live if row.over):
-            groups.setdefault(row.group, Text()).add([*row.prompt, *row.tokens])
-            step.add([*row.prompt, *row.tokens])
+            group = groups.setdefault(row.group, Text())
+            ids = row.tokens if group.ids else [*row.prompt, *row.tokens]
+            group.add(ids)
+            step.add(ids)
         live = [row for row in live if not row.over]
-    return sampled, dispatches
+    return counts
 
 
 def measured(run: Path, slots: int) -> dict[str, dict[str, float]]:
-    """By role, tokens of a dispatch by source and length of the draft; and how many tokens a row has on average."""
+    """By role, tokens of a dispatch by source and length of the draft; how many tokens a row has on average; and for
+    all sources, the share of dispatches that have a draft, and the tokens of one that has."""
     parts: dict[str, list[list[Row]]] = {}
     for _, role, rows in rows_of(run):
         parts.setdefault(role, []).append(rows)
@@ -170,9 +162,11 @@ def measured(run: Path, slots: int) -> dict[str, dict[str, float]]:
         figures[role] = {"tokens of a row": tokens / sum(map(len, steps))}
         for source in SOURCES:
             for drafted in DRAFTED:
-                counts = [played(rows, drafted, source, slots) for rows in steps]
-                sampled, dispatches = (sum(count) for count in zip(*counts, strict=True))
-                figures[role][f"{source} {drafted}"] = sampled / dispatches
+                counts = reduce(Counts.plus, [played(rows, drafted, source, slots) for rows in steps])
+                figures[role][f"{source} {drafted}"] = counts.sampled / counts.dispatches
+                if source == SOURCES[-1]:
+                    figures[role][f"with a draft of {drafted}"] = counts.drafts / counts.dispatches
+                    figures[role][f"tokens with a draft of {drafted}"] = 1 + counts.accepted / max(1, counts.drafts)
     return figures
 
 
@@ -197,9 +191,11 @@ def dispatch_seconds(card: Path, on: str) -> dict[str, dict[int, float]]:
 
 def table(figures: dict[str, dict[str, float]], name: str) -> list[str]:
     """Markdown rows of a run."""
+    columns = [[f"{source} {drafted}" for drafted in DRAFTED] for source in SOURCES]
+    columns += [[f"{kind} {drafted}" for drafted in DRAFTED] for kind in ("with a draft of", "tokens with a draft of")]
     return [
         f"| {name} | {role} | {each['tokens of a row']:.0f} | "
-        + " | ".join(" ".join(f"{each[f'{source} {drafted}']:.2f}" for drafted in DRAFTED) for source in SOURCES)
+        + " | ".join(" ".join(f"{each[key]:.2f}" for key in keys) for keys in columns)
         + " |"
         for role, each in figures.items()
     ]
@@ -215,7 +211,8 @@ def main() -> None:
     given = parser.parse_args()
     record: dict[str, Any] = {"slots": given.slots, "tokens of a dispatch": {}, "seconds of a dispatch": {}}
     print(
-        "| run | role | sampled | of the row: k = 2, 4, 8 | and its group | and its step |\n|---|---|---|---|---|---|"
+        "| run | role | sampled | of the row: k = 2, 4, 8 | and its group | and its step | with a draft | tokens |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     for run in given.runs:
         record["tokens of a dispatch"][run.name] = figures = measured(run, given.slots)

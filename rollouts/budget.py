@@ -96,9 +96,9 @@ class PageNeeds:
         ]
         self.of_shape = np.asarray(list(map(len, self.groups)))
         self.chunks = max(1, config.prefill_tokens // CHUNK)  # per dispatch and shard
-        self._span = max(self.chunks * CHUNK, config.decode_steps)
+        self._span = max(self.chunks * CHUNK, config.most_tokens)
         columns = paging.count(config.max_length)
-        longest = self.of_shape * (columns + 1 + paging.count(config.decode_steps))
+        longest = self.of_shape * (columns + 1 + paging.count(config.most_tokens))
         self.least = 1 + (self.of_shape if paging.by_slot else longest)
         self.enough = np.maximum(self.least, 1 + config.slots // shards * self.of_tokens(config.max_length))
 
@@ -114,11 +114,11 @@ class PageNeeds:
         """The same with those of the first dispatch after it."""
         if self._paging.by_slot:
             return self.of_shape
-        return self.of_tokens(tokens) + self.of_shape * self._paging.count(self._config.decode_steps)
+        return self.of_tokens(tokens) + self.of_shape * self._paging.count(self._config.most_tokens)
 
     def of_row(self, tokens: int) -> Counts:
         """Pages of a row with so many tokens, and those of the dispatch after it."""
-        most = min(tokens + self._config.decode_steps, self._config.max_length)
+        most = min(tokens + self._config.most_tokens, self._config.max_length)
         return self.of_shape * self._paging.count(most)
 
 

@@ -45,6 +45,7 @@ from scope_jax.rollouts.slots import (
     rows_of,
     stop_row,
 )
+from scope_jax.rollouts.verification import DraftRows, Drafts, arranged, free_rows, trimmed
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.mesh import row_shards
 from scope_jax.sharding.program import AbstractProgram, name_of
@@ -89,6 +90,10 @@ class Engine:
                 f"each slot has one page of {paging.length} tokens; EngineConfig.pages is {config.pages}, but must be "
                 f"None, and max_length {config.max_length}, but must be at most a page."
             )
+        if paging.by_slot and config.draft_tokens:
+            raise ValueError(
+                "EngineConfig.draft_tokens needs pages that belong to no slot, as rows of others use them."
+            )
         shards = row_shards(mesh)
         self._needs = needs = PageNeeds(model, config, shards, paging)
         self.windows, self.chunks = needs.windows, needs.chunks
@@ -109,7 +114,7 @@ class Engine:
         self.weights = EngineWeights(model, config, mesh)
         self.jitted = PagedPrograms(self.weights, how, [count - paging.by_slot for count in self.pages])
         self.row_shards, self.slots = shards, self.jitted.slots  # slots: of one shard
-        self._check_tables("slots", self.slots)
+        self._check_tables("slots", self.jitted.shape.rows)
         self._check_tables("prefill_tokens", self.chunks)
 
     def _check_tables(self, setting: str, rows: int) -> None:
@@ -225,12 +230,32 @@ class Engine:
             most = None if most is None else most - 1
         return state, [one.slot for queue in state.unfinished for one in queue]
 
-    def generate(self, params: Params, state: PagedState, patience: int | None = None) -> tuple[PagedState, Result]:
+    def draft_room(self, state: PagedState) -> dict[int, int]:
+        """Most tokens that may be drafted for each live slot, of those for which any may be: by its limit, and by the
+        rows that its shard has free, which must be one for each live slot at least: with fewer, drafts cost more than
+        they give. The results of all dispatches have been read."""
+        free = [len(rows) for rows in free_rows(state.live, self.jitted.shape)]
+        room: dict[int, int] = {}
+        for slot, live in enumerate(state.live):
+            rows, left = free[slot // self.slots], state.limit[slot] - state.length[slot] - 2
+            if live and 2 * rows >= self.jitted.shape.rows and (most := min(self.config.draft_tokens, rows, left)) > 0:
+                room[slot] = most
+        return room
+
+    def trimmed(self, state: PagedState, drafts: Drafts) -> dict[int, list[int]]:
+        """What of drafts, of at most `draft_room` tokens each, there are rows for in one dispatch."""
+        return trimmed(drafts, state.live, self.jitted.shape)
+
+    def generate(
+        self, params: Params, state: PagedState, patience: int | None = None, drafts: Drafts | None = None
+    ) -> tuple[PagedState, Result]:
         """Samples up to decode_steps tokens for every live slot; the result is still to be `read`, but this may be
         called again before: pages are reserved for all that has not been.
 
         patience: the dispatch ends early once this many slots have finished (None: all of them), which changes no token
-        or log-prob. Raises OutOfPages, before anything has changed but for pages already reserved.
+        or log-prob; nor do drafts, as `trimmed` gives them, with which the dispatch has one step, in which a slot takes
+        one token and those before it that were drafted; they are given when everything else has been read. Raises
+        OutOfPages, before anything has changed but for pages already reserved.
         """
         for slot, live in enumerate(state.live):
             if live:
@@ -241,11 +266,17 @@ class Engine:
                     raise OutOfPages(shard)  # there may be pages, but prompts need them
                 state.grow(slot, ahead)
         patience = self.config.slots if patience is None else patience
-        tables = state.tables(self.config.cascade)
-        state.device, result = self.jitted.generate(params, state.device, tables, self.jitted.patience(patience))
+        tables, rows = state.tables(self.config.cascade), self._rows(state, drafts or {})
+        state.device, result = self.jitted.generate(params, state.device, tables, self.jitted.patience(patience), rows)
         for slot, live in enumerate(state.live):
-            state.unread[slot] += live * self.config.decode_steps
+            state.unread[slot] += live * self.config.most_tokens
         return state, result
+
+    def _rows(self, state: PagedState, drafts: Drafts) -> DraftRows | None:
+        """Which token each row of a dispatch computes; None: the next one of its slot."""
+        if not self.config.draft_tokens:
+            return None
+        return arranged(drafts, state.live, self.jitted.shape, self.config.decode_steps)
 
     def read(self, state: PagedState, result: Result, slots: Iterable[int]) -> Result:
         """A dispatch's result in host memory, once it has been computed. slots: those whose turn has not been ended or
@@ -253,7 +284,7 @@ class Engine:
         result = jax.device_get(result)
         for slot in slots:
             state.length[slot] += int(result.counts_S[slot])
-            state.unread[slot] -= self.config.decode_steps
+            state.unread[slot] -= self.config.most_tokens
             state.live[slot] = bool(result.live_S[slot])
             if state.snapshots:
                 state.said[slot] += result.tokens_NS[: result.counts_S[slot], slot].tolist()
@@ -331,13 +362,14 @@ class Engine:
         `extend` as well. moves: those that copy pages, and move them to the host and back, which an episode that is
         alone does not need."""
         own, device, slots = self.jitted, state.device, self.config.slots
-        rows = self.row_shards * self.chunks
-        nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
+        many = self.row_shards * self.chunks
+        nothing, table = np.zeros(many, np.int32), np.zeros((many, *state.table.shape[1:]), np.int32)
         begins = RowBounds(nothing, nothing, nothing) if state.snapshots else None
-        where, ids = Where(table, nothing, nothing, rows=begins), np.zeros((rows, CHUNK), np.int32)
+        where, ids = Where(table, nothing, nothing, rows=begins), np.zeros((many, CHUNK), np.int32)
         tables, patience = state.tables(self.config.cascade), own.patience(slots)
         with ThreadPoolExecutor(1) as pool:  # the largest program beside the others
-            decoding = pool.submit(own.compile_later(own.generate, (params, device), tables, patience))
+            rows = self._rows(state, {})
+            decoding = pool.submit(own.compile_later(own.generate, (params, device), tables, patience, rows))
             own.compile_later(own.append, (params, device.cache), ids, where, nothing)()
             cache = own.run_for_nothing(device.cache) if moves else device.cache
             number, limits, *how = rows_of([past_the_end(slots)], slots)
@@ -393,7 +425,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- pages
     def _ahead(self, state: PagedState, slot: int) -> int:
         """Tokens that may be in the slot's cache after the next dispatch."""
-        most = state.length[slot] + state.unread[slot] + self.config.decode_steps
+        most = state.length[slot] + state.unread[slot] + self.config.most_tokens
         return min(most, max(state.limit[slot], state.length[slot] + 1))
 
     def _left(self, state: PagedState, shard: int) -> Counts:

@@ -96,6 +96,14 @@ class ActiveEpisode:
         return self._before + len(self._ids)
 
     @property
+    def ids(self) -> np.ndarray:
+        """int32, the tokens of the current row so far, prompt included."""
+        start = max((place for place, turn in enumerate(self.turns) if turn.restarts), default=-1)
+        head = self._first_prompt if start < 0 else self.turns[start].ids
+        ids = [turn.ids for turn in self.turns[start + 1 :]]
+        return np.concatenate([head, *ids, np.asarray(self._ids, np.int32)]).astype(np.int32)
+
+    @property
     def last_id(self) -> int:
         """The last token of the current row so far."""
         ids = self._ids or (self.turns[-1].ids if self.turns else self.prompt)
@@ -290,10 +298,7 @@ class ActiveEpisode:
     def resume(self) -> None:
         """Makes all of the current row the prompt that is computed next, as the row has left its slot, also in the
         middle of a turn. Its tokens stay what they are, and so do the keys of those to come."""
-        start = max((place for place, turn in enumerate(self.turns) if turn.restarts), default=-1)
-        head = self._first_prompt if start < 0 else self.turns[start].ids
-        ids = [turn.ids for turn in self.turns[start + 1 :]]
-        self.prompt = np.concatenate([head, *ids, np.asarray(self._ids, np.int32)]).astype(np.int32)
+        self.prompt = self.ids
 
     def _restart(self, reply: Restart) -> Outcome:
         prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)

@@ -71,7 +71,7 @@ class FlightRollouts(LocalRollouts):
         """While plays may ask for rollouts. Those that still wait at the end fail. schedule: of all rows."""
         self.schedule = schedule
         self._flight = flight = DecodeLoop(
-            self.engine, None, None, self.threads, self.tool, self.ahead, schedule=schedule
+            *(self.engine, None, None, self.threads, self.tool, self.ahead), schedule=schedule, drafter=self.drafter
         )
         try:
             with flight.responders.running():

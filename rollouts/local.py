@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from scope_jax.rollouts.drafter import Drafter
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.interactions import ActiveInteraction, Driver
@@ -43,6 +44,7 @@ class LocalRollouts:
         self.threads = threads
         self.ahead = ahead
         self.tool = tool
+        self.drafter = Drafter(shares=True) if engine.config.draft_tokens else None
         self._calls = 0
         self._loop: DecodeLoop | None = None  # of the call under way; it holds weights and cache
         self._dispatches = 0  # that the latest call has read, once it is over
@@ -67,7 +69,7 @@ class LocalRollouts:
     def steps(self) -> int:
         """Decoding steps that the call under way has read; 0 between calls."""
         loop = self._loop
-        return 0 if loop is None else loop.dispatches * self.engine.config.decode_steps
+        return 0 if loop is None else loop.steps
 
     @property
     def slots(self) -> int:
@@ -183,7 +185,9 @@ class LocalRollouts:
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
         loop = self._loop = DecodeLoop(
-            self.engine, self._params, state, self.threads, self.tool, self.ahead, weights=weights
+            *(self.engine, self._params, state, self.threads, self.tool, self.ahead),
+            weights=weights,
+            drafter=self.drafter,
         )
         try:
             begin(loop)
@@ -193,4 +197,6 @@ class LocalRollouts:
                         raise error
         finally:
             self._loop, self._dispatches, self._over = None, loop.dispatches, []
+            if self.drafter is not None:
+                self.drafter.clear()
         self._state = loop.state

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from scope_jax.rollouts.drafter import Drafter
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.interactions import ActiveInteraction, Interactions, Move
@@ -28,6 +29,7 @@ from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
 from scope_jax.rollouts.tools import BatchedTool, Responders
 from scope_jax.rollouts.types import NonFiniteError
+from scope_jax.rollouts.verification import Drafts
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 WAIT = 0.02  # seconds, at most, that a round rests: what wakes it may come while it looks at replies
@@ -70,6 +72,8 @@ class _Dispatch:
     result: Result
     turns: dict[int, int]
     """By slot, the number of the turn that it samples."""
+    drafts: Drafts
+    """By slot, the tokens that were drafted for it."""
 
 
 class DecodeLoop:
@@ -80,7 +84,8 @@ class DecodeLoop:
     most dispatches per round that compute prompts and observations while slots decode (None: all there are, which is
     the most tokens per second, while the slots that decode wait). weights: the name of `params`; rows of interactions
     that want others wait, and are not the loop's to decode. schedule: of rows under names, where the weights may change
-    (`swap`) while rows are under way; their tokens have the `version` of the weights then.
+    (`swap`) while rows are under way; their tokens have the `version` of the weights then. drafter: proposes tokens, of
+    an engine that verifies drafts; None: there are none.
     """
 
     def __init__(
@@ -94,8 +99,10 @@ class DecodeLoop:
         prefills: int | None = None,
         weights: str = "",
         schedule: Schedule | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._engine = engine
+        self._drafter = drafter
         self.params = params
         self.state = state
         self.responders = Responders(threads, tool)
@@ -122,6 +129,7 @@ class DecodeLoop:
         self._flight: deque[_Dispatch] = deque()  # oldest first
         self._ahead = int(ahead)  # dispatches in flight while the host handles tokens
         self.dispatches = 0  # that were read
+        self.steps = 0  # of these, at most
 
     def submit(self, episodes: Sequence[ActiveEpisode]) -> None:
         """Puts episodes whose requests have keys at the end of the queue, each group together. Raises ValueError if a
@@ -553,6 +561,8 @@ class DecodeLoop:
         if self._schedule is not None:
             self._schedule.swapped(version)
         self.params, self.version = params, version
+        if self._drafter is not None:
+            self._drafter.clear()
         self._interactions.most = self._most_under_way
         self.state = self._engine.init_decode_state()
         held, self._held = self._held, []
@@ -574,20 +584,35 @@ class DecodeLoop:
         config = self._engine.config
         waits = self._queue or self._suspended or self._more
         patience = max(1, config.slots // REFILL) if waits else None
+        drafts = self._drafts()
         while self._live:
             try:
-                self.state, result = self._engine.generate(self.params, self.state, patience)
+                self.state, result = self._engine.generate(self.params, self.state, patience, drafts)
             except OutOfPages as error:
                 if not self._settle():
                     self._set_aside(error.shard)
+                drafts = self._drafts()
             else:
-                self._flight.append(_Dispatch(result, {slot: self._turn[slot] for slot in self._live}))
+                self._flight.append(_Dispatch(result, {slot: self._turn[slot] for slot in self._live}, drafts))
                 return
+
+    def _drafts(self) -> Drafts:
+        """Drafts for the next dispatch, if there are rows for them: everything in flight is read first. As a dispatch
+        with drafts has one step, and the host waits for it, they are used if half of the slots have one."""
+        if self._drafter is None or not self._engine.draft_room(self.state):
+            return {}
+        while self._flight:
+            self._read()
+        room = self._engine.draft_room(self.state)
+        drafts = {slot: self._drafter.draft(self._live[slot], most) for slot, most in room.items()}
+        drafts = self._engine.trimmed(self.state, {slot: ids for slot, ids in drafts.items() if ids})
+        return drafts if 2 * len(drafts) >= len(self._live) else {}
 
     def _read(self) -> None:
         """Waits for the oldest dispatch and distributes its tokens to the turns that still go on."""
         dispatch = self._flight.popleft()
         self.dispatches += 1
+        self.steps += 1 if dispatch.drafts else self._engine.config.decode_steps
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
         result = self._engine.read(self.state, dispatch.result, slots)
         while self._picked:
@@ -595,6 +620,8 @@ class DecodeLoop:
         paused, ended, turned = [], [], []
         for slot in slots:
             episode, finish = self._live[slot], None
+            if self._drafter is not None and slot in dispatch.drafts:
+                self._drafter.verified(len(dispatch.drafts[slot]), int(result.counts_S[slot]) - 1)
             try:
                 for token, logprob, entropy in result.sampled(slot):
                     finish = episode.take(token, logprob, entropy, None if self._schedule is None else self.version)
@@ -611,6 +638,8 @@ class DecodeLoop:
                 assert episode.length == self._limit(episode), "the device ended a turn that the host is continuing"
                 self._leave(slot, episode)
                 continue
+            if self._drafter is not None:
+                self._drafter.turn_over(episode)
             if result.live_S[slot]:
                 paused.append(slot)
             if episode.asks:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scope_jax.errors import UserError
+from scope_jax.rollouts.drafter import Drafter
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.keys import key_data
@@ -103,7 +104,10 @@ class OnlineRollouts:
         self.params = params
         self.tokenizer = tokenizer
         self._most = engine.config.slots + waiting
-        self.loop = DecodeLoop(engine, params, engine.init_decode_state(), threads, tool, ahead, prefills=1)
+        # A request is drafted from itself alone: what others ask shows in no time that it takes.
+        drafter = Drafter(shares=False) if engine.config.draft_tokens else None
+        state = engine.init_decode_state()
+        self.loop = DecodeLoop(engine, params, state, threads, tool, ahead, prefills=1, drafter=drafter)
         self._lock = threading.Lock()  # for the next six
         self._count = 0  # of requests so far
         self._inbox: list[Ticket] = []

@@ -37,10 +37,12 @@ from scope_jax.rollouts.slots import (
     DecodeState,
     Result,
     no_slots,
+    one_token,
     resumed,
     sample_tokens,
     started,
 )
+from scope_jax.rollouts.verification import BatchShape, DraftRows, check_drafts, verifying
 from scope_jax.rollouts.weights import EngineWeights
 from scope_jax.sharding.collectives import Shards
 from scope_jax.sharding.mesh import ROWS, row_shards
@@ -70,10 +72,12 @@ class PagedPrograms:
         self.model, self.config, self.mesh = model, config, mesh
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
+        self.shape = BatchShape(self.slots, max(self.slots, config.draft_tokens + 1), config.draft_tokens)
         self._copied = self.slots if how.paging.by_slot else MOVED  # pages per dispatch
         self._moved = 1 if how.paging.by_slot else MOVED
         self.lanes = config.cascade  # slots of a tile
         check_cascade(self.lanes, model)
+        check_drafts(config.draft_tokens, self.lanes, model)
         if self.lanes and not how.cascade:
             raise UserError(
                 f"rollout.cascade is {self.lanes}, but JAX's kernel for TPUs does not give the sums; set it to 0."
@@ -131,7 +135,8 @@ class PagedPrograms:
         self.read_states = mapped(_read_rows, (states, rows), states)
         self.write_states = mapped(_written_rows, (states, rows, states), states, 0)
         tables = Tables(rows, Tiles(rows, rows, rows) if self.lanes else None)
-        takes = (params, state, tables, PartitionSpec())
+        drafts = DraftRows(rows, rows, rows, rows, PartitionSpec()) if config.draft_tokens else None
+        takes = (params, state, tables, PartitionSpec(), drafts)
         self.generate = mapped(self._generate_body, takes, (state, result), 1)
         self.start = jax.jit(started, donate_argnums=0, out_shardings=whole)
         self.resume = jax.jit(resumed, donate_argnums=0, out_shardings=whole)
@@ -274,12 +279,18 @@ class PagedPrograms:
         ids, table = self._rows(*rows.shape, CHUNK), self._rows(*rows.shape, *tables.table.shape[1:])
         begins = RowBounds(rows, rows, rows) if self.states else None
         prompts = weights, state.cache, ids, Where(table, rows, rows, rows=begins), rows
+        tokens = weights, state, tables, patience, self._abstract_drafts()
         return [
-            AbstractProgram(
-                "decode", "decode", self.generate, (weights, state, tables, patience), resident=(weights, state)
-            ),
+            AbstractProgram("decode", "decode", self.generate, tokens, resident=(weights, state)),
             AbstractProgram("prefill", "prefill", self.append, prompts, resident=(weights, state.cache)),
         ]
+
+    def _abstract_drafts(self) -> DraftRows | None:
+        if not self.shape.most:
+            return None
+        steps = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(self.mesh, PartitionSpec()))
+        by_row = self._rows(self.row_shards * self.shape.rows)
+        return DraftRows(by_row, by_row, by_row, self._rows(self.config.slots, self.shape.most + 1), steps)
 
     def compile_later(self, program: Any, on_devices: Any, *others: Any) -> Callable[[], object]:
         """What compiles a program for these arguments, in whatever thread: a call with the like finds it. on_devices:
@@ -302,18 +313,25 @@ class PagedPrograms:
         return feed(self.model, self.how, params, cache, ids_RQ, where, self._shards)[1]
 
     def _generate_body(
-        self, params: Params, state: DecodeState, tables: Tables, patience: jax.Array
+        self, params: Params, state: DecodeState, tables: Tables, patience: jax.Array, drafts: DraftRows | None
     ) -> tuple[DecodeState, Result]:
         table_VD = output_table(self.model, params)
-        params = with_wide_norms(self.weights.gated(params, state.policy_S))
+        policy_R, table = state.policy_S, tables.table
+        if drafts is not None:
+            policy_R, table = drafts.of_slot(policy_R), drafts.of_slot(table)
+        params = with_wide_norms(self.weights.gated(params, policy_R))
 
         def forward(cache: Pages | Stateful, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
-            where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)
+            where = Where(table, length_S, live_S.astype(jnp.int32), tables.tiles)
             hidden_S1D, cache = feed(self.model, self.how, params, cache, token_S[:, None], where, self._shards)
             return logits_of(hidden_S1D[:, 0], table_VD, self.model.final_softcap), cache
 
+        if drafts is None:
+            step, steps = one_token(forward, self._draw), self.config.decode_steps
+        else:
+            step, steps = verifying(forward, state, drafts, self._draw), drafts.steps
         return sample_tokens(
-            *(forward, state, self.config.decode_steps, patience, self._draw),
+            *(step, state, steps, patience, self.config.most_tokens),
             entropies=self.config.entropies,
             together=self._shards.token_axes,
         )
@@ -327,9 +345,9 @@ class PagedPrograms:
         drawn_from = partial(draw, entropies=self.config.entropies, vocab=self.model.vocab_size)
         if axis is None:
             return drawn_from(logits_SV, how, index_S)
-        if self.slots % size:
+        if self.shape.rows % size:
             return drawn_from(lax.all_gather(logits_SV, axis, axis=1, tiled=True), how, index_S)
-        share = self.slots // size
+        share = self.shape.rows // size
 
         def own(x_S: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)

@@ -56,6 +56,8 @@ class EngineConfig:
     """Keep keys and values in 8 bits, too; states stay as they are."""
     cascade: int = 0
     """Slots of a group that attend together to the pages they begin with (`models.kernels.cascade`); 0: each alone."""
+    draft_tokens: int = 0
+    """Most drafted tokens of a slot that a dispatch verifies (`rollouts.verification`)."""
 
     @property
     def in_8_bits(self) -> bool:
@@ -73,6 +75,11 @@ class EngineConfig:
                 raise ValueError(f"EngineConfig.{name} is {vars(self)[name]}; it must be at least 1.")
         if (self.adapter is None) != (not self.policies):
             raise ValueError("EngineConfig: adapter and policies belong together; give both or none.")
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of a slot that a dispatch samples."""
+        return max(self.decode_steps, self.draft_tokens + 1)
 
 
 class DecodeState(NamedTuple):
@@ -243,39 +250,17 @@ Forward = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]
 Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]]
 
 
-def sample_tokens(
-    forward: Forward,
-    state: DecodeState,
-    steps: int,
-    patience: jax.Array,
-    draw: Draw,
-    *,
-    entropies: bool,
-    together: tuple[str, ...] = (),
-) -> tuple[DecodeState, Result]:
-    """Up to `steps` tokens for every live slot, fewer if `patience` slots have finished.
+Step = Callable[[jax.Array, DecodeState, Result], tuple[DecodeState, Result]]
+
+
+def one_token(forward: Forward, draw: Draw) -> Step:
+    """A step of `sample_tokens` with a token for every live slot.
 
     forward(cache, token_S, length_S, live_S) -> (logits_SV float32, cache with the tokens at their positions).
-    draw: as `sampling.draw`, on logits in the form in which `forward` gives them. entropies: whether it measures them.
-    together: mesh axes whose devices take every step together, as `forward` communicates over them; slots and patience
-    then count all of theirs.
+    draw: as `sampling.draw`, on logits in the form in which `forward` gives them.
     """
-    slots = state.token_S.shape[0]
 
-    def decoding(state: DecodeState) -> jax.Array:
-        own = jnp.sum(state.live_S)
-        return lax.psum(own, together) if together else own
-
-    alive = decoding(state)
-
-    def go_on(carry: tuple[jax.Array, jax.Array, DecodeState, Result]) -> jax.Array:
-        n, left, _, _ = carry
-        return (n < steps) & (left > 0) & (alive - left < patience)
-
-    def one(
-        carry: tuple[jax.Array, jax.Array, DecodeState, Result],
-    ) -> tuple[jax.Array, jax.Array, DecodeState, Result]:
-        n, _, state, result = carry
+    def step(n: jax.Array, state: DecodeState, result: Result) -> tuple[DecodeState, Result]:
         live_S = state.live_S
         logits_SV, cache = forward(state.cache, state.token_S, state.length_S, live_S)
         token_S, logprob_S, entropy_S = draw(logits_SV, state.sampling, state.length_S + 1)
@@ -293,14 +278,52 @@ def sample_tokens(
             length_S=state.length_S + live_S,
             live_S=live_S & ~ended_S,
         )
+        return state, result
+
+    return step
+
+
+def sample_tokens(
+    step: Step,
+    state: DecodeState,
+    steps: int | jax.Array,
+    patience: jax.Array,
+    most: int,
+    *,
+    entropies: bool,
+    together: tuple[str, ...] = (),
+) -> tuple[DecodeState, Result]:
+    """Up to `steps` steps for every live slot, fewer if `patience` slots have finished.
+
+    step(number, state, result) -> both after one more. most: tokens of a slot in all steps. entropies: whether they are
+    measured. together: mesh axes whose devices take every step together, as it communicates over them; slots and
+    patience then count all of theirs.
+    """
+    slots = state.token_S.shape[0]
+
+    def decoding(state: DecodeState) -> jax.Array:
+        own = jnp.sum(state.live_S)
+        return lax.psum(own, together) if together else own
+
+    alive = decoding(state)
+
+    def go_on(carry: tuple[jax.Array, jax.Array, DecodeState, Result]) -> jax.Array:
+        n, left, _, _ = carry
+        return (n < steps) & (left > 0) & (alive - left < patience)
+
+    def one(
+        carry: tuple[jax.Array, jax.Array, DecodeState, Result],
+    ) -> tuple[jax.Array, jax.Array, DecodeState, Result]:
+        n, _, state, result = carry
+        state, result = step(n, state, result)
         return n + 1, decoding(state), state, result
 
     nothing = Result(
-        jnp.zeros((steps, slots), jnp.int32),
-        jnp.zeros((steps, slots), jnp.float32),
+        jnp.zeros((most, slots), jnp.int32),
+        jnp.zeros((most, slots), jnp.float32),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, bool),
-        jnp.zeros((steps, slots), jnp.float32) if entropies else None,
+        jnp.zeros((most, slots), jnp.float32) if entropies else None,
     )
     _, _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), alive, state, nothing))
     return state, result._replace(live_S=state.live_S)

@@ -214,6 +214,10 @@ class RolloutSection(Section):
     cascade: Annotated[int, Field(ge=0, le=256)] = 0
     """Slots of a group that attend together to the prompt they share, best the size of a group; 0: each alone (not on
     TPU; docs/rollouts.md#the-kv-cache)."""
+    draft_tokens: Annotated[int, Field(ge=0, le=64)] = 0
+    """Most tokens that are drafted for a slot from what was written before, and verified in one dispatch in the rows of
+    slots that are not under way: worth it at the end of a step, when few are; changes no token. 0: none
+    (docs/rollouts.md#drafts). Not with `cascade`, nor for models with states."""
     quantization: Literal["int8"] | None = None
     """Weights of the engine's matrices in 8 bits while a step is played, with a scale for each output
     (docs/rollouts.md#weights-in-8-bits). Needs `rollout_cap`, `rollout_mask` or `old_logprobs = "rollout"` in the

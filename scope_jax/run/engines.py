@@ -90,10 +90,10 @@ def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bo
 def implementation(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, longest: int) -> Implementation:
     """Layout of the engine's pages, and attention over them. On a CPU, where XLA gathers pages more slowly than it
     reads columns where they are, each slot has a page for the longest episode, unless the card has a budget, cascade
-    attention, a cache in 8 bits, which the kernel of TPUs does not take either, or the loop."""
+    attention, drafts, a cache in 8 bits, which the kernel of TPUs does not take either, or the loop."""
     card, platform = cfg.rollout, mesh.devices.flat[0].platform
-    plain = card.attention == "auto" and card.kv_cache_dtype is None
-    if platform == "cpu" and plain and card.cache_gib is None and not card.cascade:
+    plain = card.attention == "auto" and card.cache_gib is None and card.kv_cache_dtype is None
+    if platform == "cpu" and plain and not (card.cascade or card.draft_tokens):
         return Columns(longest)
     if card.attention == "loop" or (platform == "tpu" and card.kv_cache_dtype is not None):
         platform = "any"
@@ -131,6 +131,7 @@ def _engine_config(cfg: Config | ServedModel, model: ModelConfig, processes: int
         decode_steps=card.decode_steps,
         compute_dtype=DTYPES[cfg.model.compute_dtype],
         cascade=card.cascade,
+        draft_tokens=card.draft_tokens,
         quantized=card.quantization is not None,
         cache_in_8_bits=card.kv_cache_dtype is not None,
         adapter=adapter_of(cfg.model.adapter),
@@ -157,7 +158,7 @@ def check_budget(cfg: Config | ServedModel, model: ModelConfig) -> None:
 def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
-    the platform's kernel has no cascade attention, or as `decode_layout` does."""
+    the platform's kernel has no cascade attention, if the model cannot have drafts, or as `decode_layout` does."""
     card, dtype, processes = cfg.rollout, DTYPES[cfg.model.compute_dtype], distributed.count()
     if card.slots % processes:
         raise UserError(

@@ -27,6 +27,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.models.decoder import flops
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.transformer import Remat
+from scope_jax.rollouts.drafter import DraftCounts
 from scope_jax.run import host_memory
 from scope_jax.run.device_memory import memory_of
 from scope_jax.run.meshes import divided_devices
@@ -35,7 +36,7 @@ from scope_jax.run.world import World
 from scope_jax.sharding.chips import GIB, chip_of
 
 PHASES = ("play", "learn", "wait", "evaluate", "checkpoint")
-# Every name but those of the phases; of a game without searches, an unknown device or a CPU, some are missing.
+# Every name but those of the phases; without searches or drafts, on an unknown device or a CPU, some are missing.
 NAMES = (
     "time/publish",
     "time/search_wait",
@@ -49,6 +50,9 @@ NAMES = (
     "perf/programs_loaded",
     "perf/search_calls",
     "perf/search_queries",
+    "perf/drafted_tokens",
+    "perf/accepted_tokens",
+    "perf/tokens_per_draft",
 )
 
 
@@ -205,6 +209,7 @@ class _Counts:
     search_calls: int
     searches: int
     search_wait: float
+    drafts: DraftCounts
 
 
 class Meter:
@@ -220,7 +225,9 @@ class Meter:
     def _counted(self) -> _Counts:
         tool, sampler, made = self._world.lookup, self._world.sampler, programs()
         searches = (0, 0, 0.0) if tool is None else (tool.batches, tool.texts, tool.waited)
-        return _Counts(made.compiled, made.loaded, sampler.generated, sampler.publishing, *searches)
+        drafter = self._world.local.drafter
+        drafts = DraftCounts() if drafter is None else drafter.counts
+        return _Counts(made.compiled, made.loaded, sampler.generated, sampler.publishing, *searches, drafts)
 
     def begin(self) -> None:
         """A step begins: what an evaluation generated before it does not count, only its programs do."""
@@ -245,6 +252,11 @@ class Meter:
             found["time/search_wait"] = now.search_wait - before.search_wait
             found["perf/search_calls"] = now.search_calls - before.search_calls
             found["perf/search_queries"] = now.searches - before.searches
+        if self._world.local.drafter is not None:
+            new = now.drafts - before.drafts
+            found |= {"perf/drafted_tokens": new.drafted, "perf/accepted_tokens": new.accepted}
+            if new.drafts:
+                found["perf/tokens_per_draft"] = 1 + new.accepted / new.drafts
         if rows and self._chip is not None and self._chip.peak is not None:
             most = learning * self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
             model, frozen = self._world.model, self._world.cfg.model.adapter is not None

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 from scope_jax.config import Config, EvalSet
 from scope_jax.errors import UserError, sentence
 from scope_jax.rollouts.programs import check_cascade
+from scope_jax.rollouts.verification import check_drafts
 from scope_jax.run import card_rules, file_rules
 from scope_jax.run.engines import check_budget, replays
 from scope_jax.run.opened import FAULTS, Doubt, OpenedCard, WithExample
@@ -165,6 +166,10 @@ def _sets(card: OpenedCard) -> Iterable[EvalSet]:
     return card.cfg.evaluate.sets
 
 
+def _drafts(card: OpenedCard) -> None:
+    check_drafts(card.cfg.rollout.draft_tokens, card.cfg.rollout.cascade, card.model)
+
+
 RULES = (
     Rule("game", ("training",), card_rules.game),
     Rule("policies", ("training",), card_rules.policies),
@@ -186,6 +191,7 @@ RULES = (
     Rule("mesh", ("model",), card_rules.mesh),
     Rule("cache", ("model",), lambda card: check_budget(card.cfg, card.model)),
     Rule("cascade", ("model",), lambda card: check_cascade(card.cfg.rollout.cascade, card.model)),
+    Rule("drafts", ("model",), _drafts),
     Rule("adapters", ("model",), card_rules.adapter),
     Rule("models of policies", ("training", "model", "policies"), file_rules.beginnings),
     Rule("model {}", ("training", "beginning", "policies", "files"), file_rules.stored, _starts),

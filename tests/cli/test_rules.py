@@ -146,6 +146,7 @@ RULES: list[tuple[str, str, Sequence[str], str]] = [
     ("mesh", "ssp", ["mesh.tensor=2", "learner.sequence_parallel=true", "learner.buckets=[513]"], "turn learner.seq"),
     ("cache", "ssp", ["rollout.cache_gib=1e-7"], "rollout.cache_gib = 1e-07 cannot hold one episode"),
     ("cascade", "ssp", ['model.checkpoint="{files}/windows"', "rollout.cascade=2"], "but every layer has a window"),
+    ("drafts", "ssp", ["rollout.draft_tokens=4", "rollout.cascade=2"], "which do not work together; set one of them"),
     ("adapters", "ssp", ['model.adapter.targets=["q_proj", "in_proj_a"]'], "model.adapter.targets names 'in_proj_a'"),
     ("vocabulary", "ssp", ['model.tokenizer="{atlas}/scope/base"'], "the tokenizer has 1266 tokens but the model"),
     ("tokenizer and template", "ssp", ['model.tokenizer="{files}/none"'], "{files}/none"),

@@ -25,7 +25,8 @@ from scope_jax.rollouts.types import Request
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
 from scope_jax.sharding.spec import param_shardings
-from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
+from tests.rollouts.scripted_drafts import Scripted
+from tests.rollouts.world import CFG, ENGINE, bits, make_params, make_rollouts, request
 from tests.shapes import like
 
 EXPERTS = like(CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True)
@@ -104,6 +105,27 @@ def experts(mesh: str) -> dict[str, Any]:
     return said(engine, weights) | {"gate": list(gate.sharding.shard_shape(gate.shape))}
 
 
+def drafts(mesh: str) -> dict[str, Any]:
+    """Of a model with experts, completions with drafts that are right but for every fifth token, and with none; and how
+    many tokens were accepted."""
+    config = dataclasses.replace(ENGINE, draft_tokens=3)
+    rollouts = make_rollouts(Engine(EXPERTS, config, mesh_of(mesh)), make_params(EXPERTS))
+    asked = [*requests()[::2], request("alone", key=99, temperature=0.0, max_tokens=60, stop_ids=())]
+    rollouts.drafter = None
+    first = rollouts.run(asked)
+    rollouts.clear()
+    rollouts.drafter = Scripted(
+        asked, first, lambda ids, length: [1 if (length + n) % 5 == 0 else id for n, id in enumerate(ids)]
+    )
+    second = rollouts.run(asked)
+    return {
+        "ids": [c.ids_T.tolist() for c in first],
+        "same": [bits(c) for c in first] == [bits(c) for c in second],
+        "accepted": rollouts.drafter.counts.accepted,
+        "rejected": rollouts.drafter.counts.drafted - rollouts.drafter.counts.accepted,
+    }
+
+
 def prompt_flops(mesh: str) -> float:
     """FLOPs of the program that computes 256 tokens of prompts, on each device."""
     shards = MESHES[mesh][0] * MESHES[mesh][1]
@@ -122,7 +144,14 @@ def collectives(model: str, which: str) -> list[list[str]]:
     return found
 
 
-FACTS = {"columns": columns, "pages": pages, "experts": experts, "flops": prompt_flops, "collectives": collectives}
+FACTS = {
+    "columns": columns,
+    "pages": pages,
+    "experts": experts,
+    "drafts": drafts,
+    "flops": prompt_flops,
+    "collectives": collectives,
+}
 
 
 def main(name: str, *words: str) -> Any:

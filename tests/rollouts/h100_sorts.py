@@ -38,7 +38,7 @@ CFG = uniform(
 def main() -> None:
     mesh = make_mesh(MeshConfig(1, 1, 1), hardware("1xH100").devices)
     sorts = {}
-    for cascade in (0, 4):
+    for cascade, drafts in ((0, 0), (4, 0), (0, 3)):
         config = EngineConfig(
             slots=16,
             max_length=512,
@@ -46,10 +46,11 @@ def main() -> None:
             compute_dtype=jnp.bfloat16,
             prefill_tokens=128,
             cascade=cascade,
+            draft_tokens=drafts,
         )
         for program in Engine(CFG, config, mesh, Triton()).programs():
             text = program.lower().compile().as_text()
-            sorts[f"cascade {cascade}: {program.name}"] = len(re.findall(r" sort\(", text))
+            sorts[f"cascade {cascade}, drafts {drafts}: {program.name}"] = len(re.findall(r" sort\(", text))
     print(json.dumps(sorts))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -11,22 +13,23 @@ from scope_jax.run.programs import programs
 from scope_jax.sharding.program import name_of
 from tests.rollouts.test_columns import MIXED
 from tests.rollouts.test_states import HYBRID
-from tests.rollouts.world import CFG, make_paged, make_params, new_engine, request
+from tests.rollouts.world import CFG, ENGINE, make_paged, make_params, new_engine, request
 
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("cfg", "columns"),
+    ("cfg", "columns", "drafts"),
     [
-        pytest.param(CFG, True, id="plain-a page for each slot", marks=SLOW),
-        pytest.param(CFG, False, id="plain-shared pages"),
-        pytest.param(HYBRID, False, id="states-shared pages", marks=SLOW),
-        pytest.param(HYBRID, True, id="states-a page for each slot", marks=SLOW),
+        pytest.param(CFG, True, 0, id="plain-a page for each slot", marks=SLOW),
+        pytest.param(CFG, False, 0, id="plain-shared pages"),
+        pytest.param(CFG, False, 3, id="drafts", marks=SLOW),
+        pytest.param(HYBRID, False, 0, id="states-shared pages", marks=SLOW),
+        pytest.param(HYBRID, True, 0, id="states-a page for each slot", marks=SLOW),
     ],
 )
-def test_nothing_is_compiled_after_the_start(cfg, columns):
-    engine = new_engine(cfg=cfg, columns=columns)
+def test_nothing_is_compiled_after_the_start(cfg, columns, drafts):
+    engine = new_engine(replace(ENGINE, draft_tokens=drafts), cfg, columns)
     weights = engine.take_params(make_params(cfg))
     before = programs().finished.copy()
     state = engine.compile(weights, engine.init_decode_state(), extends=True)
@@ -37,6 +40,9 @@ def test_nothing_is_compiled_after_the_start(cfg, columns):
     state, _ = engine.advance(weights, state)
     state, result = engine.generate(weights, state)
     assert engine.read(state, result, [3]).counts_S[3] > 0
+    if drafts:
+        state, result = engine.generate(weights, state, drafts={3: [1, 2]})
+        assert engine.read(state, result, [3]).counts_S[3] > 0
     assert programs().finished - before == compiled
 
 

@@ -53,6 +53,14 @@ def test_experts_over_all_devices_and_a_mesh_other_than_the_learners():
     assert one["gate"] == [16, 32, 48] and mesh["gate"] == [2, 32, 48]
 
 
+@pytest.mark.slow
+def test_drafts_are_verified_in_the_rows_of_each_shard():
+    """Four row shards of two slots and four rows, with tensor groups of two and experts over all devices."""
+    one, mesh = facts("drafts", "one"), facts("drafts", "data4_tensor2")
+    assert one["same"] and mesh["same"] and mesh["ids"] == one["ids"]
+    assert all(each[name] > 10 for each in (one, mesh) for name in ("accepted", "rejected"))
+
+
 @pytest.mark.parametrize("mesh", [pytest.param("data8", marks=pytest.mark.slow), "data2_fsdp2_tensor2"])
 def test_every_device_computes_its_share_of_the_prompts(mesh):
     assert facts("flops", mesh) <= 1.1 * facts("flops", "one") / 8

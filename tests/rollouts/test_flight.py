@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from scope_jax.rollouts.drafter import Drafter
 from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.episodes import ActiveEpisode
 from scope_jax.rollouts.flight import FlightRollouts
 from scope_jax.rollouts.schedule import SWAP, Pair, RowName, Schedule
 from scope_jax.rollouts.types import Row
@@ -38,7 +40,7 @@ def weights() -> list[Any]:
 
 class Flown:
     """A run of games in two plays on one engine, whose weights change after so many rounds of the loop. known, given:
-    what an earlier run has left at the landing before version `first`."""
+    what an earlier run has left at the landing before version `first`. drafter: in place of the engine's."""
 
     def __init__(
         self,
@@ -49,12 +51,13 @@ class Flown:
         known: Pairs | None = None,
         first: int = 0,
         given: Mapping[RowName, Any] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pairs: Pairs = {row: list(pairs) for row, pairs in (known or {}).items()}
         self.landed: dict[int, Mapping[RowName, Any]] = {}  # by version, what was sampled before it
         self._results: dict[int, Played] = {}
         rollouts = FlightRollouts(engine, ByteTokenizer(), seed=0, threads=4, ahead=True)
-        rollouts.given = dict(given or {})
+        rollouts.given, rollouts.drafter = dict(given or {}), drafter
         with rollouts.flying(Schedule(known, self._add)):
             plays = [threading.Thread(target=self._play, args=(rollouts, number, delay)) for number in (0, 1)]
             for play in plays:
@@ -152,6 +155,28 @@ def test_pages_that_slots_share(weights: list[Any]) -> None:
             np.testing.assert_allclose(
                 row.logprobs_T[those], trainer_logprobs(weights[version], row)[those], atol=1e-5, rtol=0
             )
+
+
+class Guesses(Drafter):
+    """Proposes what the row has had before."""
+
+    def draft(self, row: ActiveEpisode, most: int) -> list[int]:
+        return row.ids[-5 : most - 5].tolist() if row.length % 3 else []
+
+
+@pytest.mark.slow
+def test_drafts_change_nothing(weights: list[Any]) -> None:
+    """Whatever was drafted, with whichever weights it was written; also in a run that goes on from a landing."""
+    engine, own = make_paged(slots=6, draft_tokens=3), Guesses(shares=True)
+    free = Flown(engine, weights, rounds=14, delay=lambda number: 0.003 * (number % 3), drafter=own)
+    assert own.counts.drafts > 20
+    for drafter in (None, Guesses(shares=True), Drafter(shares=True)):
+        again = Flown(engine, weights, rounds=25, delay=lambda number: 0.0, known=free.pairs, drafter=drafter)
+        assert plain(again.played) == plain(free.played) and again.pairs == free.pairs
+        known = {row: [pair for pair in pairs if pair.version >= 2] for row, pairs in free.pairs.items()}
+        known = {row: pairs for row, pairs in known.items() if pairs}
+        resumed = Flown(engine, weights, 5, lambda number: 0.0, known, 2, free.landed[2], drafter)
+        assert plain(resumed.played) == plain(free.played)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

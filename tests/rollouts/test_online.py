@@ -99,6 +99,17 @@ def test_requests_that_join_get_what_they_get_offline(engine, params, rollouts):
         assert running.failure is None
 
 
+@pytest.mark.slow
+def test_drafts_change_nothing(params):
+    asked = [request("ab" * 30, key=1, temperature=0.0, max_tokens=60, stop_ids=()), *mixed(3)]
+    engine = world.make_paged(draft_tokens=3)
+    with online(engine, params, ahead=True) as rollouts:
+        found = [bits(Asked(rollouts, one).completion()) for one in asked]
+    offline = world.make_rollouts(engine, params)
+    offline.drafter = None
+    assert found == [bits(c) for c in offline.run(asked)]
+
+
 def test_observations_are_told_and_a_responders_error_ends_its_request_alone(engine, params, rollouts):
     def respond(turns: tuple[Turn, ...]) -> str | None:
         return "seen" if len(turns) == 1 else None

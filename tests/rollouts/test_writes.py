@@ -50,8 +50,9 @@ def programs(engine: Any) -> dict[str, list[str]]:
         (None, {"append", "generate", "start", "resume"}),
         (replace(world.ENGINE, pages=9), {"append", "generate", "copy", "write", "start", "resume"}),
         pytest.param(replace(world.ENGINE, cascade=4), {"append", "generate", "start"}, marks=pytest.mark.slow),
+        pytest.param(replace(world.ENGINE, draft_tokens=3), {"append", "generate", "start"}, marks=pytest.mark.slow),
     ],
-    ids=["a page for each slot", "few pages", "cascade"],
+    ids=["a page for each slot", "few pages", "cascade", "drafts"],
 )
 def test_every_scatter_names_unique_rows(params, config, expected):
     engine = world.new_engine() if config is None else world.new_engine(config, columns=False)
@@ -84,4 +85,4 @@ def test_compiled_for_an_h100_nothing_is_sorted():
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     sorts = json.loads(done.stdout.splitlines()[-1])
-    assert len(sorts) == 4 and not any(sorts.values()), sorts
+    assert len(sorts) == 6 and not any(sorts.values()), sorts
