@@ -313,21 +313,30 @@ class ActiveEpisode:
         return "starts anew"
 
     def completion(self) -> Completion:
-        """The episode as it is now."""
+        """The episode as it is now, once it is over."""
         assert self.finish_reason is not None
         self.fetch_picks()
+        return self._completion(self.finish_reason, self._picks)
+
+    def so_far(self) -> Completion:
+        """The episode if it ends with its last turn, without picks, which only the thread of the engine fetches."""
+        finish = self.finish_reason or self.turns[-1].finish
+        assert finish is not None, "it waits for a turn"
+        return self._completion(finish, {})
+
+    def _completion(self, finish: str, picks: dict[int, list[_Picks]]) -> Completion:
         rows, prompt, parts = [], self._first_prompt, []
         for turn in self.turns:
             if turn.restarts:
-                rows.append(_row(prompt, parts, self._picks.get(len(rows), [])))
+                rows.append(_row(prompt, parts, picks.get(len(rows), [])))
                 prompt, parts = turn.ids, []
             else:
                 parts.append(turn)
-        rows.append(_row(prompt, parts, self._picks.get(len(rows), [])))
+        rows.append(_row(prompt, parts, picks.get(len(rows), [])))
         return Completion(
             rows=tuple(rows),
             turns=tuple(self.turns),
-            finish_reason=self.finish_reason,
+            finish_reason=finish,
             calls=tuple(self.request.calls()),
         )
 

@@ -61,10 +61,10 @@ class FlightRollouts(LocalRollouts):
         self.given: dict[RowName, list[SampledTokens]] = {}  # of rows not asked for yet, by an earlier process
         self._rows: dict[int, list[ActiveEpisode]] = {}  # of plays, by their order
 
-    def seat(self, order: int, name: tuple[Any, ...]) -> FlightSeat:
-        """The engine for one call of a play. order: of several plays, those of lower numbers get slots first. name:
-        what the names of the rows begin with."""
-        return FlightSeat(self, order, name)
+    def seat(self, order: int) -> FlightSeat:
+        """The engine for the calls of a play. order: its number, with which the names of its rows begin; of several
+        plays, those of lower numbers get slots first."""
+        return FlightSeat(self, order)
 
     @contextmanager
     def flying(self, schedule: Schedule) -> Iterator[None]:
@@ -87,9 +87,9 @@ class FlightRollouts(LocalRollouts):
                 batch.ended.set()
             self._flight = None
 
-    def row(self, request: Request, number: int, name: tuple[Any, ...], order: int) -> ActiveEpisode:
+    def row(self, request: Request, number: int, order: int) -> ActiveEpisode:
         """The row of a request of a play; its first turns are given, if an earlier process has sampled them."""
-        row = self.episode(request, number)
+        row, name = self.episode(request, number), (order, *request.name)
         row.name, row.given = name, deque(self.given.pop(name, ()))
         self._rows.setdefault(order, []).append(row)
         return row
@@ -214,24 +214,24 @@ class FlightRollouts(LocalRollouts):
 
 
 class FlightSeat:
-    """An `InteractionEngine` for one call of a play."""
+    """An `InteractionEngine` for the calls of a play."""
 
-    def __init__(self, rollouts: FlightRollouts, order: int, name: tuple[Any, ...]) -> None:
-        self._rollouts, self._order, self._name = rollouts, order, name
+    def __init__(self, rollouts: FlightRollouts, order: int) -> None:
+        self._rollouts, self._order = rollouts, order
 
     @property
     def slots(self) -> None:
         """Plays share the slots, so a call is given all of its rollouts."""
         return None
 
-    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for. name: its own."""
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
 
-        def row(request: Request, number: int, name: tuple[Any, ...]) -> ActiveEpisode:
-            group = None if request.group is None else f"{self._name} {request.group}"  # no other call's
-            return self._rollouts.row(replace(request, group=group), number, name, self._order)
+        def row(request: Request, number: int) -> ActiveEpisode:
+            group = None if request.group is None else f"{self._order} {request.name[:1]} {request.group}"
+            return self._rollouts.row(replace(request, group=group), number, self._order)
 
-        return ActiveInteraction(driver, row, (*self._name, *name), self._order)
+        return ActiveInteraction(driver, row, self._order)
 
     def interact(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from scope_jax.rollouts.episodes import ActiveEpisode, Outcome
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
@@ -27,6 +27,8 @@ class Spoken:
     """All turns of its rows so far; those it had before it was asked come first."""
     over: bool
     """It cannot be asked again: it has no turns or no room left."""
+    completion: Callable[[], Completion]
+    """Its completion if it is not asked again, without the experts that were picked."""
 
 
 @runtime_checkable
@@ -47,20 +49,14 @@ class Driver(Protocol):
 class ActiveInteraction:
     """The host side of one rollout: a row for each agent, and which of them are asked.
 
-    row: makes a row of a request, of a number that no other row of a loop has, and of its name, that of the interaction
-    and the agent's. order: rows of lower numbers get slots first.
+    row: makes a row of a request and of a number that no other row of a loop has. order: rows of lower numbers get
+    slots first.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        row: Callable[[Request, int, tuple[Any, ...]], ActiveEpisode],
-        name: tuple[Any, ...] = (),
-        order: int = 0,
-    ) -> None:
+    def __init__(self, driver: Driver, row: Callable[[Request, int], ActiveEpisode], order: int = 0) -> None:
         self._driver = driver
         self._row = row
-        self._name, self.order = name, order
+        self.order = order
         self.rows: dict[str, ActiveEpisode] = {}
         self.started = self.over = False
         self.waiting: list[ActiveEpisode] = []  # rows that wait for other weights
@@ -94,7 +90,10 @@ class ActiveInteraction:
         """The driver's next moves; in a thread unless `immediate`."""
         self.started = True
         return self._driver.advance(
-            {name: Spoken(tuple(self.rows[name].turns), bool(over)) for name, over in self._asked.items()}
+            {
+                name: Spoken(tuple(self.rows[name].turns), bool(over), self.rows[name].so_far)
+                for name, over in self._asked.items()
+            }
         )
 
     def ask(self, moves: Mapping[str, Move], number: Callable[[], int]) -> list[tuple[ActiveEpisode, Outcome]]:
@@ -107,7 +106,7 @@ class ActiveInteraction:
                 raise RolloutError(f"The agent {name!r} of a rollout has {'no' if row is None else 'a'} row already.")
             if row is None:
                 assert isinstance(move, Request)
-                row = self.rows[name] = self._row(move, number(), (*self._name, name))
+                row = self.rows[name] = self._row(move, number())
                 row.interaction, row.order = self, self.order
                 outcomes.append((row, "over" if row.finish_reason is not None else "starts anew"))
             else:
@@ -140,8 +139,8 @@ class InteractionEngine(Protocol):
         from the rollouts alone."""
         ...
 
-    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for. name: its own, in the step."""
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
         ...
 
     def interact(

@@ -144,11 +144,11 @@ class LocalRollouts:
         self._decode(submit)
         return [episode.completion() for episode in episodes]
 
-    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for. name: its own, in the step."""
-        return ActiveInteraction(driver, self.episode, name)
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
+        return ActiveInteraction(driver, self.episode)
 
-    def episode(self, request: Request, number: int, name: tuple[Any, ...] = ()) -> ActiveEpisode:
+    def episode(self, request: Request, number: int) -> ActiveEpisode:
         """The host side of a request. Raises ValueError for a request that the engine does not take."""
         stop_row(request.params)
         self.engine.number(request.policy)

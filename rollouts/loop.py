@@ -431,7 +431,8 @@ class DecodeLoop:
             self._keep_picks(slot, aside, episode, episode.restarts)
             if slot is not None:
                 self._end(slot)
-        self._enqueue(placed, first=True)
+        self._enqueue([row for row in placed if row.begun], first=True)
+        self._enqueue([row for row in placed if not row.begun])  # others have waited longer
         if again:
             extensions += self._advance_interaction(interaction, None, None)
         return extensions

@@ -67,13 +67,13 @@ class ScriptedRollouts:
                         episode.end()
         return [episode.completion() for episode in episodes]
 
-    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
-        """A rollout whose rows the driver asks for. name: its own."""
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        """A rollout whose rows the driver asks for."""
 
-        def row(request: Request, number: int, name: tuple[Any, ...]) -> ActiveEpisode:
+        def row(request: Request, number: int) -> ActiveEpisode:
             return ActiveEpisode(request, number, self._tokenizer, self._max_length)
 
-        return ActiveInteraction(driver, row, name)
+        return ActiveInteraction(driver, row)
 
     def interact(
         self,

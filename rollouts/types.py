@@ -169,6 +169,8 @@ class Request:
     """Its rows say which experts were picked, of an engine that keeps them."""
     calls: Callable[[], Sequence[ToolResult]] = tuple
     """Called when the episode is over: the calls of tools in its turns."""
+    name: tuple[Any, ...] = ()
+    """Of its row in a step, plain values: role, rollout, sample and agent."""
 
 
 @dataclass(frozen=True)

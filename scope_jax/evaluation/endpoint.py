@@ -24,7 +24,7 @@ from scope_jax.grading.math_answers import SECONDS, Comparison, MathAnswers, Ver
 from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.play import exams
-from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.rollouts import Agent, Groups, Interaction, Leg, Rollout
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import RolloutCalls
 from scope_jax.play.tools import BASE
@@ -159,6 +159,9 @@ class EndpointTools:
         self, role: str, rollouts: Sequence[Rollout], agents: Mapping[str, Agent], samples: int = 1
     ) -> list[list[Interaction]]:
         raise UserError("a model behind an endpoint answers single prompts; its exam cannot play interactions.")
+
+    def chains(self, agents: Mapping[str, Agent], legs: Sequence[Callable[[], Leg]]) -> list[list[Groups]]:
+        raise UserError("a model behind an endpoint answers single prompts; its exam cannot play chains.")
 
     def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [work(item) for item in items]

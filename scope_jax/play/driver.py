@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,23 +18,36 @@ from scope_jax.play.rollouts import Agent, Ask, Failed, Interaction, Response, R
 from scope_jax.play.tool_calls import Tool, ToolError
 from scope_jax.play.tool_execution import RolloutCalls, ToolCall, tools_of
 from scope_jax.play.turns import Cut, Joiner
-from scope_jax.rollouts.interactions import Move, Spoken
+from scope_jax.rollouts.interactions import Driver, Move, Spoken
 from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Turn
 from scope_jax.text.messages import Messages
 from scope_jax.text.plain_data import NotPlain, plain
 from scope_jax.web.exchange import whole
 
 CLOSING = 60.0  # seconds of a generator's clean-up where the run ends before it
-IN_GENERATOR: ContextVar[bool] = ContextVar("IN_GENERATOR", default=False)  # True while a rollout's generator runs
+IN_GENERATOR: ContextVar[bool] = ContextVar("IN_GENERATOR", default=False)  # True while a generator of a game runs
 
 
 @contextmanager
-def _in_generator() -> Iterator[None]:
+def in_generator() -> Iterator[None]:
+    """While a game's generator runs, which must not call what all processes call together."""
     token = IN_GENERATOR.set(True)
     try:
         yield
     finally:
         IN_GENERATOR.reset(token)
+
+
+class ResultDriver(Driver, Protocol):
+    """A driver whose interaction has a result."""
+
+    def close(self) -> None:
+        """Ends what it runs; nothing happens if that has ended."""
+        ...
+
+    def result(self, completions: Mapping[str, Completion]) -> Any:
+        """What processes exchange, given what its agents have sampled."""
+        ...
 
 
 @dataclass
@@ -136,7 +149,7 @@ class InteractionDriver:
         work in a thread, as the run ends before it, is left behind."""
         generator = self._generator
         if generator is not None and inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED:
-            with _in_generator():
+            with in_generator():
                 self.context.calls.end(f"the rollout {self.rollout.name!r}", generator.close, CLOSING)
         self.context.calls.close()
 
@@ -167,16 +180,16 @@ class InteractionDriver:
                 return {name: move for ask in checked for name, move in self._moves_of(ask)}
             except UserError as error:
                 assert self._generator is not None
-                with _in_generator():
+                with in_generator():
                     asked = self._generator.throw(error)
 
-    def interaction(self, completions: Mapping[str, Completion]) -> Interaction:
+    def result(self, completions: Mapping[str, Completion]) -> Interaction:
         """The result, given what the agents have sampled."""
         calls = tuple(self.context.calls.results.get("", ()))
         return Interaction(self.value, completions, calls, self.failed, self._prompts)
 
     def _next(self, answer: Any) -> Any:
-        with _in_generator():
+        with in_generator():
             if self._generator is None:
                 self._generator = self._begun()
                 return next(self._generator)
@@ -291,7 +304,7 @@ def is_whole(number: Any) -> bool:
 
 
 @contextmanager
-def ended(drivers: Callable[[], Iterable[InteractionDriver]]) -> Iterator[None]:
+def ended(drivers: Callable[[], Iterable[ResultDriver]]) -> Iterator[None]:
     """Closes drivers at the end of the block, which an error may have ended before their rollouts were over."""
     try:
         yield

@@ -19,7 +19,7 @@ an agent reads of others is text in its prompt or in a message; only its own tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -186,6 +186,24 @@ class Rollout:
     """What the names of its samples' metrics begin with; "": as the step says."""
     play: Play | None = None
     """The generator of an interaction; None: one that asks the only agent once, for a turn after `messages`."""
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """What the chain of an item (`play.chains`) waits for, as `Tools.play` gives it."""
+
+    role: str
+    """What enters the keys."""
+    rollouts: Sequence[Rollout]
+    """Without generators of their own."""
+    agent: Agent
+    """Who speaks."""
+    samples: int
+    """Of each rollout."""
+
+
+Groups = list[list[Completion]]  # the samples of each rollout, in order
+Leg = Generator[RolloutRequest, Groups, None]  # a part of a chain that needs nothing of others
 
 
 @dataclass(frozen=True)

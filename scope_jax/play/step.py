@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,9 +17,10 @@ from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import asking, judging
 from scope_jax.play.asking import Replies
+from scope_jax.play.chains import Chain, GatherRequest, Waiting, gather, take_samples
 from scope_jax.play.prompting import folder_of
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Interaction, Rollout, agent_of
+from scope_jax.play.rollouts import Groups, Interaction, Rollout, RolloutRequest, agent_of
 from scope_jax.play.samples import Sample, sample_of
 from scope_jax.play.settings import SettingRecord
 from scope_jax.play.tools import Tools
@@ -27,6 +29,9 @@ from scope_jax.text.messages import Messages
 
 Card = TypeVar("Card")
 Read = TypeVar("Read")
+Item = TypeVar("Item")
+Case = TypeVar("Case")
+Result = TypeVar("Result")
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
 REQUEST_COUNTS = ("asked", "retried", "malformed", "refused")  # numbers of requests to a judge, which are metrics
 
@@ -109,13 +114,7 @@ class Step(Generic[Card]):
             each if isinstance(each, Rollout) else Rollout(f"{place}", each) for place, each in enumerate(rollouts)
         ]
         groups = self.tools.play(key or role, named, speaker.agent, samples)
-        return [
-            [
-                self._sample(each, speaker, rollout.name, rollout.messages, rollout.label or label or key or role)
-                for each in group
-            ]
-            for rollout, group in zip(named, groups, strict=True)
-        ]
+        return self._samples(groups, speaker, named, label or key or role)
 
     def interact(
         self, roles: Sequence[str], rollouts: Sequence[Rollout], *, samples: int = 1, key: str
@@ -130,6 +129,55 @@ class Step(Generic[Card]):
             [self._interaction(each, speakers, rollout) for each in group]
             for rollout, group in zip(rollouts, groups, strict=True)
         ]
+
+    def map(
+        self, roles: Sequence[str], work: Callable[[Step[Card], Item], Waiting[Result]], items: Sequence[Item]
+    ) -> list[Result]:
+        """What `work` returns for each item, in order: a generator (`play.chains`) that waits for samples of these
+        roles and goes on as soon as its own are there, whatever other items wait for."""
+        agents = {name: self._speaker(name).agent for name in roles}
+        chains = [
+            Chain(partial(work, self, item), lambda item=item: work(replace(self, ledger=Ledger()), item))
+            for item in items
+        ]
+        known: set[tuple[str, str]] = set()
+        while any(chain.wanted for chain in chains):
+            playing = [chain for chain in chains if isinstance(chain.wanted, RolloutRequest)]
+            if not playing:
+                gather(chains)
+                continue
+            given = self.tools.chains(agents, [chain.leg for chain in playing])
+            for chain, requests in zip(playing, given, strict=True):
+                take_samples(chain, requests, known)
+        return [chain.result for chain in chains]
+
+    def sample(
+        self,
+        role: str,
+        rollouts: Sequence[Rollout],
+        *,
+        samples: int = 1,
+        sampling: SamplingSection | None = None,
+        key: str = "",
+        label: str = "",
+    ) -> Waiting[list[list[Sample]]]:
+        """`play` in the generator of an item (`map`): `groups = yield from step.sample(…)`. The name of a rollout is
+        that of no other item's under the same key."""
+        if not rollouts:
+            return []
+        speaker = self._speaker(role, sampling)
+        groups = yield RolloutRequest(key or role, rollouts, speaker.agent, samples)
+        return self._samples(groups, speaker, rollouts, label or key or role)
+
+    def gather(
+        self, name: str, work: Callable[[list[Case]], Sequence[Read]], cases: Sequence[Case]
+    ) -> Waiting[list[Read]]:
+        """In the generator of an item (`map`): the results of `work` for these cases, once no item goes on without it;
+        it is then done once, for the cases of all items that wait for it, and may ask what all processes ask together:
+        judges, graders, the game's tools."""
+        if not cases:
+            return []
+        return (yield GatherRequest(name, work, cases))
 
     def ask(
         self, role: str, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str = ""
@@ -174,6 +222,12 @@ class Step(Generic[Card]):
         if sampling is None:
             return speaker
         return replace(speaker, speaker=replace(speaker.agent, sampling=sampling))
+
+    def _samples(self, groups: Groups, role: Role, rollouts: Sequence[Rollout], label: str) -> list[list[Sample]]:
+        return [
+            [self._sample(each, role, rollout.name, rollout.messages, rollout.label or label) for each in group]
+            for rollout, group in zip(rollouts, groups, strict=True)
+        ]
 
     def _sample(self, completion: Completion, role: Role, name: str, prompt: Messages | None, label: str) -> Sample:
         sample = sample_of(completion, role, name, prompt, label)

@@ -11,7 +11,7 @@ from scope_jax.config import SamplingSection
 from scope_jax.data.rows import Row
 from scope_jax.grading.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.learner.types import Datum, Reply
-from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.rollouts import Agent, Groups, Interaction, Leg, Rollout
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
@@ -42,6 +42,12 @@ class Tools(Protocol):
     ) -> list[list[Interaction[Completion]]]:
         """`samples` of each rollout, in order, whose generators (`Rollout.play`) ask these agents for turns; keys as
         for `play`, and from the agent's name.
+        """
+        ...
+
+    def chains(self, agents: Mapping[str, Agent], legs: Sequence[Callable[[], Leg]]) -> list[list[Groups]]:
+        """What each leg of a chain is given, by request; keys as for `play`. agents: by role, those that are asked; of
+        several policies with whole weights the first one's are used first. A leg is begun in one process.
         """
         ...
 

@@ -84,11 +84,13 @@ def together(work: Callable[[], T], what: str = "") -> list[T]:
 
 
 def check_caller() -> None:
-    """Raises RuntimeError in a rollout's generator, which one process runs: it would wait for the others for ever."""
+    """Raises RuntimeError in the generator of a rollout or item, which one process runs: it would wait for the others
+    for ever."""
     if IN_GENERATOR.get():
         raise RuntimeError(
-            "the generator of a rollout has called the game's Tools, which all processes must call together; use its "
-            "Context (`call`, `recorded`), or call them before or after `interact`"
+            "the generator of a rollout or an item has called the game's Tools, which all processes must call "
+            "together; use its Context (`call`, `recorded`) or `step.gather`, or call them before or after `interact` "
+            "or `map`"
         )
 
 

@@ -12,7 +12,7 @@ from scope_jax.data.rows import Row
 from scope_jax.errors import UserError
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.failures import check_failures
-from scope_jax.play.rollouts import Agent, Interaction, Rollout
+from scope_jax.play.rollouts import Agent, Interaction, Leg, Rollout
 from scope_jax.play.tool_calls import SEARCH, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.rollouts.types import Completion, RolloutError
@@ -139,6 +139,13 @@ class RenderingTools:
         check_failures(role, groups)
         return groups
 
+    def chains(self, agents: Mapping[str, Agent], legs: Sequence[Callable[[], Leg]]) -> NoReturn:
+        """The prompts of the first role that is asked count, those of all items that begin with it."""
+        wanted = [next(leg()) for leg in legs]
+        first = [rollout for one in wanted if one.role == wanted[0].role for rollout in one.rollouts]
+        self.play(wanted[0].role, first, wanted[0].agent)
+        raise AssertionError("a prompt that is sampled ends the play")
+
     def _rendered(self, role: str, prompts: Sequence[Messages], agent: Agent) -> Rendered:
         if unknown := [tool for tool in agent.tools if isinstance(tool, str) and tool not in self._toolbox]:
             raise UserError(f"the role {role} calls {unknown[0]!r}, which is not among the game's tools (Game.tools).")
@@ -159,7 +166,7 @@ class RenderingTools:
             return first
         finally:
             driver.close()
-        return driver.interaction({})
+        return driver.result({})
 
     def judge(self, messages: Sequence[str], *, by: str = "judge", **_: Any) -> NoReturn:
         check_judge(by, self._judges)

@@ -44,7 +44,7 @@ class AgentRequests:
         self._cfg = cfg
         self._joiner = joiner
         self._exam = exam
-        self.weights = "" if sampler.adapters else agent.policy  # one name for all policies that are adapters
+        self._weights = sampler.weights(agent.policy)
         self._policy = sampler.named(agent.policy)
         sampling = agent.sampling
         self._params = SamplingParams(
@@ -100,7 +100,7 @@ class AgentRequests:
             max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
             max_response_tokens=self._shorter(agent.sampling.max_response_tokens, len(ids)),
             policy=self._policy,
-            weights=self.weights,
+            weights=self._weights,
             picks=not self._exam and agent.policy != BASE,
             calls=lambda: calls.results.get(name, ()),
         )

@@ -157,6 +157,10 @@ class Sampler:
         """The engine has no weights."""
         self._policy, self._based, self._held = None, False, {}
 
+    def weights(self, policy: str) -> str:
+        """What the weights are called that a policy's rows wait for: all adapters have one base."""
+        return "" if self.adapters else policy
+
     def named(self, policy: str) -> str | None:
         """What requests for this policy name: its adapter, if it is one."""
         return policy if self.adapters and policy != BASE else None

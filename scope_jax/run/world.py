@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,23 +21,23 @@ from scope_jax.learner.types import Datum, Reply
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.tokenizers.tokenizer import Tokenizer
 from scope_jax.multihost import distributed
+from scope_jax.play.chains import ChainDriver
 from scope_jax.play.conversations import given_rows
 from scope_jax.play.driver import EpisodeContext, InteractionDriver, is_whole
 from scope_jax.play.failures import check_failures
 from scope_jax.play.game import Game, Memory, services_of
-from scope_jax.play.rollouts import Agent, Interaction, Rollout, sample_name
+from scope_jax.play.rollouts import Agent, Groups, Interaction, Leg, Rollout, RolloutRequest, sample_name
 from scope_jax.play.tool_calls import Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, tools_of
 from scope_jax.play.tool_responder import check_answered
 from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.flight import FlightRollouts
-from scope_jax.rollouts.interactions import InteractionEngine
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, NonFiniteError, Request
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, RolloutError
 from scope_jax.run.activity import Activity
-from scope_jax.run.playing import PlayCall
+from scope_jax.run.playing import PlayCall, Playing, PlayPart
 from scope_jax.run.processes import check_caller, divided
 from scope_jax.run.recording import Recording
 from scope_jax.run.requests import AgentRequests
@@ -134,35 +134,56 @@ class StepTools:
             return []
         speakers = {name: self._speaker(name, agent) for name, agent in agents.items()}
         prompts = next(iter(speakers.values())).prompts(rollouts)
-        weights: dict[str, str] = {}
-        for name, agent in agents.items():
-            weights.setdefault(speakers[name].weights, agent.policy)
-        engine, load = self._engine(role)
         call = PlayCall(
             step=f"{self._place}, role {role!r}",
             rollouts=rollouts,
             samples=samples,
             prompts=prompts,
             tokens=sum(agent.max_turns * agent.sampling.max_tokens for agent in agents.values()),
-            weights=weights,
             driver=partial(self._driver, role, agents, speakers, prompts),
-            local=engine,
-            load=load,
         )
         policies = " and ".join(dict.fromkeys(agent.policy for agent in agents.values()))
         doing = "sampling" if len(prompts) == len(rollouts) else "playing"
         with self._naming(role, policies), self.world.activity(f"{doing} {role}"):
-            groups = call.played()
+            groups = call.played(self._playing(agents))
         check_failures(role, groups)
         self.world.sampler.count([said for group in groups for each in group for said in each.completions.values()])
         return groups
 
-    def _engine(self, role: str) -> tuple[InteractionEngine, Callable[[str], None]]:
-        """What plays a role's rollouts, and what loads weights into it. Of steps that overlap it has its own."""
+    def chains(self, agents: Mapping[str, Agent], legs: Sequence[Callable[[], Leg]]) -> list[list[Groups]]:
+        check_caller()
+        roles, policies = ", ".join(agents), dict.fromkeys(agent.policy for agent in agents.values())
+        mode = self.world.joiner.mode
+
+        def drivers(wanted: RolloutRequest) -> list[list[InteractionDriver]]:
+            only = {ONLY: wanted.agent}
+            check_alone(wanted.role, wanted.rollouts)
+            check_rollouts(wanted.role, wanted.rollouts, only, wanted.samples, mode)
+            if wanted.agent.policy not in policies:
+                raise RolloutError(f"an item asks {wanted.role!r}, but only {roles} were named (Step.map).")
+            speakers = {ONLY: self._speaker(ONLY, wanted.agent)}
+            driver = partial(self._driver, wanted.role, only, speakers, speakers[ONLY].prompts(wanted.rollouts))
+            return [
+                [driver(each, number, f"{wanted.role} {each.name}") for number in range(wanted.samples)]
+                for each in wanted.rollouts
+            ]
+
+        parts = [PlayPart(1.0, 1, lambda leg=leg: [ChainDriver(leg(), drivers)]) for leg in legs]
+        what = f"{self._place}, {len(legs)} items of {roles}"
+        with self._naming(roles, " and ".join(policies)), self.world.activity(f"playing {roles}"):
+            results: list[list[Groups]] = [one for (one,) in self._playing(agents).results(what, parts)]
+        self.world.sampler.count([each for given in results for groups in given for group in groups for each in group])
+        return results
+
+    def _playing(self, agents: Mapping[str, Agent]) -> Playing:
+        """Where rollouts of these agents are played: steps that overlap have an engine of their own."""
+        weights: dict[str, str] = {}
+        for agent in agents.values():
+            weights.setdefault(self.world.sampler.weights(agent.policy), agent.policy)
         local = self.world.local
         if self._number is None or not isinstance(local, FlightRollouts):
-            return local, self.world.sampler.use
-        return local.seat(self._number, (self._number, role)), lambda policy: None
+            return Playing(weights, local, self.world.sampler.use)
+        return Playing(weights, local.seat(self._number), lambda policy: None)
 
     def _speaker(self, name: str, agent: Agent) -> AgentRequests:
         world = self.world
@@ -199,7 +220,9 @@ class StepTools:
             key = (*where, *named, *([number] if number else []))
             ids = speakers[name].prompt(messages) if known is None else known
             whose = sample_name(name, number)
-            return speakers[name].request(rollout, messages, ids, key, calls, whose, None if known is None else group)
+            shared = None if known is None else group
+            request = speakers[name].request(rollout, messages, ids, key, calls, whose, shared)
+            return replace(request, name=(*place, whose))
 
         return InteractionDriver(rollout, agents, context, self.world.joiner, request)
 

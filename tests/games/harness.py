@@ -21,7 +21,7 @@ from scope_jax.play import searching
 from scope_jax.play.driver import EpisodeContext, InteractionDriver
 from scope_jax.play.game import Game
 from scope_jax.play.game import play_step as game_step
-from scope_jax.play.rollouts import Interaction, sample_name
+from scope_jax.play.rollouts import Groups, Interaction, Leg, sample_name
 from scope_jax.play.step import Memory
 from scope_jax.play.tool_calls import SEARCH_NAME, Tool
 from scope_jax.play.tool_execution import Execution, RolloutCalls, run_batches, tools_of
@@ -212,6 +212,24 @@ class ScriptedTools:
     ) -> list[list[Interaction]]:
         return [[self._interact(role, rollout, agents, sample) for sample in range(samples)] for rollout in rollouts]
 
+    def chains(self, agents: Mapping[str, Agent], legs: Sequence[Callable[[], Leg]]) -> list[list[Groups]]:
+        """In rounds: what all legs ask alike is one call of `play`."""
+        under_way = dict(enumerate(leg() for leg in legs))
+        wanted = {place: next(leg) for place, leg in under_way.items()}
+        results: list[list[Groups]] = [[] for _ in legs]
+        while wanted:
+            first = next(iter(wanted.values()))
+            same = {n: one for n, one in wanted.items() if (one.role, one.samples) == (first.role, first.samples)}
+            rollouts = [rollout for one in same.values() for rollout in one.rollouts]
+            groups = iter(self.play(first.role, rollouts, first.agent, first.samples))
+            for place, one in same.items():
+                results[place].append([next(groups) for _ in one.rollouts])
+                try:
+                    wanted[place] = under_way[place].send(results[place][-1])
+                except StopIteration:
+                    del wanted[place]
+        return results
+
     def _interact(self, role: str, rollout: Rollout, agents: Mapping[str, Agent], sample: int) -> Interaction:
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
         execution = Execution(self.codec.encode, self.codec.decode, self.told.append, 8)
@@ -240,7 +258,7 @@ class ScriptedTools:
         script = ScriptedRollouts(speak, self.codec, max_length=100_000)
         interaction = script.interaction(driver)
         script.interact([interaction])
-        return driver.interaction(interaction.completions())
+        return driver.result(interaction.completions())
 
     def each(self, name: str, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return [work(item) for item in items]

@@ -109,9 +109,10 @@ def test_one_step():
         *[("challenger", f"{place} format 0", 4) for place in range(3)],
         *[("challenger", f"0 task {number}", 1) for number in (0, 1, 3)],
         *[("challenger", f"1 task {number}", 1) for number in range(4)],
-        *[("challenger", f"{place} format 4", 4) for place in (1, 2)],  # Aare has a valid task
+        *[("reasoner", name, 4) for name in ("0.0", "0.1")],  # Aare has a valid task, and does not wait
+        *[("challenger", f"{place} format 4", 4) for place in (1, 2)],
         *[("challenger", f"1 task {number}", 1) for number in range(4, 8)],
-        *[("reasoner", name, 4) for name in ("0.0", "0.1", "1.6")],
+        ("reasoner", "1.6", 4),
     ]
     rejected = {reason: metrics.pop(f"challenger/rejected_{reason}") for reason in REASONS}
     assert {reason: share for reason, share in rejected.items() if share} == {

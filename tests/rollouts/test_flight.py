@@ -83,9 +83,9 @@ class Flown:
             self.pairs.setdefault(row, []).append(pair)
 
     def _play(self, rollouts: FlightRollouts, number: int, delay: Delay) -> None:
-        seat = rollouts.seat(number, (number, "role"))
+        seat = rollouts.seat(number)
         games = [Game(number * GAMES + place, delay=delay) for place in range(GAMES)]
-        interactions = [seat.interaction(game, (str(game.name), 0)) for game in games]
+        interactions = [seat.interaction(game) for game in games]
         seat.interact(interactions[:4], "", iter([interactions[4:]]))
         self._results[number] = [each.completions() for each in interactions]
         rollouts.wake()

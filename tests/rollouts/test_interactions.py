@@ -33,7 +33,11 @@ class Game:
         ids = list(f"{agent} of {self.name}".encode())
         plain = request(ids, key=None, max_turns=4, respond=tools, stop=STOPS, max_tokens=12)
         return dataclasses.replace(
-            plain, key=key, weights=self.weights.get(agent, ""), max_response_tokens=self.limits.get(agent)
+            plain,
+            key=key,
+            weights=self.weights.get(agent, ""),
+            max_response_tokens=self.limits.get(agent),
+            name=("role", str(self.name), 0, agent),
         )
 
     def _tool(self, turns):

@@ -36,8 +36,8 @@ class Asked(ScriptedRollouts):
         super().__init__(script, Characters(), max_length=max_length)
         self.asked: list[Request] = []
 
-    def interaction(self, driver: Driver, name: tuple[Any, ...] = ()) -> ActiveInteraction:
-        interaction = super().interaction(driver, name)
+    def interaction(self, driver: Driver) -> ActiveInteraction:
+        interaction = super().interaction(driver)
         row = interaction._row
         interaction._row = lambda request, *which: self.asked.append(request) or row(request, *which)
         return interaction

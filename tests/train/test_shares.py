@@ -27,7 +27,7 @@ from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.run.activity import Activity
-from scope_jax.run.playing import PlayCall
+from scope_jax.run.playing import PlayCall, Playing
 from scope_jax.run.processes import PeerError, by_one, divided, one_first, shares, together
 from scope_jax.run.recording import Recording
 from scope_jax.run.sampler import Sampler
@@ -161,12 +161,10 @@ def texts(engine: Recorded, step: str = "step 1", samples: int = 1) -> str:
         samples=samples,
         prompts=PROMPTS,
         tokens=8,
-        weights={"actor": "actor"},
         driver=driver,
-        local=engine,
-        load=sampler.use,
     )
-    return "".join(each.completions["agent"].turns[0].text for group in call.played() for each in group)
+    groups = call.played(Playing({"actor": "actor"}, engine, sampler.use))
+    return "".join(each.completions["agent"].turns[0].text for group in groups for each in group)
 
 
 def test_every_process_gets_all_completions_and_equal_prompts_stay_together(three: Threads) -> None:

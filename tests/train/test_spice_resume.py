@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 # This Atlas base writes no JSON: any text is a choice of format, a task or a right answer, or not, by a number computed
 # from its bytes. If SPICE_WAITS_AT is set, the process waits in the step that begins at this position of the stream,
-# before the second round of attempts, until it is killed.
+# before the second round of attempts at a document, while others go on, until it is killed.
 GAME = """
 import os, time, zlib
 from pathlib import Path
@@ -32,11 +32,11 @@ rules.right = lambda task, prediction, equal: share(prediction) < 50
 
 draw = roles._round
 
-def _round(step, batch, first, count):
-    if first == 2 and step.memory["drawn"] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
+def _round(step, document, numbers):
+    if numbers[0] == 2 and step.memory["drawn"] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
         Path(os.environ["SPICE_WAITS_THERE"]).touch()
         time.sleep(600)
-    return draw(step, batch, first, count)
+    return draw(step, document, numbers)
 
 roles._round = _round
 GAME = spice.GAME

@@ -9,7 +9,7 @@ from scope_jax.config import Config
 from scope_jax.environments import functions
 from scope_jax.games.absolute_zero import messages, roles, rules, seeding, state
 from scope_jax.games.absolute_zero.options import AbsoluteZeroSection, check, options
-from scope_jax.games.absolute_zero.roles import ESTIMATE, PROPOSER, SOLVER, card_roles
+from scope_jax.games.absolute_zero.roles import PROPOSER, SOLVER, card_roles
 from scope_jax.games.absolute_zero.state import (
     AbsoluteZeroOutcome,
     AnswerCase,
@@ -38,8 +38,8 @@ def play(step: Step[AbsoluteZeroSection]) -> Played:
     tasks = {kind: roles.tasks_to_remember(step, kind, proposals) for kind in step.card.tasks}
     after = state.add_to_buffers(before, tasks, step.card.buffer)
     # solve phase: the new tasks several times, for their proposer's reward; and a batch from the buffers
-    estimates = roles.solve(step, state.new_problems(proposals), samples=step.card.estimates, key=ESTIMATE)
-    answers = roles.solve(step, roles.choose_problems(step, before, after))
+    chosen = roles.choose_problems(step, before, after)
+    estimates, answers = roles.solve(step, state.new_problems(proposals), chosen)
     # running them says which are right; a right answer in a bad form counts for the proposer, but not for the solver
     estimates = roles.grade_attempts(step, estimates, formal=False)
     answers = roles.grade_attempts(step, answers, formal=True)

@@ -18,9 +18,10 @@ from scope_jax.games.absolute_zero.state import (
     Task,
     TaskProposal,
 )
+from scope_jax.play.chains import Waiting
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
-from scope_jax.play.rollouts import Agent
+from scope_jax.play.rollouts import Agent, Rollout
 from scope_jax.play.step import Step
 from scope_jax.play.tools import Tools
 from scope_jax.text.messages import Messages
@@ -171,14 +172,22 @@ def choose_problems(step: Step[AbsoluteZeroSection], before: Buffers, after: Buf
 
 
 def solve(
-    step: Step[AbsoluteZeroSection], problems: Sequence[SolverProblem], *, samples: int = 1, key: str = SOLVER
-) -> list[ProgramAttempt]:
-    """`samples` answers to each problem, not yet graded. key: as in `Step.play`."""
-    prompts = [messages.for_solver(step.cfg, problem.kind, problem.task) for problem in problems]
-    groups = step.play(SOLVER, prompts, samples=samples, key=key)
-    return [
-        ProgramAttempt(problem, sample) for problem, group in zip(problems, groups, strict=True) for sample in group
-    ]
+    step: Step[AbsoluteZeroSection], new: Sequence[SolverProblem], chosen: Sequence[SolverProblem]
+) -> tuple[list[ProgramAttempt], list[ProgramAttempt]]:
+    """(`estimates` answers to each new problem, an answer to each chosen one), all sampled together and not yet
+    graded."""
+
+    def attempts(step: Step[AbsoluteZeroSection], place: tuple[str, int]) -> Waiting[list[ProgramAttempt]]:
+        key, number = place
+        problem, samples = (new[number], step.card.estimates) if key == ESTIMATE else (chosen[number], 1)
+        rollout = Rollout(f"{number}", messages.for_solver(step.cfg, problem.kind, problem.task))
+        (group,) = yield from step.sample(SOLVER, [rollout], samples=samples, key=key)
+        return [ProgramAttempt(problem, sample) for sample in group]
+
+    places = [(key, number) for key, problems in ((ESTIMATE, new), (SOLVER, chosen)) for number in range(len(problems))]
+    groups = step.map((SOLVER,), attempts, places)
+    of_new, of_chosen = groups[: len(new)], groups[len(new) :]
+    return [one for group in of_new for one in group], [one for group in of_chosen for one in group]
 
 
 def grade_attempts(

@@ -10,10 +10,21 @@ from scope_jax.games.score import messages, meta_harness, roles, rules, state
 from scope_jax.games.score.meta_harness import Harness, Refresh
 from scope_jax.games.score.options import ScoreSection, check, options
 from scope_jax.games.score.roles import EVALUATOR, HARNESS, SCORING, SOLVER, card_roles
-from scope_jax.games.score.state import Report, RubricDraft, RubricUse, ScoreOutcome, Statistics
+from scope_jax.games.score.state import (
+    Constraints,
+    Query,
+    QueryPlayed,
+    Report,
+    Rubric,
+    RubricDraft,
+    RubricUse,
+    ScoreOutcome,
+    Statistics,
+)
 from scope_jax.grading.rewards import means
 from scope_jax.learner.types import Episode, Judgement, Metrics, transcript
 from scope_jax.play import searching
+from scope_jax.play.chains import Waiting
 from scope_jax.play.collapse import identical_pairs
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Panel, Starter
@@ -37,13 +48,24 @@ def play(step: Step[ScoreSection]) -> Played:
     constraints = state.get_constraints(step.card.scheduler, step.memory["scheduler"], harness)
     # l.10, l.11: the batch of queries
     rows = step.rows(step.number * size, size)
-    # l.12, l.13: one rubric for the batch, or one for each query
-    drafts = roles.sample_rubrics(step, harness, constraints, rows)
-    queries = roles.with_rubrics(step, rows, drafts)
-    # l.14, l.15, l.16, l.17, l.18: K reports on each query
-    reports = roles.write_reports(step, queries)
-    # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches, and the solver's rewards
-    reports = roles.assess(step, harness, reports)
+    # l.12, l.13: one rubric for the batch; or one for each query, with its reports
+    drafts: list[RubricDraft] = []
+    rubric = roles.fixed_rubric(step.cfg) if step.card.rubric == "fixed" else None
+    if rubric is None and step.card.rubric_scope == "step":
+        drafts = step.map(
+            (EVALUATOR,),
+            lambda step, places: roles.sample_rubric(step, harness, constraints, places),
+            [tuple(range(len(rows)))],
+        )
+        rubric = drafts[0].rubric
+    # l.14 to l.24: reports and assessments, of each query beside the others
+    played = step.map(
+        (*((EVALUATOR,) if rubric is None else ()), SOLVER, SCORING),
+        lambda step, place: play_query(step, harness, constraints, place, rows[place]["question"], rubric),
+        range(len(rows)),
+    )
+    drafts += [one.draft for one in played if one.draft is not None]
+    reports = [report for one in played for report in one.reports]
     # l.25, l.26, l.27, l.28, l.29, l.30: the loop makes the solver's update, in one group per query
     episodes = solver_episodes(step, reports)
     # l.31, Algorithm 2 l.4, l.5, l.6, l.7, l.8: consistency of the conclusions, the evaluator's rewards
@@ -67,6 +89,27 @@ def play(step: Step[ScoreSection]) -> Played:
         metrics=measure(step, harness, statistics, reports),
         settings=harness_records(step, outcome.refreshes),
     )
+
+
+def play_query(
+    step: Step[ScoreSection],
+    harness: Harness,
+    constraints: Constraints,
+    place: int,
+    question: str,
+    rubric: Rubric | None,
+) -> Waiting[QueryPlayed]:
+    """The reports on a query with their assessments. rubric: None: the query gets one of its own."""
+    draft = None
+    if rubric is None:
+        # l.13: its rubric
+        draft = yield from roles.sample_rubric(step, harness, constraints, (place,), question)
+        rubric = draft.rubric
+    # l.14, l.15, l.16, l.17, l.18: K reports
+    reports = yield from roles.write_reports(step, Query(place, question, rubric))
+    # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches, and the solver's rewards
+    reports = yield from roles.assess(step, harness, reports)
+    return QueryPlayed(draft, reports)
 
 
 def remember(cfg: Config, memory: Memory, outcome: ScoreOutcome, number: int) -> tuple[Memory, Metrics]:

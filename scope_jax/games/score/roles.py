@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config, SamplingSection
-from scope_jax.data.rows import Row
-from scope_jax.games.score import messages, meta_harness, rules, state
+from scope_jax.games.score import messages, meta_harness, rules
 from scope_jax.games.score.meta_harness import Harness, HarnessError, Refresh
 from scope_jax.games.score.options import ScoreRole, ScoreSection, options
 from scope_jax.games.score.state import (
@@ -22,6 +21,7 @@ from scope_jax.games.score.state import (
 from scope_jax.grading.judge_client import JudgeError
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
+from scope_jax.play.chains import Waiting
 from scope_jax.play.game import ACTOR
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
@@ -138,29 +138,17 @@ def substitute(cfg: Config, harness: Harness) -> Rubric:
     )
 
 
-def sample_rubrics(
-    step: Step[ScoreSection], harness: Harness, constraints: Constraints, rows: Sequence[Row]
-) -> list[RubricDraft]:
-    """(H_t, w_t) ~ π_e: one rubric for all rows of the step, or one for each row; none if the rubric is fixed."""
-    if step.card.rubric == "fixed":
-        return []
-    if step.card.rubric_scope == "step":
-        rollouts = {tuple(range(len(rows))): Rollout("0", messages.for_rubric(step.cfg, harness, constraints, None))}
-    else:
-        rollouts = {
-            (i,): Rollout(f"{i}", messages.for_rubric(step.cfg, harness, constraints, row["question"]))
-            for i, row in enumerate(rows)
-        }
-    groups = step.play(EVALUATOR, list(rollouts.values()), key="rubric", label=EVALUATOR)
-    return [
-        _read_rubric(step, harness, constraints, queries, sample)
-        for queries, (sample,) in zip(rollouts, groups, strict=True)
-    ]
-
-
-def _read_rubric(
-    step: Step[ScoreSection], harness: Harness, constraints: Constraints, queries: tuple[int, ...], sample: Sample
-) -> RubricDraft:
+def sample_rubric(
+    step: Step[ScoreSection],
+    harness: Harness,
+    constraints: Constraints,
+    queries: tuple[int, ...],
+    question: str | None = None,
+) -> Waiting[RubricDraft]:
+    """(H_t, w_t) ~ π_e for the queries of these places. question: the query, if it is for one."""
+    prompt = messages.for_rubric(step.cfg, harness, constraints, question)
+    rollout = Rollout(f"{queries[0]}", prompt)
+    ((sample,),) = yield from step.sample(EVALUATOR, [rollout], key="rubric", label=EVALUATOR)
     rubric = None
     reason = "prompt_too_long"
     if sample.turns:
@@ -169,26 +157,17 @@ def _read_rubric(
     return RubricDraft(queries, sample, rubric or substitute(step.cfg, harness), reason)
 
 
-def with_rubrics(step: Step[ScoreSection], rows: Sequence[Row], drafts: Sequence[RubricDraft]) -> list[Query]:
-    """The queries of the rows, with the rubrics that were written for them, or the fixed one."""
-    rubrics = {i: draft.rubric for draft in drafts for i in draft.queries}
-    fixed = fixed_rubric(step.cfg)
-    return [Query(i, row["question"], rubrics.get(i, fixed)) for i, row in enumerate(rows)]
-
-
 # -------------------------------------------------------------------------------------------------------------- solver
-def write_reports(step: Step[ScoreSection], queries: Sequence[Query]) -> list[Report]:
-    """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, not yet assessed; the reports of a query are adjacent."""
-    rollouts = [
-        Rollout(f"{query.index}", messages.for_solver(step.cfg, query.question, query.rubric)) for query in queries
-    ]
+def write_reports(step: Step[ScoreSection], query: Query) -> Waiting[list[Report]]:
+    """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, on a query, not yet assessed."""
+    rollout = Rollout(f"{query.index}", messages.for_solver(step.cfg, query.question, query.rubric))
+    (group,) = yield from step.sample(SOLVER, [rollout], samples=step.card.solver.samples)
     reports: list[Report] = []
-    for query, group in zip(queries, step.play(SOLVER, rollouts, samples=step.card.solver.samples), strict=True):
-        for sample in group:
-            text = report_of(sample)
-            conclusion = None if text is None else rules.conclusion_of(text, step.card.conclusion)
-            reason = "no_report" if text is None else ""
-            reports.append(Report(len(reports), query, sample, text, conclusion, reason=reason))
+    for index, sample in enumerate(group, query.index * len(group)):
+        text = report_of(sample)
+        conclusion = None if text is None else rules.conclusion_of(text, step.card.conclusion)
+        reason = "no_report" if text is None else ""
+        reports.append(Report(index, query, sample, text, conclusion, reason=reason))
     return reports
 
 
@@ -198,14 +177,15 @@ def report_of(completion: Completion) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------- evaluator: assessments
-def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[Report]:
-    """The reports with the evaluator's assessments, `score.reports_per_call` of one query in each request.
+def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> Waiting[list[Report]]:
+    """The reports on a query with the evaluator's assessments, `score.reports_per_call` in each request.
 
     A request without a valid assessment of each of its reports is made once more, with a nudge in its prompt; the
     second reply counts if its reports are assessed then.
     """
     requests = _scoring_requests(step, harness, reports)
-    after = {report.index: report for group in _score(step, harness, requests) for report in group}
+    first = yield from _score(step, harness, requests)
+    after = {report.index: report for group in first for report in group}
     invalid = [
         request
         for request in requests
@@ -213,7 +193,8 @@ def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]
     ]
     if invalid:
         nudge = messages.nudge(step.cfg)
-        for group in _score(step, harness, [_with_nudge(request, nudge) for request in invalid]):
+        second = yield from _score(step, harness, [_with_nudge(request, nudge) for request in invalid])
+        for group in second:
             fails = any(report.reason in {*rules.INVALID, "assessment_too_long"} for report in group)
             for report in group:
                 after[report.index] = replace(after[report.index] if fails else report, nudged=True)
@@ -221,17 +202,16 @@ def assess(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]
 
 
 def _scoring_requests(step: Step[ScoreSection], harness: Harness, reports: Sequence[Report]) -> list[ScoringRequest]:
-    """The requests about the reports that there are."""
+    """The requests about the reports on a query that there are."""
     size = step.card.reports_per_call
     requests = []
-    for group in state.by_query(reports):
-        written = [report for report in group if report.text is not None]
-        for at in range(0, len(written), size):
-            together = tuple(written[at : at + size])
-            query = together[0].query
-            texts = [report.text or "" for report in together]
-            prompt = messages.for_scoring(step.cfg, harness, query.question, query.rubric, texts)
-            requests.append(ScoringRequest(together, Rollout(f"{query.index} report {together[0].index}", prompt)))
+    written = [report for report in reports if report.text is not None]
+    for at in range(0, len(written), size):
+        together = tuple(written[at : at + size])
+        query = together[0].query
+        texts = [report.text or "" for report in together]
+        prompt = messages.for_scoring(step.cfg, harness, query.question, query.rubric, texts)
+        requests.append(ScoringRequest(together, Rollout(f"{query.index} report {together[0].index}", prompt)))
     return requests
 
 
@@ -241,9 +221,11 @@ def _with_nudge(request: ScoringRequest, nudge: str) -> ScoringRequest:
     return replace(request, rollout=Rollout(f"{before.name} again", prompt))
 
 
-def _score(step: Step[ScoreSection], harness: Harness, requests: Sequence[ScoringRequest]) -> list[list[Report]]:
+def _score(
+    step: Step[ScoreSection], harness: Harness, requests: Sequence[ScoringRequest]
+) -> Waiting[list[list[Report]]]:
     """The reports of each request, each with its assessment and R_s, or why it has none (l.22, l.23)."""
-    groups = step.play(SCORING, [request.rollout for request in requests])
+    groups = yield from step.sample(SCORING, [request.rollout for request in requests])
     return [_read(step, harness, sample, request.reports) for request, (sample,) in zip(requests, groups, strict=True)]
 
 

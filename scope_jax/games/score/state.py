@@ -118,6 +118,16 @@ class Report:
 
 
 @dataclass(frozen=True)
+class QueryPlayed:
+    """What was sampled about a query."""
+
+    draft: RubricDraft | None
+    """Its rubric; None if it is that of all queries."""
+    reports: Sequence[Report]
+    """Assessed."""
+
+
+@dataclass(frozen=True)
 class ScoringRequest:
     """What the evaluator is asked: to assess reports on one query."""
 

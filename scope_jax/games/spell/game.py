@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scope_jax.config import Config
 from scope_jax.data.sources import Source
@@ -15,6 +16,7 @@ from scope_jax.games.spell.state import (
     AnswerGroup,
     History,
     QuestionDraft,
+    QuestionerContext,
     ResponderAnswer,
     Selection,
     SolvableQuestion,
@@ -23,6 +25,7 @@ from scope_jax.games.spell.state import (
 from scope_jax.grading.rewards import mean, means, shares
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play import exams
+from scope_jax.play.chains import Waiting
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import GRADIENT, Game, Panel
 from scope_jax.play.roles import one_update_per_policy
@@ -81,25 +84,33 @@ def question_round(step: Step[SpellSection], position: int, history: History) ->
     clusters = step.rows(position, step.card.clusters_per_round)
     # l.7, l.8, l.9: a cluster, its task, some of its documents, and the history
     contexts = roles.draw_contexts(step, history, clusters, position)
-    # l.10: questions
-    drafts = roles.ask(step, contexts)
-    # l.11 to l.14: mark those that can be answered without documents
-    drafts = roles.filter_grounded(step, drafts)
-    # l.15: G answers to each of the others, from all documents of the cluster
-    groups = roles.respond(step, drafts)
-    # l.16, l.17: G verifications of each answer
-    groups = roles.verify(step, groups)
-    # l.18, l.19: the rewards
-    groups = roles.reward_answers(step.card, groups)
-    drafts = roles.with_groups(drafts, groups)
-    return roles.reward_questions(step.card, drafts)
+    # l.10 to l.19: what is asked about each cluster, beside the others
+    speakers = [name for name in (QUESTIONER, RESPONDER, VERIFIER) if name in step.roles]
+    return step.map(speakers, play_cluster, contexts)
+
+
+def play_cluster(step: Step[SpellSection], context: QuestionerContext) -> Waiting[QuestionDraft]:
+    """A question about a cluster, with its answers and their verifications."""
+    # l.10: the question
+    draft = yield from roles.ask(step, context)
+    # l.11 to l.14: mark it if it can be answered without documents
+    draft = yield from roles.filter_grounded(step, draft)
+    if not draft.reason:
+        # l.15: G answers, from all documents of the cluster
+        draft = yield from roles.respond(step, draft)
+    if draft.group is not None:
+        # l.16, l.17: G verifications of each
+        group = yield from roles.verify(step, draft.group)
+        # l.18, l.19: the rewards
+        draft = replace(draft, group=roles.reward_answers(step.card, group))
+    return replace(draft, reward=roles.reward_question(step.card, draft))
 
 
 def given_round(step: Step[SpellSection], position: int) -> list[AnswerGroup]:
     """The responder answers the given questions of a round, if their texts fit into its prompt."""
     rows = step.rows(position, step.card.clusters_per_round)
     readings = [roles.given_question(step.cfg, row, index) for index, row in enumerate(rows, position)]
-    return roles.answer(step, readings)
+    return [group for group in step.map((RESPONDER,), roles.answer, readings) if group is not None]
 
 
 def count_mixed(groups: Sequence[AnswerGroup]) -> int:

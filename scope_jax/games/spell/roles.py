@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from scope_jax.games.spell.state import (
     Verification,
 )
 from scope_jax.play import judging
+from scope_jax.play.chains import Waiting
 from scope_jax.play.game import ACTOR
 from scope_jax.play.prompting import Prompt
 from scope_jax.play.roles import Role
 from scope_jax.play.rollouts import Agent, Rollout
-from scope_jax.play.samples import Sample, sample_of
+from scope_jax.play.samples import sample_of
 from scope_jax.play.searching import cut_off
 from scope_jax.play.step import Step
 from scope_jax.rollouts.types import Completion, Row
@@ -161,19 +163,22 @@ def _task(step: Step[SpellSection], cluster: Mapping[str, Any], position: int) -
     return tasks[int(step.rng("spell task", position).choice(len(tasks), p=shares / shares.sum()))]
 
 
-def ask(step: Step[SpellSection], contexts: Sequence[QuestionerContext]) -> list[QuestionDraft]:
-    """(q, a) ~ π^que(· | X^que) for each context, with a reason if it is malformed or its prompt was too long.
+def ask(step: Step[SpellSection], context: QuestionerContext) -> Waiting[QuestionDraft]:
+    """(q, a) ~ π^que(· | X^que), with a reason if it is malformed or its prompt was too long.
 
-    No question is asked about a cluster whose documents alone exceed the responder's prompt.
+    No question is asked about a cluster whose documents alone exceed the responder's prompt; its episode has no turns,
+    as that of a prompt that is too long.
     """
-    fitting = [context for context in contexts if _fits_the_responder(step, context)]
-    groups = step.play(QUESTIONER, [_rollout(step, context) for context in fitting])
-    samples = {context.position: sample for context, (sample,) in zip(fitting, groups, strict=True)}
-    return [_read_question(step, context, samples.get(context.position)) for context in contexts]
-
-
-def _rollout(step: Step[SpellSection], context: QuestionerContext) -> Rollout:
-    return Rollout(f"{context.position}", messages.for_questioner(step.cfg, context))
+    rollout = Rollout(f"{context.position}", messages.for_questioner(step.cfg, context))
+    if not _fits_the_responder(step, context):
+        unsampled = sample_of(UNSAMPLED, step.roles[QUESTIONER], rollout.name, rollout.messages, QUESTIONER)
+        return QuestionDraft(context, unsampled, None, "documents_too_long")
+    ((sample,),) = yield from step.sample(QUESTIONER, [rollout])
+    if not sample.turns:
+        return QuestionDraft(context, sample, None, "prompt_too_long")
+    limit = step.card.max_answer_tokens
+    question, reason = rules.question_of(sample.content, context.task, step.tools.tokens, limit)
+    return QuestionDraft(context, sample, question, reason)
 
 
 def _fits_the_responder(step: Step[SpellSection], context: QuestionerContext) -> bool:
@@ -183,25 +188,8 @@ def _fits_the_responder(step: Step[SpellSection], context: QuestionerContext) ->
     return step.tools.prompt_tokens(prompt) <= step.card.responder.max_prompt_tokens
 
 
-def _read_question(step: Step[SpellSection], context: QuestionerContext, sample: Sample | None) -> QuestionDraft:
-    """sample: None if the questioner was not asked; its episode then has no turns, as that of a prompt too long."""
-    if sample is None:
-        rollout = _rollout(step, context)
-        unsampled = sample_of(UNSAMPLED, step.roles[QUESTIONER], rollout.name, rollout.messages, QUESTIONER)
-        return QuestionDraft(context, unsampled, None, "documents_too_long")
-    if not sample.turns:
-        return QuestionDraft(context, sample, None, "prompt_too_long")
-    limit = step.card.max_answer_tokens
-    question, reason = rules.question_of(sample.content, context.task, step.tools.tokens, limit)
-    return QuestionDraft(context, sample, question, reason)
-
-
-def reward_questions(card: SpellSection, drafts: Sequence[QuestionDraft]) -> list[QuestionDraft]:
-    """The drafts with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
-    return [replace(draft, reward=_reward(card, draft)) for draft in drafts]
-
-
-def _reward(card: SpellSection, draft: QuestionDraft) -> float:
+def reward_question(card: SpellSection, draft: QuestionDraft) -> float:
+    """r^que (Eq. (7)), by the success rate of the answers; 0 for a question without answers."""
     if draft.reason in rules.MALFORMED:
         return card.malformed_reward
     if draft.reason == rules.UNGROUNDED:
@@ -212,45 +200,22 @@ def _reward(card: SpellSection, draft: QuestionDraft) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------- responder
-def filter_grounded(step: Step[SpellSection], drafts: Sequence[QuestionDraft]) -> list[QuestionDraft]:
-    """The drafts, with a reason on each question that is answered correctly without documents (Alg. 1 l.11, l.12)."""
-    if not step.card.grounding_filter or all(draft.reason for draft in drafts):
-        return list(drafts)
-    nothing = messages.nothing(step.cfg)
-    readings = [_reading(draft, nothing) for draft in drafts if not draft.reason]
-    groups = _sample_answers(step, readings, samples=1, key="grounding")
-    blind = {group.reading.position: group.answers[0] for group in groups}
-    return [_with_blind(draft, blind.get(draft.context.position)) for draft in drafts]
-
-
-def _with_blind(draft: QuestionDraft, blind: ResponderAnswer | None) -> QuestionDraft:
-    """A draft with the answer that the responder gave without the documents, if it was asked."""
-    if blind is None:
+def filter_grounded(step: Step[SpellSection], draft: QuestionDraft) -> Waiting[QuestionDraft]:
+    """The draft, with a reason if its question is answered correctly without documents (Alg. 1 l.11, l.12)."""
+    if not step.card.grounding_filter or draft.reason:
         return draft
+    reading = _reading(draft, messages.nothing(step.cfg))
+    (blind,) = yield from _sample_answers(step, reading, samples=1, key="grounding")
     reason = rules.UNGROUNDED if blind.rule else ""
     return replace(draft, reason=reason, blind=blind.sample.content, judgements=blind.judgements)
 
 
-def respond(step: Step[SpellSection], drafts: Sequence[QuestionDraft]) -> list[AnswerGroup]:
-    """{y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule."""
-    readings = [
-        _reading(draft, messages.documents_of(step.cfg, draft.context.cluster["documents"]))
-        for draft in drafts
-        if not draft.reason
-    ]
-    return answer(step, readings)
-
-
-def with_groups(drafts: Sequence[QuestionDraft], groups: Sequence[AnswerGroup]) -> list[QuestionDraft]:
-    """The drafts with the answers to them; a question that got none does not fit into the responder's prompt with the
-    documents, and gets a reason."""
-    by_position = {group.reading.position: group for group in groups}
-    after = []
-    for draft in drafts:
-        group = by_position.get(draft.context.position)
-        unread = group is None and not draft.reason
-        after.append(replace(draft, group=group, reason="documents_too_long" if unread else draft.reason))
-    return after
+def respond(step: Step[SpellSection], draft: QuestionDraft) -> Waiting[QuestionDraft]:
+    """The draft with {y_i} ~ π^res(· | C, q), i = 1…G, checked by the rule; with a reason if the question does not fit
+    into the responder's prompt with the documents."""
+    documents = messages.documents_of(step.cfg, draft.context.cluster["documents"])
+    group = yield from answer(step, _reading(draft, documents))
+    return replace(draft, group=group, reason="documents_too_long" if group is None else "")
 
 
 def given_question(cfg: Config, row: rows.Row, position: int) -> ReadingTask:
@@ -260,35 +225,25 @@ def given_question(cfg: Config, row: rows.Row, position: int) -> ReadingTask:
     return ReadingTask(position, messages.task_of(row), question, messages.shown(cfg, row["context"]))
 
 
-def answer(step: Step[SpellSection], readings: Sequence[ReadingTask]) -> list[AnswerGroup]:
-    """G answers to each question, checked by the rule; a question whose documents do not fit into the prompt has no
-    group."""
-    groups = _sample_answers(step, readings, samples=step.card.responder.samples)
-    return [group for group in groups if group.answers[0].sample.turns]
+def answer(step: Step[SpellSection], reading: ReadingTask) -> Waiting[AnswerGroup | None]:
+    """G answers to a question, checked by the rule; None if it does not fit into the prompt with its documents."""
+    answers = yield from _sample_answers(step, reading, samples=step.card.responder.samples)
+    return AnswerGroup(reading, tuple(answers)) if answers[0].sample.turns else None
 
 
 def _sample_answers(
-    step: Step[SpellSection], readings: Sequence[ReadingTask], *, samples: int, key: str = ""
-) -> list[AnswerGroup]:
-    """`samples` answers of the responder to each question, checked by the rule. key: as in `Step.play`."""
-    rollouts = [
-        Rollout(
-            f"{reading.position}",
-            messages.for_responder(step.cfg, reading.task, reading.question, reading.documents),
-        )
-        for reading in readings
-    ]
-    groups = step.play(RESPONDER, rollouts, samples=samples, key=key)
+    step: Step[SpellSection], reading: ReadingTask, *, samples: int, key: str = ""
+) -> Waiting[list[ResponderAnswer]]:
+    """`samples` answers of the responder to a question, checked by the rule. key: as in `Step.sample`."""
+    prompt = messages.for_responder(step.cfg, reading.task, reading.question, reading.documents)
+    (group,) = yield from step.sample(RESPONDER, [Rollout(f"{reading.position}", prompt)], samples=samples, key=key)
     answers = [
         ResponderAnswer(reading, number, sample, rules.conclusion_of(sample.content))
-        for reading, group in zip(readings, groups, strict=True)
         for number, sample in enumerate(group)
     ]
-    answers = check(step, answers)
-    return [
-        AnswerGroup(reading, tuple(answers[place * samples : (place + 1) * samples]))
-        for place, reading in enumerate(readings)
-    ]
+    if step.card.rule == "match":
+        return check(step, answers)
+    return (yield from step.gather(f"{key} rule", partial(check, step), answers))
 
 
 def check(step: Step[SpellSection], answers: Sequence[ResponderAnswer]) -> list[ResponderAnswer]:
@@ -332,38 +287,32 @@ def exam_conclusion(completion: Completion) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ verifier
-def verify(step: Step[SpellSection], groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """The groups with {v_ij} ~ π^ver(· | q, y_i, a) on every answer that has a conclusion (Alg. 1 l.16, l.17).
+def verify(step: Step[SpellSection], group: AnswerGroup) -> Waiting[AnswerGroup]:
+    """The group with {v_ij} ~ π^ver(· | q, y_i, a) on every answer that has a conclusion (Alg. 1 l.16, l.17).
 
     An answer without a conclusion is not verified: the rule alone decides. A prompt that is too long has no
     verifications.
     """
     if not step.card.verify:
-        return list(groups)
-    rollouts = []
-    for group in groups:
-        question = group.reading.question
-        for each in group.answers:
-            if each.conclusion is not None:
-                prompt = messages.for_verifier(step.cfg, question, each.conclusion, question.answer)
-                rollouts.append(Rollout(each.name, prompt))
-    samples = step.play(VERIFIER, rollouts, samples=step.card.verifier.samples)
+        return group
+    question = group.reading.question
+    rollouts = [
+        Rollout(each.name, messages.for_verifier(step.cfg, question, each.conclusion, question.answer))
+        for each in group.answers
+        if each.conclusion is not None
+    ]
+    samples = yield from step.sample(VERIFIER, rollouts, samples=step.card.verifier.samples)
     verifications = {
         rollout.name: tuple(Verification(sample, rules.verdict_of(sample.content)) for sample in same if sample.turns)
         for rollout, same in zip(rollouts, samples, strict=True)
     }
-    return [
-        replace(
-            group,
-            answers=tuple(replace(each, verifications=verifications.get(each.name, ())) for each in group.answers),
-        )
-        for group in groups
-    ]
+    answers = [replace(each, verifications=verifications.get(each.name, ())) for each in group.answers]
+    return replace(group, answers=tuple(answers))
 
 
-def reward_answers(card: SpellSection, groups: Sequence[AnswerGroup]) -> list[AnswerGroup]:
-    """The groups with v_i, on which r_i depends, and {r_ij} (Eq. (4) to Eq. (6))."""
-    return [replace(group, answers=tuple(_with_vote(card, each) for each in group.answers)) for group in groups]
+def reward_answers(card: SpellSection, group: AnswerGroup) -> AnswerGroup:
+    """The group with v_i, on which r_i depends, and {r_ij} (Eq. (4) to Eq. (6))."""
+    return replace(group, answers=tuple(_with_vote(card, each) for each in group.answers))
 
 
 def _with_vote(card: SpellSection, answer: ResponderAnswer) -> ResponderAnswer:

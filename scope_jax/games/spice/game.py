@@ -10,9 +10,17 @@ from scope_jax.data.sources import Source
 from scope_jax.games.spice import messages, roles, rules
 from scope_jax.games.spice.options import SpiceSection, check, options
 from scope_jax.games.spice.roles import CHALLENGER, REASONER, card_roles
-from scope_jax.games.spice.state import MULTIPLE_CHOICE, Answers, ChallengerAttempt, StageReply
+from scope_jax.games.spice.state import (
+    MULTIPLE_CHOICE,
+    Answers,
+    ChallengerAttempt,
+    DocumentPlayed,
+    Segment,
+    StageReply,
+)
 from scope_jax.grading.rewards import means, shares
 from scope_jax.learner.types import Datum, Episode, Metrics, transcript
+from scope_jax.play.chains import Waiting
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import ACCURACY, GRADIENT, Game, Panel
 from scope_jax.play.roles import one_update_per_policy
@@ -32,23 +40,21 @@ def play(step: Step[SpiceSection]) -> Played:
     # l.2, l.3: an iteration is one call, and begins with the challenger
     # l.4, l.5: the next documents of the stream, one segment of each
     documents = roles.draw_documents(step)
-    # l.6: until a document has enough valid tasks, or N attempts
-    attempts = roles.write_tasks(step, documents)
-    # l.7: T_C, G attempts per document
-    kept = roles.keep(step, attempts)
-    # l.16, drawn here already: T_R, one valid attempt per document
-    chosen = roles.select(step, kept)
-    # l.8, l.9: K answers to each valid attempt, graded; if the challenger is not trained, only to those of T_R
-    valid = [attempt for group in kept for attempt in group if attempt.valid]
-    answers = roles.grade(step, roles.solve(step, valid if step.roles[CHALLENGER].learns else chosen))
+    # l.6 to l.9, l.15 to l.17: tasks and answers about each document, beside those about others
+    speakers = [name for name in (CHALLENGER, REASONER) if step.roles[name].external is None]
+    played = step.map(speakers, play_document, documents)
+    attempts = [one.attempts for one in played]
+    roles.tell_of_rounds(step, attempts)
+    # l.9: correct or wrong
+    answers = roles.grade(step, [group for one in played for group in one.answers])
     # l.10 to l.14: Eq. (1)
-    of_challenger = challenger_episodes(step, kept, answers)
+    of_challenger = challenger_episodes(step, [one.kept for one in played], answers)
     # l.15, l.17: the reasoner learns from answers to T_R, new ones or those of l.9; the others are estimates
     if answers_are_new(step.card):
-        learned = roles.grade(step, roles.solve(step, chosen, again=True))
+        learned = roles.grade(step, [group for one in played for group in one.again])
         estimates = answers
     else:
-        keys = {attempt.key for attempt in chosen}
+        keys = {attempt.key for one in played for attempt in one.chosen}
         learned = [group for group in answers if group.attempt.key in keys]
         estimates = [group for group in answers if group.attempt.key not in keys]
     # l.18 to l.20: correct or wrong
@@ -56,6 +62,22 @@ def play(step: Step[SpiceSection]) -> Played:
     of_reasoner += reasoner_episodes(estimates, trained=False, label=ESTIMATE)
     # l.21 to l.30: the training loop trains on these episodes, until all iterations are done
     return Played(of_challenger + of_reasoner, metrics=measure(step, attempts, of_challenger, learned))
+
+
+def play_document(step: Step[SpiceSection], document: Segment) -> Waiting[DocumentPlayed]:
+    """What is sampled about one document."""
+    # l.6: until it has enough valid tasks, or N attempts
+    attempts = yield from roles.write_tasks(step, document)
+    # l.7: T_C, G of the attempts
+    kept = roles.keep(step, document, attempts)
+    valid = [attempt for attempt in kept if attempt.valid]
+    # l.16, drawn here already: T_R, one valid attempt
+    chosen = roles.select(step, document, valid)
+    # l.8, l.9: K answers to each valid attempt; if the challenger is not trained, only to that of T_R
+    answers = yield from roles.solve(step, valid if step.roles[CHALLENGER].learns else chosen)
+    # l.17: new answers to T_R
+    again = (yield from roles.solve(step, chosen, again=True)) if answers_are_new(step.card) else []
+    return DocumentPlayed(attempts, kept, chosen, answers, again)
 
 
 def remember(cfg: Config, memory: Memory, outcome: None, number: int) -> tuple[Memory, Metrics]:

@@ -20,6 +20,8 @@ from scope_jax.games.spice.state import (
     StageReply,
 )
 from scope_jax.grading.math_answers import Comparison
+from scope_jax.learner.types import Reply
+from scope_jax.play.chains import Waiting
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
 from scope_jax.play.prompting import shown
@@ -93,25 +95,17 @@ def draw_documents(step: Step[SpiceSection]) -> list[Segment]:
     return documents
 
 
-def write_tasks(step: Step[SpiceSection], documents: Sequence[Segment]) -> list[list[ChallengerAttempt]]:
-    """{(qᵢ, aᵢ*)}: attempts at each document, sampled in rounds until enough are valid or there are N (§3.1).
+def write_tasks(step: Step[SpiceSection], document: Segment) -> Waiting[list[ChallengerAttempt]]:
+    """{(qᵢ, aᵢ*)}: attempts at a document, sampled in rounds until enough are valid or there are N (§3.1).
 
-    Every round has twice as many attempts at a document as the one before. The attempts of a document are numbered
-    consecutively, and the number seeds their sampling, so that they do not depend on how many rounds other documents
-    take. A document whose first prompt is too long gets one round: all others would fail in the same way.
+    Every round has twice as many attempts as the one before. The attempts are numbered consecutively, and the number
+    seeds their sampling. A document whose first prompt is too long gets one round: all others would fail in the same
+    way.
     """
-    attempts: list[list[ChallengerAttempt]] = [[] for _ in documents]
-    first = 0
+    attempts: list[ChallengerAttempt] = []
     for count in _round_sizes(step):
-        unfinished = [document for document in documents if _worth_a_round(step, attempts[document.index])]
-        if not unfinished:
-            break
-        if first:
-            before = [attempts[document.index] for document in unfinished]
-            step.tell(_before_a_round(step.card, before, len(documents), count))
-        for attempt in _round(step, unfinished, first, count):
-            attempts[attempt.document.index].append(attempt)
-        first += count
+        if _worth_a_round(step, attempts):
+            attempts += yield from _round(step, document, range(len(attempts), len(attempts) + count))
     return attempts
 
 
@@ -134,23 +128,25 @@ def _worth_a_round(step: Step[SpiceSection], attempts: Sequence[ChallengerAttemp
     return not unreadable and sum(attempt.valid for attempt in attempts) < wanted
 
 
-def _before_a_round(
-    card: SpiceSection, groups: Sequence[Sequence[ChallengerAttempt]], documents: int, count: int
-) -> str:
-    """What the user is told before another round: how many attempts so far count, and why the others do not."""
-    attempts = [attempt for group in groups for attempt in group]
+def tell_of_rounds(step: Step[SpiceSection], groups: Sequence[Sequence[ChallengerAttempt]]) -> None:
+    """Tells the user how many documents took more than one round, and why attempts at them do not count."""
+    first = _round_sizes(step)[0]
+    longer = [group for group in groups if len(group) > first]
+    if not longer:
+        return
+    attempts = [attempt for group in longer for attempt in group]
     reasons = Counter(attempt.reason for attempt in attempts if attempt.reason).most_common(2)
     why = ", ".join(f"{number / len(attempts):.0%} {reason}" for reason, number in reasons)
-    return (
-        f"{len(groups)} of {documents} documents lack valid tasks after {len(groups[0])} of at most "
-        f"{card.max_attempts} attempts each: {sum(attempt.valid for attempt in attempts)} of {len(attempts)} "
-        f"are valid ({why or 'none is rejected'}); {count} more at each."
+    step.tell(
+        f"{len(longer)} of {len(groups)} documents lacked valid tasks after {first} attempts each and took "
+        f"{len(attempts) / len(longer):.1f} of at most {step.card.max_attempts}: "
+        f"{sum(attempt.valid for attempt in attempts)} of {len(attempts)} are valid ({why or 'none is rejected'})."
     )
 
 
-def _round(step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int) -> list[ChallengerAttempt]:
-    """Attempts `first` … `first + count` at each document."""
-    attempts = _choose_formats(step, documents, first, count)
+def _round(step: Step[SpiceSection], document: Segment, numbers: range) -> Waiting[list[ChallengerAttempt]]:
+    """The attempts of these numbers at a document."""
+    attempts = yield from _choose_formats(step, document, numbers)
     rollouts = {
         attempt.key: Rollout(
             f"{attempt.document.index} task {attempt.number}",
@@ -159,27 +155,22 @@ def _round(step: Step[SpiceSection], documents: Sequence[Segment], first: int, c
         for attempt in attempts
         if attempt.kind
     }
-    groups = _replies(step, "task", list(rollouts.values()), 1)
+    groups = yield from _replies(step, "task", list(rollouts.values()), 1)
     replies = {key: reply for key, (reply,) in zip(rollouts, groups, strict=True)}
     return [_with_task(step, attempt, replies[attempt.key]) if attempt.kind else attempt for attempt in attempts]
 
 
-def _choose_formats(
-    step: Step[SpiceSection], documents: Sequence[Segment], first: int, count: int
-) -> list[ChallengerAttempt]:
+def _choose_formats(step: Step[SpiceSection], document: Segment, numbers: range) -> Waiting[list[ChallengerAttempt]]:
     """The first stage of a round; skipped if the only format offered is multiple choice, which has no answer types."""
-    numbers = range(first, first + count)
     if step.card.formats == "multiple-choice":
-        return [
-            ChallengerAttempt(document, number, kind=MULTIPLE_CHOICE) for document in documents for number in numbers
-        ]
-    rollouts = [Rollout(f"{each.index} format {first}", messages.for_format(step.cfg, each)) for each in documents]
+        return [ChallengerAttempt(document, number, kind=MULTIPLE_CHOICE) for number in numbers]
+    rollout = Rollout(f"{document.index} format {numbers[0]}", messages.for_format(step.cfg, document))
+    (replies,) = yield from _replies(step, "format", [rollout], len(numbers))
     attempts = []
-    for document, group in zip(documents, _replies(step, "format", rollouts, count), strict=True):
-        for number, reply in zip(numbers, group, strict=True):
-            missing = _missing(reply)
-            kind, reason = ("", missing) if missing else rules.format_of(step.card, reply.text)
-            attempts.append(ChallengerAttempt(document, number, (reply,), kind=kind, reason=reason))
+    for number, reply in zip(numbers, replies, strict=True):
+        missing = _missing(reply)
+        kind, reason = ("", missing) if missing else rules.format_of(step.card, reply.text)
+        attempts.append(ChallengerAttempt(document, number, (reply,), kind=kind, reason=reason))
     return attempts
 
 
@@ -208,24 +199,22 @@ def _fits_the_reasoner(step: Step[SpiceSection], question: str) -> bool:
 
 def _replies(
     step: Step[SpiceSection], stage: Stage, rollouts: Sequence[Rollout], samples: int
-) -> list[list[StageReply]]:
-    """`samples` replies to each prompt, by a policy or the external challenger."""
-    if not rollouts:
-        return []
+) -> Waiting[list[list[StageReply]]]:
+    """`samples` replies to each prompt, by a policy, or by the external challenger, who is asked about all documents
+    together."""
     model = step.roles[CHALLENGER].external
     if model is None:
-        groups = step.play(CHALLENGER, rollouts, samples=samples)
+        groups = yield from step.sample(CHALLENGER, rollouts, samples=samples)
         return [
             [StageReply(stage, rollout.messages, sample.content, sample) for sample in group]
             for rollout, group in zip(rollouts, groups, strict=True)
         ]
+
+    def ask(prompts: list[str]) -> list[Reply]:
+        return step.tools.judge(prompts, by=CHALLENGER, temperature=model.temperature, max_tokens=model.max_tokens)
+
     prompts = [rollout.messages for rollout in rollouts for _ in range(samples)]
-    replies = step.tools.judge(
-        [prompt.text for prompt in prompts],
-        by=CHALLENGER,
-        temperature=model.temperature,
-        max_tokens=model.max_tokens,
-    )
+    replies = yield from step.gather(stage, ask, [prompt.text for prompt in prompts])
     parsed = [
         # A reply that was cut holds no task, though some object within it may be closed.
         StageReply(stage, prompt, "" if reply.cut else parsing.without_thinking(reply.text), None, bool(reply.refused))
@@ -234,27 +223,23 @@ def _replies(
     return [parsed[first : first + samples] for first in range(0, len(parsed), samples)]
 
 
-def keep(step: Step[SpiceSection], attempts: Sequence[Sequence[ChallengerAttempt]]) -> list[list[ChallengerAttempt]]:
-    """T_C of each document: G of its attempts in their valid:invalid ratio."""
-    size = step.card.challenger.samples
-    return [
-        rules.subsample(group, size, step.rng("spice attempts", step.number, index))
-        for index, group in enumerate(attempts)
-    ]
+def keep(step: Step[SpiceSection], document: Segment, attempts: Sequence[ChallengerAttempt]) -> list[ChallengerAttempt]:
+    """T_C of a document: G of its attempts in their valid:invalid ratio."""
+    generator = step.rng("spice attempts", step.number, document.index)
+    return rules.subsample(attempts, step.card.challenger.samples, generator)
 
 
-def select(step: Step[SpiceSection], kept: Sequence[Sequence[ChallengerAttempt]]) -> list[ChallengerAttempt]:
-    """One valid attempt per document that has any, drawn uniformly: the task the reasoner is trained on."""
-    chosen = []
-    for index, attempts in enumerate(kept):
-        valid = [attempt for attempt in attempts if attempt.valid]
-        if valid:
-            chosen.append(valid[int(step.rng("spice task", step.number, index).integers(len(valid)))])
-    return chosen
+def select(step: Step[SpiceSection], document: Segment, valid: Sequence[ChallengerAttempt]) -> list[ChallengerAttempt]:
+    """One of a document's valid attempts, if it has any, drawn uniformly: the task the reasoner is trained on."""
+    if not valid:
+        return []
+    return [valid[int(step.rng("spice task", step.number, document.index).integers(len(valid)))]]
 
 
 # ------------------------------------------------------------------------------------------------------------ reasoner
-def solve(step: Step[SpiceSection], attempts: Sequence[ChallengerAttempt], again: bool = False) -> list[Answers]:
+def solve(
+    step: Step[SpiceSection], attempts: Sequence[ChallengerAttempt], again: bool = False
+) -> Waiting[list[Answers]]:
     """{âₖ} ~ π(q), k = 1 … K, for each valid attempt; not yet graded. again: new answers to a task answered before."""
     tasks = [(attempt, attempt.task) for attempt in attempts if attempt.task is not None]
     rollouts = [
@@ -264,7 +249,7 @@ def solve(step: Step[SpiceSection], attempts: Sequence[ChallengerAttempt], again
         )
         for attempt, task in tasks
     ]
-    groups = step.play(REASONER, rollouts, samples=step.card.reasoner.samples)
+    groups = yield from step.sample(REASONER, rollouts, samples=step.card.reasoner.samples)
     return [
         Answers(attempt, task, tuple(ReasonerAnswer(sample, prediction_of(sample)) for sample in group))
         for (attempt, task), group in zip(tasks, groups, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,3 +108,19 @@ class Answers:
     def pass_rate(self) -> float:
         """p, the share of correct answers."""
         return mean([float(answer.correct) for answer in self.answers])
+
+
+@dataclass(frozen=True)
+class DocumentPlayed:
+    """What was sampled about a document; nothing is graded yet."""
+
+    attempts: Sequence[ChallengerAttempt]
+    """All of them."""
+    kept: Sequence[ChallengerAttempt]
+    """Those of T_C."""
+    chosen: Sequence[ChallengerAttempt]
+    """That of T_R, if there is one."""
+    answers: Sequence[Answers]
+    """To the tasks that are measured."""
+    again: Sequence[Answers]
+    """New ones to the task of T_R."""
