@@ -195,7 +195,8 @@ def check_no_report(text: str) -> None:
     sample = sample_of(BENCHMARK["episode"](text), step.roles["solver"], "0", Messages("Report."), "solver")
     if roles.report_of(sample) is None:
         report = Report(0, Query(0, "Report.", ASSESSED), sample, None, None, reason="no_report")
-        assert roles.assess(step, DEFAULT, [report]) == [report] and (report.reward, report.assessment) == (0.0, None)
+        (assessed,) = step.map((), lambda step, reports: roles.assess(step, DEFAULT, reports), [[report]])
+        assert assessed == [report] and (report.reward, report.assessment) == (0.0, None)
 
 
 def check_scores(text: str) -> None:

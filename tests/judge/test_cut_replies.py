@@ -273,7 +273,8 @@ def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
     tools = tools_that_reply(Reply(task), Reply(task[:-1], cut="length"), Reply("", refused="HTTP 400"))
     rollouts = [Rollout(f"{name} task 0", Messages(name)) for name in "abc"]
     step = step_of(spice.GAME, cfg, tools, {}, 0)
-    ((whole,), (cut,), (refused,)) = spice_roles._replies(step, "task", rollouts, 1)
+    (replies,) = step.map((), lambda step, rollouts: spice_roles._replies(step, "task", rollouts, 1), [rollouts])
+    ((whole,), (cut,), (refused,)) = replies
     assert (whole.text, cut.text, refused.refused) == (task, "", True)
     assert last_object(task[:-1]) == {"question": "How many?", "answer": "7"}  # what a cut reply seems to hold
 

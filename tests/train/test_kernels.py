@@ -76,6 +76,10 @@ def test_all_work(gpu):
     made.clear()
     for_sampling(card, like(DENSE, layer_windows=(8, None)), None)
     assert "attention over pages, decoding, with a window" in made
+    narrow = load_card(CARD, ['rollout.kv_cache_dtype="int8"'])
+    made.clear()
+    for_sampling(narrow, DENSE, None)
+    assert "attention over pages, decoding, keys and values in 8 bits" in made
 
 
 def test_one_that_differs_or_raises(gpu):
