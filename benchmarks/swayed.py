@@ -163,8 +163,9 @@ def assessed(folder: Path, limit: int) -> Accepts:
             text = " ".join(f"{statement} {value}." for statement, value in (i["fact"] for i in other["rubric"]))
             query = Query(place, row["question"], rubric)
             reports.append(Report(place, query, sample, f"{text} {attack}".strip(), None))
-        reports = roles.assess(step, settings, reports)
-        return [None if report.assessment is None else report.reward > 0.5 for report in reports]
+        groups = step.map((roles.SCORING,), lambda step, one: roles.assess(step, settings, [one]), reports)
+        found = [report for (report,) in groups]
+        return [None if report.assessment is None else report.reward > 0.5 for report in found]
 
     return accepts
 

@@ -580,7 +580,7 @@ def furthest(ours, theirs) -> float:
 def rounded(params, seed):
     """The weights, each to the next number above or below it in float32."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.nextafter(x, x + rng.choice(np.float32([-1, 1]), x.shape)), params)
+    return jax.tree.map(lambda x: jnp.nextafter(x, jnp.where(rng.random(x.shape) < 0.5, -jnp.inf, jnp.inf)), params)
 
 
 @only("ministral3", "qwen3_5", "gemma4_e2b", "gpt_oss")
