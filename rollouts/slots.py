@@ -248,12 +248,10 @@ def started(
 
 Forward = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]]
+DecodeStep = Callable[[jax.Array, DecodeState, Result], tuple[DecodeState, Result]]
 
 
-Step = Callable[[jax.Array, DecodeState, Result], tuple[DecodeState, Result]]
-
-
-def one_token(forward: Forward, draw: Draw) -> Step:
+def one_token(forward: Forward, draw: Draw) -> DecodeStep:
     """A step of `sample_tokens` with a token for every live slot.
 
     forward(cache, token_S, length_S, live_S) -> (logits_SV float32, cache with the tokens at their positions).
@@ -284,7 +282,7 @@ def one_token(forward: Forward, draw: Draw) -> Step:
 
 
 def sample_tokens(
-    step: Step,
+    step: DecodeStep,
     state: DecodeState,
     steps: int | jax.Array,
     patience: jax.Array,

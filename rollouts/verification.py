@@ -19,7 +19,7 @@ import numpy as np
 
 from scope_jax.errors import UserError
 from scope_jax.models.decoder.config import ModelConfig
-from scope_jax.rollouts.slots import DecodeState, Draw, Forward, Result, Step
+from scope_jax.rollouts.slots import DecodeState, DecodeStep, Draw, Forward, Result
 
 Drafts = Mapping[int, Sequence[int]]  # by slot: tokens that may follow its last one
 
@@ -112,7 +112,7 @@ def arranged(drafts: Drafts, live: Sequence[bool], shape: BatchShape, steps: int
     return DraftRows(slot_R, offset_R, token_R, row_SJ, np.int32(1 if drafts else steps))
 
 
-def verifying(forward: Forward, state: DecodeState, rows: DraftRows, draw: Draw) -> Step:
+def verifying(forward: Forward, state: DecodeState, rows: DraftRows, draw: Draw) -> DecodeStep:
     """A step of `sample_tokens` whose rows are these. state: of the beginning; forward and draw get rows in the place
     of slots."""
     offset_R = rows.offset_R

@@ -58,8 +58,9 @@ def failures(cfg: Config | ServedModel, model: ModelConfig, begins: Sequence[str
         return {}
     dtype = cfg.model.compute_dtype
     checks = [one for sizes in kernels.heads_of(model) for one in kernels.checks(device.platform, sizes, dtype)]
-    narrow, found = cfg.rollout.kv_cache_dtype is not None, {}
+    narrow = cfg.rollout.kv_cache_dtype is not None
     needed = {"window": any(model.windows), "sinks": has_sinks(model), "bits": narrow}
+    found: dict[str, str] = {}
     for kernel in begins:
         for check in checks:
             if kernel in found or not check.name.startswith(kernel) or not needed.get(check.name.split()[-1], True):
