@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -33,6 +34,9 @@ from tests.train.several import free_port
 
 STEPS = 6
 FILE = f"{SCHEDULE}/0.jsonl"  # of the first process
+EIGHT = (  # devices: a row each, and updates so small that their rounding turns no token
+    *("rollout.slots=16", "learner.micro_batch_rows=8", "optimizer.learning_rate=1e-6", "optimizer.eps=1e-6"),
+)
 SMALL = "2048"  # bytes from which processes exchange through their devices: a play does both
 COMMON = (f"train.steps={STEPS}", "train.max_staleness=2", "train.keep=9", "train.save_every=2", "evaluate.sets=[]")
 SSP = (  # with exams in the middle, for which the engine is used otherwise
@@ -184,21 +188,34 @@ def test_a_step_is_played_again_from_the_record(free: tuple[str, Path], step: in
     assert "all the same" in runs.end(runs.start(words, **devices(game)))
 
 
-def begin_two(run: Path, delays: int, *more: str) -> list[subprocess.Popen[str]]:
-    """The processes of a run of SSP on two machines with delays of their own, of a device each."""
+def begin_two(
+    run: Path, delays: int, *more: str, devices: int = 1, sets: Sequence[str] = ()
+) -> list[subprocess.Popen[str]]:
+    """The processes of a run of SSP on two machines with delays of their own, of so many devices each."""
     key, address = secrets.token_hex(), f"localhost:{free_port()}"
     place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", signing.KEY: key}
+    flags = fake_devices(devices)
     return [
         runs.start(
-            command("ssp", run, delays + 100 * n, *more), XLA_FLAGS=fake_devices(1), JAX_PROCESS_ID=f"{n}", **place
+            command("ssp", run, delays + 100 * n, *more, sets=sets), XLA_FLAGS=flags, JAX_PROCESS_ID=f"{n}", **place
         )
         for n in range(2)
     ]
 
 
-def finish_two(run: Path, delays: int, *more: str) -> None:
-    for process in begin_two(run, delays, *more):
+def finish_two(run: Path, delays: int, *more: str, **options: Any) -> None:
+    for process in begin_two(run, delays, *more, **options):
         runs.end(process)
+
+
+def kill_one(processes: Sequence[subprocess.Popen[str]], killed: int, moment: Callable[[], bool]) -> None:
+    """Kills a process at a moment of the first, upon which the other ends with a sentence."""
+    try:
+        runs.wait_for(processes[0], moment)
+    finally:
+        processes[killed].send_signal(signal.SIGKILL)
+    runs.end(processes[killed], -signal.SIGKILL)
+    assert f"process {killed} is gone" in runs.end(processes[1 - killed], 1)
 
 
 @pytest.fixture(scope="module")
@@ -229,13 +246,8 @@ def test_two_processes_have_rows_of_their_own_and_a_schedule_gives_their_bits(fr
 def test_a_run_of_two_processes_one_of_which_is_killed_resumes(tmp_path: Path, step: int, killed: int) -> None:
     """What both have recorded stands; the whole schedule gives the bits again."""
     run = tmp_path / "killed"
-    processes = begin_two(run, 3 + step)
-    try:
-        runs.wait_for(processes[0], done(run, step) if step else lambda: bool(lines(run, f"{SCHEDULE}/1.jsonl")))
-    finally:
-        processes[killed].send_signal(signal.SIGKILL)
-    runs.end(processes[killed], -signal.SIGKILL)
-    assert f"process {killed} is gone" in runs.end(processes[1 - killed], 1)
+    moment = done(run, step) if step else lambda: bool(lines(run, f"{SCHEDULE}/1.jsonl"))
+    kill_one(begin_two(run, 3 + step), killed, moment)
     before = pairs(run)
     finish_two(run, 13 + step)
     assert {*before} <= {*pairs(run)}
@@ -254,6 +266,24 @@ def test_a_run_of_two_processes_goes_on_in_one(free_two: Path, tmp_path: Path) -
     assert {*pairs(free_two)} == {*pairs(run)}
     first = [line for line in runs.lines(run, "episodes.jsonl") if line["step"] <= 3]
     assert first == [line for line in runs.lines(free_two, "episodes.jsonl") if line["step"] <= 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_mesh_of_eight_in_one_process_and_in_two_one_of_which_is_killed(tmp_path: Path, killed: int) -> None:
+    """What one process has recorded is repeated by two on the same mesh: the same tokens by the same weights, which
+    differ by rounding of updates alone, as sums over devices are formed in another order."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    runs.end(runs.start(command("ssp", one, 1, sets=EIGHT), XLA_FLAGS=fake_devices(8)))
+    again = {"devices": 4, "sets": EIGHT}
+    kill_one(begin_two(two, 2, "--schedule", str(one), **again), killed, done(two, 3))
+    finish_two(two, 12, "--schedule", str(one), **again)
+    assert pairs(one) == [line for line, _ in itertools.groupby(pairs(two))]  # both record when weights change
+    assert runs.lines(one, "episodes.jsonl") == runs.lines(two, "episodes.jsonl")
+    left, right = runs.arrays(one, STEPS), runs.arrays(two, STEPS)
+    assert left.keys() == right.keys()
+    for name in (name for name in left if "/params/" in name):
+        np.testing.assert_allclose(right[name], left[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 def card(game: str, *more: str) -> Config:
