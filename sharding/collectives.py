@@ -35,6 +35,15 @@ from jax.sharding import Mesh, PartitionSpec
 from scope_jax.sharding.mesh import SHARDED
 
 ALL_REDUCE = 2**20  # bytes of the largest all-reduce of a step with fsdp; all else is gathered and scattered
+# A layer's weights are gathered at once, beside the products of the layer before, and its gradients scattered beside
+# those of the next: without, most gathers of GPUs have no product beside them.
+PIPELINED = {
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+    "xla_gpu_enable_while_loop_double_buffering": True,  # else what is gathered ahead is copied
+    "xla_gpu_all_gather_combine_threshold_bytes": 2**30,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 2**28,  # 2**29 keeps more gradients than it saves kernels
+}
 # Gathers of weights beside the products of the layer before (MaxText's "continuation fusion"). libtpu 0.0.50 refuses it
 # on other chips, where 0.0.42 could not compile gpt-oss with it.
 FUSED_GATHERS = {
@@ -47,13 +56,14 @@ FUSED_GATHERS = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
-    """Options of XLA for programs on several devices: all-reduces are combined up to ALL_REDUCE bytes. None for one
-    device and on CPUs."""
+    """Options of XLA for programs on several devices: all-reduces are combined up to ALL_REDUCE bytes, gathers of fsdp
+    overlap. None for one device and on CPUs."""
     device = mesh.devices.flat[0]
     if mesh.size == 1 or device.platform == "cpu":
         return None
     if device.platform == "gpu":
-        return {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE}
+        pipelined = PIPELINED if any(mesh.shape[name] > 1 for name in SHARDED) else {}
+        return {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE} | pipelined
     fused = FUSED_GATHERS if device.device_kind == "TPU v5 lite" else {}
     return {"xla_jf_crs_combiner_threshold_in_bytes": ALL_REDUCE} | fused
 
