@@ -34,9 +34,8 @@ from tests.train.several import free_port
 
 STEPS = 6
 FILE = f"{SCHEDULE}/0.jsonl"  # of the first process
-EIGHT = (  # devices: a row each, and updates so small that their rounding turns no token
-    *("rollout.slots=16", "learner.micro_batch_rows=8", "optimizer.learning_rate=1e-6", "optimizer.eps=1e-6"),
-)
+# For eight devices; with larger updates their rounding may change a token.
+EIGHT = ("rollout.slots=16", "learner.micro_batch_rows=8", "optimizer.learning_rate=1e-6", "optimizer.eps=1e-6")
 SMALL = "2048"  # bytes from which processes exchange through their devices: a play does both
 COMMON = (f"train.steps={STEPS}", "train.max_staleness=2", "train.keep=9", "train.save_every=2", "evaluate.sets=[]")
 SSP = (  # with exams in the middle, for which the engine is used otherwise
