@@ -28,6 +28,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from scope_jax import cli, errors
 from scope_jax.run import stopping
 
+def sleep() -> None:
+    while True:  # in short pieces: a signal that comes just before one of them begins does not interrupt it
+        time.sleep(0.1)
+
 @cli.app.command(sys.argv[2])
 def wait(how: str) -> None:
     if how in ("searching", "failing", "done"):
@@ -81,11 +85,11 @@ def wait(how: str) -> None:
                 while how != "orderly" or not request.number:
                     sum(range(1000))
             raise stopping.Stopped(request.number, 7)
-        time.sleep(600)
+        sleep()
     finally:
         if how == "finishing":
             print("finishing", flush=True)
-            time.sleep(600)
+            sleep()
 
 sys.argv = ["scope-jax", sys.argv[2], sys.argv[1]]
 cli.run()
