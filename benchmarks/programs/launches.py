@@ -34,6 +34,8 @@ PRODUCT = re.compile(r'custom_call_target="__cublas')
 WORKSPACE = re.compile(r"\b[su]8\[\d+\]")
 SLICES = ("dynamic-slice", "slice", "gather")
 WRITES = {"dynamic-update-slice": 1, "scatter": 2}  # into their first operand; the place of what is written
+ALIAS = re.compile(r"\{\d*\}: \((\d+), \{\}\)")  # the operand whose memory a result has
+PLACES = re.compile(r"/place_tokens/pallas_call")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Reader(hlo.Program):
         read = [bytes_of(lines[name].shape) for name in one.operands if name in lines]
         given = bytes_of(one.shape)
         if one.opcode == "custom-call":  # its result may have room to work in
-            given = bytes_of(WORKSPACE.sub("", one.shape)) - 2 * _untouched(one, lines)
+            given = bytes_of(WORKSPACE.sub("", one.shape)) - _untouched(one, lines)
         if one.opcode.endswith("-start"):  # its result has its operands, too
             given -= sum(read)
         if one.opcode in SLICES:
@@ -208,11 +210,15 @@ def _written(one: Instruction, lines: Mapping[str, Instruction]) -> int:
 
 
 def _untouched(one: Instruction, lines: Mapping[str, Instruction]) -> int:
-    """Bytes of the array that a Triton kernel writes into which it leaves alone: rows beyond those of its grid."""
-    alias = re.search(r"output_to_operand_aliasing=\{\{\d*\}: \((\d+),", one.attributes)
+    """Bytes of the arrays that a Triton kernel writes into, as operands and as results, which it leaves alone: rows
+    beyond those of its grid; of pages all but the tokens that it places."""
+    aliased = [lines[one.operands[int(number)]].shape for number in ALIAS.findall(one.attributes)]
+    whole = sum(map(bytes_of, aliased))
+    if PLACES.search(one.attributes):  # its first operand has queries, keys and values; it gives the queries
+        queries = bytes_of(one.shape) - whole
+        return 2 * whole - (bytes_of(lines[one.operands[0]].shape) - queries)
     grid = re.search(r"grid_x = (\d+)", one.attributes)
-    if alias is None or grid is None:
+    if not aliased or grid is None:
         return 0
-    shape = lines[one.operands[int(alias[1])]].shape
-    rows = dims_of(shape)[0]
-    return bytes_of(shape) // rows * max(0, rows - int(grid[1]))
+    rows = dims_of(aliased[0])[0]
+    return 2 * (whole // rows) * max(0, rows - int(grid[1]))

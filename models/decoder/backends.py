@@ -18,7 +18,7 @@ from scope_jax.models.decoder import moe
 from scope_jax.models.decoder.check import ROUNDING, Check, apart
 from scope_jax.models.decoder.config import Attention, Dense, Experts, Layer, ModelConfig
 from scope_jax.models.decoder.delta import KeptState, Streams, Taps, one_each
-from scope_jax.models.decoder.kinds import plain_heads
+from scope_jax.models.decoder.kinds import HeadTransform, plain_heads
 from scope_jax.models.decoder.pages import Loop, Ragged, RaggedByHead
 from scope_jax.models.decoder.paging import PAGE, SHARED, Implementation, Where
 from scope_jax.models.kernels import attention
@@ -84,7 +84,7 @@ def checks(platform: str, sizes: Heads = Heads(), dtype: str | None = None) -> l
     backend = attention.resolve("auto", platform, dtype)
     masked = "cudnn_mask" if backend == "cudnn" else backend
     bound = ROUNDING[dtype if platform == "cpu" else "bfloat16"]
-    heads = "" if how.heads is not plain_heads else f"{platform} has no kernel for norm and rotation"
+    heads = "" if type(how) is not Loop else f"{platform} has no kernel for norm and rotation"
     learning = "" if backend in ("cudnn", "splash") else f"{platform} has no kernel for it in {dtype}: XLA's is used"
     unmasked = "" if backend == "cudnn" else f"{platform} has no kernel for it in {dtype}"
     few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
@@ -178,18 +178,30 @@ def page_attention(
 
 
 def norm_and_rotation(how: Implementation, dtype: str, sizes: Heads = Heads()) -> float:
-    """Queries and keys of 70 rows, at positions up to 2,000."""
-    mixer = Attention(*sizes, Rope(1e6), qk_norm="head")
-    positions_B1 = jnp.asarray(np.random.default_rng(0).integers(0, 2000, (70, 1)), jnp.int32)
-    q_B1n, k_B1n, of_q, of_k = _rounded(
-        dtype, (70, 1, sizes.query * sizes.dim), (70, 1, sizes.kv * sizes.dim), (sizes.dim,), (sizes.dim,)
+    """Queries of 70 tokens at positions up to 2,000, and two pages with their keys and values."""
+    count = 70
+    transform = partial(HeadTransform, Attention(*sizes, Rope(1e6), qk_norm="head"), 1e-6)
+    rng = np.random.default_rng(0)
+    at_N, positions_N = rng.permutation(count), rng.integers(0, 2000, count)
+    page_N, column_N, position_B1 = (
+        jnp.asarray(x, jnp.int32) for x in (at_N // PAGE, at_N % PAGE, positions_N[:, None])
+    )
+    arrays = _rounded(
+        *(dtype, (count, 1, sizes.query * sizes.dim), (count, 1, sizes.kv * sizes.dim)),
+        *((count, 1, sizes.kv, sizes.dim), (sizes.dim,), (sizes.dim,)),
     )
 
-    def heads(compute: Any, q_B1n: jax.Array, k_B1n: jax.Array, of_q: jax.Array, of_k: jax.Array) -> Any:
-        return compute(mixer, 1e-6, (of_q, of_k), q_B1n, k_B1n, positions_B1)
+    def ours(q_B1n: jax.Array, k_B1n: jax.Array, v_B1Kh: jax.Array, *scales: jax.Array) -> Any:
+        layer = how.empty(2, sizes.kv, sizes.dim, q_B1n.dtype)
+        return how.place(layer, page_N, column_N, transform(scales), position_B1, q_B1n, k_B1n, v_B1Kh)
 
-    ours = jax.jit(partial(heads, how.heads))(q_B1n, k_B1n, of_q, of_k)
-    return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
+    def plain(q_B1n: jax.Array, k_B1n: jax.Array, v_B1Kh: jax.Array, *scales: jax.Array) -> Any:
+        layer = how.empty(2, sizes.kv, sizes.dim, q_B1n.dtype)
+        q_B1Hh, *tokens = plain_heads(transform(scales), position_B1, q_B1n, k_B1n, v_B1Kh)
+        k_NKh, v_NKh = (x[:, 0] for x in tokens if x is not None)
+        return q_B1Hh, how.write(layer, k_NKh, v_NKh, page_N, column_N)
+
+    return apart(jax.jit(ours)(*arrays), _exactly(plain, *arrays))
 
 
 def token_states(how: Implementation, dtype: str) -> float:
@@ -205,8 +217,8 @@ def token_states(how: Implementation, dtype: str) -> float:
     kept, taps = KeptState(state, *before[:3]), Taps(*before[3:])
     where = jnp.asarray([0, 5, 63, 700], jnp.int32), jnp.ones(4, jnp.int32)
 
-    def stepped(kernel: Any, *arguments: Any) -> Any:
-        out, new = one_each(*arguments[:2], *where, arguments[2], kernel)
+    def stepped(kernel: Any, streams: Streams, taps: Taps, kept: KeptState) -> Any:
+        out, new = one_each(streams, taps, *where, kept, kernel)
         return out, new.state_BHhe
 
     ours = jax.jit(partial(stepped, how.token_step(key, value)))(streams, taps, kept)

@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from scope_jax.models.decoder.kinds import plain_heads
-from scope_jax.models.decoder.paging import Paging, Where, by_kv_head, by_query, no_token_step
+from scope_jax.models.decoder.paging import BaseImplementation, Paging, Where, by_kv_head, by_query
+from scope_jax.models.kernels.attention import storable
 from scope_jax.models.kernels.cascade import MASKED, Carry
 
 BLOCK = 64  # columns
@@ -51,15 +51,11 @@ def widths(blocks: int) -> tuple[int, ...]:
     return (*found, blocks)
 
 
-class Columns:
+class Columns(BaseImplementation):
     """`paging.Implementation` of pages that hold `longest` tokens, in whole blocks."""
 
     heads_axis = 1
     cascade = False
-    heads = staticmethod(plain_heads)
-    table_bytes: int | None = None
-    by_head = False
-    token_step = staticmethod(no_token_step)
 
     def __init__(self, longest: int) -> None:
         blocks = -(-longest // BLOCK)
@@ -76,6 +72,7 @@ class Columns:
     # `write` and `attend` are traced, and stand in the program's text, once for all layers that are alike.
     @partial(jax.jit, static_argnums=0)
     def write(self, layer: ColumnPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> ColumnPages:
+        k_NKh, v_NKh = storable(k_NKh, v_NKh)
         block_N, offset_N, start = column_N // BLOCK, column_N % BLOCK, 0
         k_PKbht, v_PKbth = list[Array](), list[Array]()
         for keys, values in zip(*layer, strict=True):

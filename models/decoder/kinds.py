@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,26 +117,33 @@ def _project(mixer: Attention, w: Params, x_BTD: jax.Array, name: Literal["q", "
     return y if name == "q" else call.shards.whole_heads(y, mixer.head_dim)
 
 
+class HeadTransform(NamedTuple):
+    """What becomes of a layer's queries and keys before attention: a norm of each head, then rotation."""
+
+    mixer: Attention
+    eps: float
+    scales: tuple[jax.Array, ...] | None
+    """Of the norms of queries and keys, [h] each; None: the model has none."""
+
+
 def plain_heads(
-    mixer: Attention,
-    eps: float,
-    scales: tuple[jax.Array, ...] | None,
+    how: HeadTransform,
+    positions_BT: Int[Array, "B T"],
     q_BTn: Float[Array, "B T Hh"],
     k_BTn: Float[Array, "B T Kh"] | None,
-    positions_BT: Int[Array, "B T"],
-) -> tuple[Float[Array, "B T H h"], Float[Array, "B T K h"] | None]:
-    """Queries and keys by head, after the norm of each head (scales [h], None: the model has none) and rotation.
-    k_BTn: None in a layer without keys of its own."""
+    v_BTKh: Float[Array, "B T K h"] | None,
+) -> tuple[Float[Array, "B T H h"], Float[Array, "B T K h"] | None, Float[Array, "B T K h"] | None]:
+    """Queries and keys by head, transformed, and the values. k_BTn, v_BTKh: None in a layer without keys of its own."""
 
     def heads(y_BTn: jax.Array, number: int) -> jax.Array:
-        y = y_BTn.reshape(*y_BTn.shape[:-1], -1, mixer.head_dim)
-        y = y if scales is None else rms_norm(y, scales[number], eps)
-        return y if mixer.rope is None else rotate(y, positions_BT, mixer.rope)
+        y = y_BTn.reshape(*y_BTn.shape[:-1], -1, how.mixer.head_dim)
+        y = y if how.scales is None else rms_norm(y, how.scales[number], how.eps)
+        return y if how.mixer.rope is None else rotate(y, positions_BT, how.mixer.rope)
 
-    return heads(q_BTn, 0), None if k_BTn is None else heads(k_BTn, 1)
+    return heads(q_BTn, 0), None if k_BTn is None else heads(k_BTn, 1), v_BTKh
 
 
-Heads = Callable[..., tuple[jax.Array, jax.Array | None]]  # plain_heads, or a kernel that computes the same
+Heads = Callable[..., tuple[jax.Array, jax.Array | None, jax.Array | None]]  # plain_heads, or what does the same
 
 
 def _scaled(q_BTHh: jax.Array, positions_BT: Any, scaling: QueryScaling) -> jax.Array:
@@ -151,9 +158,10 @@ class LayerCall:
 
     eps, offset: of its norms (`rms_norm`, `scale_of`). attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's
     heads, queries and keys after norm and rotation, and sinks_H where the mixer has sinks; it is responsible for mask,
-    scale and cache. Keys and values are None where the mixer has none of its own; of a layer with a state it is
-    attend(streams, taps) -> o_BTHe (`models.decoder.delta`). heads: what computes norm and rotation. router: what picks
-    experts. stream_BTD: what the layer's result is added to, whose norm is its input.
+    scale and cache. Keys and values are None where the mixer has none of its own, or `heads` has put them into the
+    cache; of a layer with a state it is attend(streams, taps) -> o_BTHe (`models.decoder.delta`). heads: what computes
+    norm and rotation. router: what picks experts. stream_BTD: what the layer's result is added to, whose norm is its
+    input.
     """
 
     eps: float
@@ -184,11 +192,12 @@ def _attention(mixer: Attention, w: Params, x_BTD: jax.Array, call: LayerCall) -
         # Attention multiplies by 1/√h. In float32 the rest costs no rounding of its own.
         of_q, *of_k = scales
         scales = of_q.astype(jnp.float32) * (mixer.scale * math.sqrt(mixer.head_dim)), *of_k
-    q_BTHh, k_BTKh = call.heads(mixer, call.eps, scales, q_BTn, k_BTn, positions_BT)
-    if mixer.query_scaling is not None:
-        q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
     v_BTKh = None if v_BTn is None else v_BTn.reshape(*v_BTn.shape[:-1], -1, mixer.head_dim)
     v_BTKh = rms_norm(v_BTKh, None, call.eps) if v_BTKh is not None and mixer.v_norm else v_BTKh
+    how = HeadTransform(mixer, call.eps, scales)
+    q_BTHh, k_BTKh, v_BTKh = call.heads(how, positions_BT, q_BTn, k_BTn, v_BTKh)
+    if mixer.query_scaling is not None:
+        q_BTHh = _scaled(q_BTHh, positions_BT, mixer.query_scaling)
     sinks = (w["sinks_H"],) if mixer.sinks else ()
     attend: Any = call.attend
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh, *sinks)

@@ -18,10 +18,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from scope_jax.models.decoder.delta import TokenStep
+from scope_jax.models.decoder.kinds import HeadTransform
 from scope_jax.models.decoder.pages import Before, Loop, LoopPages
 from scope_jax.models.decoder.paging import PAGE, Where
 from scope_jax.models.kernels.cascade import MASKED, Carry
 from scope_jax.models.kernels.delta_gpu import takes, token_step
+from scope_jax.models.kernels.place_gpu import place_tokens
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product
@@ -33,11 +35,38 @@ def _takes(head_dim: int) -> bool:
 
 
 class Triton(Loop):
-    """The layout of `Loop`, which computes heads that the kernel does not take. interpret: Pallas's interpreter runs
-    the kernel, on any platform."""
+    """The layout of `Loop`, which computes heads that the kernels do not take. interpret: Pallas's interpreter runs
+    the kernels, on any platform."""
 
     def __init__(self, *, interpret: bool = False) -> None:
         self._interpret = interpret
+
+    def place(
+        self,
+        layer: LoopPages,
+        page_N: jax.Array,
+        column_N: jax.Array,
+        how: HeadTransform,
+        positions_RQ: jax.Array,
+        q_RQn: jax.Array,
+        k_RQn: jax.Array,
+        v_RQKh: jax.Array,
+    ) -> tuple[jax.Array, LoopPages]:
+        """While rows decode, by a kernel; keys and values in 8 bits by XLA."""
+        narrow, several = layer.k_PKt is not None, positions_RQ.shape[1] > 1
+        if several or narrow or how.mixer.rope is None or not _takes(how.mixer.head_dim):
+            return super().place(layer, page_N, column_N, how, positions_RQ, q_RQn, k_RQn, v_RQKh)
+        q_NHh, k_NKh, v_NKh = (x.reshape(len(x), -1, how.mixer.head_dim) for x in (q_RQn, k_RQn, v_RQKh))
+        q_NHh, *pages = place_tokens(
+            *(q_NHh, k_NKh, v_NKh),
+            *(layer.k_PKht, layer.v_PKth),
+            *(page_N, column_N, positions_RQ[:, 0]),
+            rope=how.mixer.rope,
+            scales=how.scales,
+            eps=how.eps,
+            interpret=self._interpret,
+        )
+        return q_NHh[:, None], LoopPages(*pages)
 
     def token_step(self, key_dim: int, value_dim: int) -> TokenStep | None:
         return partial(token_step, interpret=self._interpret) if takes(key_dim, value_dim) else None
@@ -67,22 +96,17 @@ class Triton(Loop):
         """Attention of the rows' queries over their pages: with `ends` its result, otherwise the parts of a `Carry`."""
         rows, num_kv, together, head_dim = q_RKmh.shape
         size = min(QUERIES, max(FEWEST, 1 << (together - 1).bit_length()))
-        blocks = -(-together // size)
-
-        def padded(x_RKm: jax.Array) -> jax.Array:
-            return jnp.pad(x_RKm, ((0, 0), (0, 0), (0, blocks * size - together), *((0, 0),) * (x_RKm.ndim - 3)))
-
         ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
-        vectors = pl.BlockSpec((None, None, size, head_dim), lambda r, k, m: (r, k, m, 0))
-        numbers = pl.BlockSpec((None, None, size), lambda r, k, m: (r, k, m))
+        vectors = pl.BlockSpec((None, None, together, head_dim), lambda r, k, m: (r, k, 0, 0))
+        numbers = pl.BlockSpec((None, None, together), lambda r, k, m: (r, k, 0))
         row = pl.BlockSpec((None,), lambda r, k, m: (r,))
         carry, specs = (), ()
         if before is not None:
-            carry, specs = (before[1], *map(padded, before[0])), (row, numbers, numbers, vectors)
+            carry, specs = (before[1], *before[0]), (row, numbers, numbers, vectors)
         cache = [one for one in layer if one is not None]
-        shape = (rows, num_kv, blocks * size)
-        sums = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, shape, (*shape, head_dim))]
-        found = pl.pallas_call(
+        shape = (rows, num_kv, together)
+        sums = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, shape, q_RKmh.shape)]
+        return pl.pallas_call(
             partial(
                 _kernel,
                 queries=queries,
@@ -91,7 +115,7 @@ class Triton(Loop):
                 begun=before is not None,
                 scaled=layer.k_PKt is not None,
             ),
-            grid=(rows, num_kv, blocks),
+            grid=(rows, num_kv, -(-together // size)),
             in_specs=[
                 vectors,
                 pl.BlockSpec((None, where.table.shape[1]), lambda r, k, m: (r, 0)),
@@ -100,12 +124,11 @@ class Triton(Loop):
                 *specs,
             ],
             out_specs=[vectors] if ends else [numbers, numbers, vectors],
-            out_shape=[jax.ShapeDtypeStruct((*shape, head_dim), q_RKmh.dtype)] if ends else sums,
+            out_shape=[jax.ShapeDtypeStruct(q_RKmh.shape, q_RKmh.dtype)] if ends else sums,
             compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
             interpret=self._interpret,
             name="paged_attention" if ends else "shared_pages_attention",
-        )(padded(q_RKmh), where.table, where.starts_R, ends_R, *cache, *carry)
-        return tuple(x[:, :, :together] for x in found)
+        )(q_RKmh, where.table, where.starts_R, ends_R, *cache, *carry)
 
 
 def _kernel(
@@ -125,10 +148,24 @@ def _kernel(
     """others: of keys and values in 8 bits the scales; with `begun` the first page and the three parts of a carry; then
     the outputs, one or three."""
     scales, others = others[: 2 * scaled], others[2 * scaled :]
-    head, q_Mh = pl.program_id(1), q_ref[...]
+    # Rows of a block are ordered by query head, then by query; those beyond the last one repeat it and are not stored.
+    head, row_M = pl.program_id(1), pl.program_id(2) * size + jnp.arange(size)
+    last = q_ref.shape[0] - 1
+
+    def at(ref: Any, row_M: jax.Array) -> Any:
+        return ref.at[row_M] if len(ref.shape) == 1 else ref.at[row_M[:, None], dim_h[None]]
+
+    def read(ref: Any) -> jax.Array:
+        return triton.load(at(ref, jnp.minimum(row_M, last)))
+
+    def store(ref: Any, x: jax.Array) -> None:
+        stored = row_M <= last if x.ndim == 1 else (row_M <= last)[:, None]
+        triton.store(at(ref, row_M), x.astype(ref.dtype), mask=stored)
+
+    dim_h = jnp.arange(q_ref.shape[1])
+    q_Mh = read(q_ref)
     start, end = start_ref[...], end_ref[...]
-    # Rows of a block are ordered by query head, then by query; those beyond the last one are padding.
-    position_M = start + (pl.program_id(2) * size + jnp.arange(size)) % queries
+    position_M = start + jnp.minimum(row_M, last) % queries
     scale = 1 / math.sqrt(q_Mh.shape[1])
     product = partial(triton.dot, precision=lax.Precision.HIGHEST if q_Mh.dtype == jnp.float32 else None)
 
@@ -151,14 +188,14 @@ def _kernel(
 
     if begun:
         first_ref, *before, o_ref = others
-        first, (top_M, mass_M, total_Mh) = first_ref[...], (ref[...] for ref in before)
+        first, (top_M, mass_M, total_Mh) = first_ref[...], map(read, before)
     else:
         first, top_M, mass_M = 0, jnp.full(size, MASKED, jnp.float32), jnp.zeros(size, jnp.float32)
         total_Mh, o_ref = jnp.zeros(q_Mh.shape, jnp.float32), others[-1]
     carry = lax.fori_loop(first, (end + PAGE - 1) // PAGE, add, (top_M, mass_M, total_Mh))
     if not begun and len(others) > 1:
         for ref, part in zip(others, carry, strict=True):
-            ref[...] = part
+            store(ref, part)
         return
     # A row that adds nothing has seen nothing; its output is meaningless but must not be NaN.
-    o_ref[...] = (carry[2] / jnp.maximum(carry[1], 1e-30)[:, None]).astype(o_ref.dtype)
+    store(o_ref, carry[2] / jnp.maximum(carry[1], 1e-30)[:, None])

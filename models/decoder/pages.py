@@ -21,11 +21,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.models.decoder.config import Attention, ModelConfig
 from scope_jax.models.decoder.delta import KeptState, Streams, Taps, in_order, nothing_kept, one_each
-from scope_jax.models.decoder.kinds import Params, mixer_of, plain_heads
+from scope_jax.models.decoder.kinds import HeadTransform, Params, mixer_of, plain_heads
 from scope_jax.models.decoder.moe import keeping, picked_dtype, route
 from scope_jax.models.decoder.paging import (
     PAGE,
     SHARED,
+    BaseImplementation,
     Implementation,
     Layer,
     Pages,
@@ -34,9 +35,7 @@ from scope_jax.models.decoder.paging import (
     arrays,
     by_kv_head,
     by_query,
-    copy_pages,
     layer_groups,
-    no_token_step,
     page_shapes,
     picks_group,
 )
@@ -68,7 +67,7 @@ class LoopPages(NamedTuple):
     v_PKt: Any = None
 
 
-class Loop:
+class Loop(BaseImplementation):
     """Goes through the pages of all rows together with a running maximum (Milakov & Gimelshein 2018).
 
     A page that is masked for a query adds exact zeros; before the first visible page its masked scores count as ones,
@@ -78,10 +77,6 @@ class Loop:
     paging = SHARED
     heads_axis = 1
     cascade = True
-    heads = staticmethod(plain_heads)
-    table_bytes: int | None = None
-    by_head = False
-    token_step = staticmethod(no_token_step)
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
@@ -92,6 +87,7 @@ class Loop:
 
     def write(self, layer: LoopPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> LoopPages:
         scales: list[Array] = []
+        k_NKh, v_NKh = storable(k_NKh, v_NKh)
         if layer.k_PKt is not None:
             (k_NKh, k_NK), (v_NKh, v_NK) = round_vectors(k_NKh), round_vectors(v_NKh)
             for scale_PKt, scale_NK in ((layer.k_PKt, k_NK), (layer.v_PKt, v_NK)):
@@ -101,8 +97,6 @@ class Loop:
         k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh, mode="drop", unique_indices=True)
         v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
         return LoopPages(k_PKht, v_PKth, *scales)
-
-    copy = staticmethod(copy_pages)
 
     def attend(
         self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
@@ -150,7 +144,7 @@ class Loop:
 
 
 # ---------------------------------------------------------------------------------------------------------- TPU kernel
-class Ragged:
+class Ragged(BaseImplementation):
     """`jax.experimental.pallas.ops.tpu.ragged_paged_attention`; keys and values of a head lie next to each other,
     [P, PAGE, 2K, h]. The kernel has no sinks, nor does it give the sums to which they could be added."""
 
@@ -158,37 +152,28 @@ class Ragged:
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
     table_bytes: int | None = SMEM - 2**12  # the rest is for scalars of the kernel
-    by_head = False
-    token_step = staticmethod(no_token_step)
 
     @staticmethod
     def heads(
-        mixer: Attention,
-        eps: float,
-        scales: tuple[Array, ...] | None,
-        q_BTn: Array,
-        k_BTn: Array | None,
-        positions_BT: Array,
-    ) -> tuple[Array, Array | None]:
+        how: HeadTransform, positions_BT: Array, q_BTn: Array, k_BTn: Array | None, v_BTKh: Array | None
+    ) -> tuple[Array, Array | None, Array | None]:
         """`plain_heads`, while rows decode by a kernel."""
         from scope_jax.models.kernels.heads_tpu import norm_and_rotate
 
-        rope = mixer.rope
+        mixer, rope = how.mixer, how.mixer.rope
         whole = rope is not None and (rope.share == 1 or rope.kind == "proportional")
         if q_BTn.shape[1] > 1 or mixer.head_dim % LANES or rope is None or not whole or k_BTn is None:
-            return plain_heads(mixer, eps, scales, q_BTn, k_BTn, positions_BT)
-        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, mixer.head_dim, eps
+            return plain_heads(how, positions_BT, q_BTn, k_BTn, v_BTKh)
+        flat = q_BTn[:, 0], k_BTn[:, 0], how.scales, positions_BT[:, 0], rope, mixer.head_dim, how.eps
         q_BHh, k_BKh = norm_and_rotate(*flat)
-        return q_BHh[:, None], k_BKh[:, None]
+        return q_BHh[:, None], k_BKh[:, None], v_BTKh
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Array:
         return jnp.zeros((pages, PAGE, 2 * kv_heads, head_dim), dtype)
 
     def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
-        both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
+        both_NCh = jnp.stack(storable(k_NKh, v_NKh), axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
         return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop", unique_indices=True)
-
-    copy = staticmethod(copy_pages)
 
     def attend(
         self, layer: Array, q_RQHh: Array, where: Where, window: int | None, sinks_H: Array | None = None
@@ -228,7 +213,7 @@ class RaggedByHead(Ragged):
         return jnp.zeros((pages, kv_heads, PAGE, 2, head_dim), dtype)
 
     def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
-        both_NK2h = jnp.stack([k_NKh, v_NKh], axis=2).astype(layer.dtype)
+        both_NK2h = jnp.stack(storable(k_NKh, v_NKh), axis=2).astype(layer.dtype)
         return layer.at[page_N, :, column_N].set(both_NK2h, mode="drop", unique_indices=True)
 
     def attend(
@@ -291,7 +276,7 @@ def feed(
     as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
     the same call may share pages that one of them writes: all writes of a layer come before its attention.
     """
-    rows, queries = ids_RQ.shape
+    queries = ids_RQ.shape[1]
     offset_Q = jnp.arange(queries)
     position_RQ = where.starts_R[:, None] + offset_Q
     added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
@@ -331,22 +316,23 @@ def feed(
         source = layer.mixer.source
         home = homes[number if source is None else source]
 
+        def heads(
+            transform: HeadTransform, positions: Array, q: Array, k: Array | None, v: Array | None, home=home
+        ) -> tuple[Array, None, None]:
+            place, page_N, _ = home
+            if k is None or v is None:
+                return how.heads(transform, positions, q, None, None)[0], None, None
+            q, layers[place] = how.place(layers[place], page_N, column_N, transform, positions, q, k, v)
+            return q, None, None
+
         def attend(
-            q: Array,
-            k: Array | None,
-            v: Array | None,
-            sinks_H: Array | None = None,
-            window=layer.mixer.window,
-            home=home,
+            q: Array, k: None, v: None, sinks_H: Array | None = None, window=layer.mixer.window, home=home
         ) -> Array:
-            place, page_N, seen = home
-            if k is not None and v is not None:
-                flat = (rows * queries, *k.shape[2:])
-                new = storable(k.reshape(flat), v.reshape(flat))
-                layers[place] = how.write(layers[place], *new, page_N, column_N)
+            del k, v  # they are in the pages
+            place, _, seen = home
             return how.attend(layers[place], q, seen, window, sinks_H)
 
-        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=how.heads, router=router, input_BTp=own)
+        x_RQD = block(cfg, layer, w, x_RQD, position_RQ, attend, shards, heads=heads, router=router, input_BTp=own)
     if picked:
         _, page_N, _ = homes[layer_groups(cfg, paging)[picks_group(cfg, paging)].layers[0]]
         layers[-1] = layers[-1].at[page_N, column_N].set(jnp.stack(picked, axis=1), mode="drop", unique_indices=True)

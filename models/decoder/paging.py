@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from scope_jax.models.decoder.config import ModelConfig
 from scope_jax.models.decoder.delta import RowBounds, TokenStep
-from scope_jax.models.decoder.kinds import Heads
+from scope_jax.models.decoder.kinds import Heads, HeadTransform, plain_heads
 from scope_jax.models.decoder.moe import picked_dtype
 from scope_jax.models.kernels.cascade import Tiles
 from scope_jax.models.kernels.writes import put
@@ -171,11 +171,6 @@ class Where(NamedTuple):
         )
 
 
-def no_token_step(key_dim: int, value_dim: int) -> TokenStep | None:
-    """For states of no size there is a kernel: XLA computes them."""
-    del key_dim, value_dim
-
-
 @runtime_checkable
 class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. paging: what a page holds. heads_axis: the arrays' dimension
@@ -197,8 +192,22 @@ class Implementation(Protocol):
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
     def write(self, layer: Layer, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Layer:
-        """The pages with N tokens written, no two in one place; a page number past the end writes nothing, and all of
-        these are different, too."""
+        """The pages with N tokens written as `models.kernels.attention.storable` leaves them, no two in one place; a
+        page number past the end writes nothing, and all of these are different, too."""
+        ...
+
+    def place(
+        self,
+        layer: Layer,
+        page_N: Array,
+        column_N: Array,
+        how: HeadTransform,
+        positions_RQ: Array,
+        q_RQn: Array,
+        k_RQn: Array,
+        v_RQKh: Array,
+    ) -> tuple[Array, Layer]:
+        """`heads`, and the pages with what it makes of keys and values: (q_RQHh, pages)."""
         ...
 
     def copy(self, layer: Layer, source_N: Array, target_N: Array, tokens_N: Array) -> Layer:
@@ -217,6 +226,33 @@ class Implementation(Protocol):
 def copy_pages(layer: Layer, source_N: Array, target_N: Array, tokens_N: Array) -> Layer:
     """`Implementation.copy` of whole pages, of arrays whose first dimension is theirs."""
     return jax.tree.map(lambda x: put(x, target_N, x[source_N]), layer)
+
+
+class BaseImplementation:
+    """An `Implementation` without kernels, but for layout and attention."""
+
+    table_bytes: int | None = None
+    by_head = False
+    heads: Heads = staticmethod(plain_heads)
+    copy = staticmethod(copy_pages)
+
+    def token_step(self, key_dim: int, value_dim: int) -> TokenStep | None:
+        del key_dim, value_dim
+
+    def place(
+        self: Any,
+        layer: Layer,
+        page_N: Array,
+        column_N: Array,
+        how: HeadTransform,
+        positions_RQ: Array,
+        q_RQn: Array,
+        k_RQn: Array,
+        v_RQKh: Array,
+    ) -> tuple[Array, Layer]:
+        q_RQHh, k_RQKh, v_RQKh = self.heads(how, positions_RQ, q_RQn, k_RQn, v_RQKh)
+        k_NKh, v_NKh = (x.reshape(-1, *x.shape[2:]) for x in (k_RQKh, v_RQKh))
+        return q_RQHh, self.write(layer, k_NKh, v_NKh, page_N, column_N)
 
 
 def by_kv_head(q_RQHh: Array, num_kv: int) -> Array:

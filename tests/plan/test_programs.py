@@ -140,3 +140,27 @@ def test_no_count_has_risen(case: Case) -> None:
     options = {"cwd": ROOT, "env": {**os.environ, **ABSENT, "PYTHONPATH": str(ROOT)}, "capture_output": True}
     done = subprocess.run(command, text=True, timeout=1800, **options)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_a_kernel_that_places_tokens_leaves_the_other_pages_alone() -> None:
+    """64 tokens of two query heads and a kv head, of 16 dimensions in two bytes each, their pages and columns: queries
+    are read and written, keys and values, too, the pages not at all."""
+    keys, values = "bf16[99,1,16,64]{3,2,1,0}", "bf16[99,1,64,16]{3,2,1,0}"
+    aliases = "output_to_operand_aliasing={{1}: (3, {}), {2}: (4, {})}"
+    name = 'metadata={op_name="jit(step)/place_tokens/pallas_call"}'
+    text = f"""HloModule jit_step, is_scheduled=true
+
+ENTRY %main (x: bf16[64,4,16], page: s32[64], column: s32[64], k: {keys}, v: {values}) -> bf16[64,2,16] {{
+  %x = bf16[64,4,16]{{2,1,0}} parameter(0)
+  %page = s32[64]{{0}} parameter(1)
+  %column = s32[64]{{0}} parameter(2)
+  %k = {keys} parameter(3)
+  %v = {values} parameter(4)
+  %all = (bf16[64,2,16]{{2,1,0}}, {keys}, {values}) custom-call(%x, %page, %column, %k, %v), \
+custom_call_target="__gpu$xla.gpu.triton", {aliases}, {name}, backend_config={{grid_x = 64 : i32, grid_y = 1 : i32}}
+  ROOT %q = bf16[64,2,16]{{2,1,0}} get-tuple-element(%all), index=0
+}}
+"""
+    found = Reader(text, waits=True).launches()
+    assert found.kernels == {"kernel": 1.0}
+    assert found.bytes == 2 * (64 * 4 * 16 * 2) + 2 * (64 * 4)
