@@ -39,6 +39,19 @@ class Forgetful(Loop):
         return step
 
 
+class Late(Loop):
+    """Queries and keys of the next position."""
+
+    def place(self, layer, page_N, column_N, how, positions_RQ, *heads):
+        return super().place(layer, page_N, column_N, how, positions_RQ + 1, *heads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norm_rotation_and_writes_of_decoding_rows(dtype):
+    assert kernels.norm_and_rotation(Triton(interpret=True), dtype) <= ROUNDING[dtype]
+    assert kernels.norm_and_rotation(Late(), dtype) > ROUNDING[dtype]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_states_of_decoding_rows(dtype):
     assert kernels.token_states(Triton(interpret=True), dtype) <= ROUNDING[dtype]
