@@ -42,8 +42,8 @@ class Forgetful(Loop):
 class Late(Loop):
     """Queries and keys of the next position."""
 
-    def place(self, layer, page_N, column_N, how, positions_RQ, *heads):
-        return super().place(layer, page_N, column_N, how, positions_RQ + 1, *heads)
+    def place(self, layer, page_N, column_N, how, positions_RQ, q_RQn, k_RQn, v_RQKh):
+        return super().place(layer, page_N, column_N, how, positions_RQ + 1, q_RQn, k_RQn, v_RQKh)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
